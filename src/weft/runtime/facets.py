@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from weft.devices.host import GpuCuts, times_at
 from weft.devices.shares import GpuLikeness
@@ -33,6 +34,8 @@ class SegmentTiming:
     """The shapes of the inputs, at batch 1, that it was measured with; None if it was not measured."""
     learned: bool = True
     """Whether it was cut, measured and warmed up as far as possible; False: it is served whole, as it was opened."""
+    engine: Literal["onnxruntime", "compiled"] = "onnxruntime"
+    """What the times are of: models of torch count as ONNX Runtime's unless torch's compiler made them."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""

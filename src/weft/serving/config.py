@@ -35,6 +35,7 @@ from weft.base.files import kind_of
 from weft.base.jsonfile import first_problem, printable
 from weft.base.settings import OptionPanel, how, what
 from weft.base.shapes import sizes_of
+from weft.runtime.backend import ONNXRUNTIME, Engine
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import suffixes
 
@@ -135,6 +136,8 @@ class ModelConfig(BaseModel):
     """Where it runs; by default as set for the server."""
     precision: Precision | None = None
     """Number format on a device; by default as set for the server."""
+    engine: Engine = ONNXRUNTIME
+    """What runs an ONNX file on a device; auto: the faster one."""
     labels: dict[Name, FileName] = {}
     """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
@@ -229,6 +232,8 @@ class LoadingSettings:
     """
     learn_s: Annotated[Seconds, machine()] = 60.0
     """Time to learn a model (cut and measure it); 0: serve it whole."""
+    compile_s: Annotated[Seconds, machine()] = 300.0
+    """Time to compile a model for a device, where its engine says so."""
     learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
     """Cut models before they are served.
 

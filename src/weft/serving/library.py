@@ -23,7 +23,7 @@ from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import ExitRules, record_beside
-from weft.serving.isolation import check_device, grain_s_of, group_of, precision_of
+from weft.serving.isolation import check_device, engine_of, grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.repository import ModelEntry, Repository
 from weft.serving.slots import ModelSlot, file_bytes, origin_of, signature
@@ -52,6 +52,7 @@ class Library:
         max_compute_s: float | None = None,
         isolation: str = "threads",
         precision: str = "fp32",
+        compile_s: float = 300.0,
     ) -> None:
         """learn_s: time limit for learning a model; 0: no learning. learn_first: learn before serving.
 
@@ -59,7 +60,7 @@ class Library:
         isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
         self.repository, self.backend = repository, backend
-        self._isolation, self._precision = isolation, precision
+        self._isolation, self._precision, self._compile_s = isolation, precision, compile_s
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
@@ -282,6 +283,8 @@ class Library:
             learn_s=learn_s,
             isolation=group_of(entry, self._isolation, self.backend),
             precision=precision_of(config, self._precision, self.backend),
+            engine=engine_of(config, self.backend),
+            compile_s=self._compile_s,
             shares=self._dispatcher.sharing is not None,
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)

@@ -60,6 +60,8 @@ class _ModelRow(NamedTuple):
     leaving: ExitRules | None = None
     threshold: float = 0.0
     breaker: Breaker | None = None
+    engine: str = ""
+    """What runs it; empty while it is not loaded."""
 
 
 class _Scrape(NamedTuple):
@@ -102,7 +104,8 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
     queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
     breaker = served.loaded.breaker
-    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker)
+    engine = served.loaded.timing.engine
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker, engine)
 
 
 # The format
@@ -385,6 +388,11 @@ FAMILIES = (
         "weft_model_memory_bytes",
         "Memory of a loaded model, or its part of a body that several have.",
         _model_each(lambda m: m.memory_bytes),
+    ),
+    _gauge(
+        "weft_model_engine",
+        "1 for the engine that runs a loaded model: onnxruntime, or compiled by torch's compiler.",
+        _model_by("engine", lambda m: {m.engine: 1} if m.engine else NO_DEVICE),
     ),
     _gauge(
         "weft_queue_length",

@@ -151,6 +151,7 @@ class Server:
             max_compute_s=scheduling.max_compute_s or None,
             isolation=config.workers.isolation,
             precision=execution.precision,
+            compile_s=loading.compile_s,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
         if self._again:

@@ -29,6 +29,7 @@ from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.own_folder import remove
 
 CUDA = "cuda"
@@ -75,7 +76,7 @@ def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | No
 
 def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     made_with = dataclasses.asdict(options)
-    for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
+    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they do not change what it is
         del made_with[name]
     key: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
     try:
@@ -99,9 +100,27 @@ def _reopened(
     first = blueprint.segments[0]
     if first.file is None and first.nodes is None:
         return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
+    if options.packages is not None:
+        return _compiled(device, path, options, cache, place, blueprint)
     with device.on():
         file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
         return file.reopened(blueprint)
+
+
+def _compiled(
+    device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
+) -> Prepared:
+    """The compiled model, or that of ONNX Runtime if it is better, with a remark."""
+    from weft.runtime.cuda.torch_engine import compiled_model
+
+    try:
+        with device.on():
+            return compiled_model(device, path, options, blueprint)
+    except Exception as error:  # code of a compiler raises whatever it meets
+        reason = first_line(error)
+    model = _reopened(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
+    model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
+    return model
 
 
 def _for_host(options: LoadOptions) -> LoadOptions:

@@ -18,20 +18,16 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
-from weft.runtime.cuda.precision import BF16, FP16, FP32
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
-from weft.runtime.cuda.torch_types import NUMBERED, as_torch
+from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS, as_torch
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
 from weft.runtime.onnxruntime_cpu.sessions import first_line, warm_shapes
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
-
-PRECISIONS = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
-"""Precision of the options -> the type that floats are converted to; None: they stay."""
 
 
 def numbered(tensor: Any) -> int:

@@ -78,7 +78,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         super().__init__()
         graph = model.graph
         self.dtype, self.channels_last = dtype, channels_last
-        self.inputs = tuple(value.name for value in request_inputs(graph))
+        self.inputs = tuple((value.name, _type(value)) for value in request_inputs(graph))
         self.outputs = tuple((value.name, _type(value)) for value in graph.output)
         versions = opsets(model)
         if versions.get("", OLDEST) < OLDEST:
@@ -97,7 +97,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
-        tensors |= zip(self.inputs, map(self._cast, inputs), strict=True)
+        tensors |= zip((name for name, _ in self.inputs), map(self._cast, inputs), strict=True)
         for step in self.steps:
             arguments = [self._argument(step, place, tensors) for place in range(len(step.arguments))]
             try:
@@ -179,7 +179,7 @@ def _narrowed(tensor: Any, dtype: Any) -> Any:
 def _type(value: Any) -> Any:
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
-        raise ModelError(f"its output {value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
+        raise ModelError(f"{value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
     return TYPES[number]
 
 

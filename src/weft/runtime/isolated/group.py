@@ -122,6 +122,7 @@ class WorkerGroup:
         """Processes that are neither worker nor spare: being started, learning, or retiring."""
         self.folder, self._temporary = own_folder(kept_as or name, cache)
         self._scratch = _scratch_in(self.folder)
+        self._read = _shared_in(cache, limits.shared_cache)
 
     # Models
 
@@ -302,7 +303,7 @@ class WorkerGroup:
             self._building.discard(process)
 
     def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
-        folders = frozenset(self.limits.folders).union(*map(_folders, files))
+        folders = frozenset((*self.limits.folders, *self._read)).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         resources = self._resources
         engine, limits = resources.template.engine, self.limits
@@ -520,6 +521,19 @@ def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
         except OSError as error:
             log.warning("models of %s are not cached: %s", name, error)
     return make_folder(), True
+
+
+def _shared_in(cache: Path | None, name: str | None) -> tuple[str, ...]:
+    """The folder in the cache that workers may only read, if there is one; it must be there before they start."""
+    if cache is None or name is None:
+        return ()
+    folder = cache.absolute() / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be made: %s", folder, error)
+        return ()
+    return (str(folder),)
 
 
 def _scratch_in(folder: Path) -> Path:

@@ -104,7 +104,8 @@ def _begin(path: Path, options: LoadOptions, cache: Path | None, say: Progress, 
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
     try:
         made_with = dataclasses.asdict(options)
-        del made_with["learn_s"], made_with["isolation"]  # they do not change the prepared model
+        for name in ("learn_s", "isolation", "engine", "compile_s", "packages"):  # they do not change what is prepared
+            del made_with[name]
         return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
