@@ -322,7 +322,7 @@ class _Loop:
     def _oracle(self, known: _BestKnown) -> _BestKnown:
         """The best schedule known, after a search with its full time limit."""
         try:
-            solved = _solved(known.case)
+            solved = _solve(known.case)
         except WeftError as error:  # the frames ran; their log is worth having without it
             number = max(phase.number for phase in self._phases if phase.first.case is known.case)
             at_s = self._clock.now_s() - self._origin_s
@@ -347,7 +347,7 @@ class _Loop:
         )
 
 
-def _solved(case: MappingCase) -> _BestKnown:
+def _solve(case: MappingCase) -> _BestKnown:
     solution = solve(case.problem, case.options)
     certificate = solution.certificate
     latency_s = solution.outcome.makespan_s

@@ -75,7 +75,7 @@ def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerG
         raise ModelError(f"{model.name}: max_groups = {max_groups} must be at least 1")
     if not model.layers:
         raise ModelError(f"{model.name}: nothing in it takes time, so there is nothing to place")
-    cuts = [0, *(end for end in model.block_ends if not _held(model.layers, end)), len(model.layers)]
+    cuts = [0, *(end for end in model.block_ends if not _belong_together(model.layers, end)), len(model.layers)]
     crossing = _crossing(model)
     groups = [_group(model.layers[here:there], crossing.get(there)) for here, there in pairwise(cuts)]
     return tuple(groups) if max_groups is None else _fewer(groups, max_groups)
@@ -103,7 +103,7 @@ def follows(layer: Layer, before: Layer) -> bool:
     return layer.kind == "elementwise" and find(layer.op).fuses and layer.output_elements == before.output_elements
 
 
-def _held(layers: tuple[Layer, ...], end: int) -> bool:
+def _belong_together(layers: tuple[Layer, ...], end: int) -> bool:
     """Whether the layers before and after *end* belong together."""
     before, after = layers[end - 1], layers[end]
     return follows(after, before) or (after.kind == "pool" and before.kind in _POOLED)
@@ -146,16 +146,16 @@ def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None =
                 "description, or name a profile (.json)"
             )
     try:
-        profile = _estimated(model, soc, batch)
+        profile = _estimate_cached(model, soc, batch)
     except ValidationError as error:
         raise ProfileError(f"{model.name} on {soc.name}: {first_problem(error)}; look at its units") from error
     return profile if max_groups is None else merge_groups(profile, max_groups)
 
 
-def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
+def _estimate_cached(model: Model, soc: Soc, batch: int) -> SocProfile:
     groups = group_layers(model, max_groups=MAX_STEPS)
     names = distinct([readable(group.name) for group in groups])
-    profile_groups = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
+    profile_groups = [_profile_group(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
     name = readable(model.name)
     return SocProfile(
         model=name,
@@ -205,17 +205,19 @@ def _in_place(layer: Layer) -> bool:
     return layer.op == "Concat"
 
 
-def _profiled(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
+def _profile_group(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
     parts = kernels(group.layers, batch=batch, element_bits=soc.element_bits)
     out_s = move_s(group, soc, batch=batch)
-    costs = {unit.name: _cost(parts, unit, soc, out_s) for unit in soc.units if not _refused(parts, unit)}
+    costs = {unit.name: _cost(parts, unit, soc, out_s) for unit in soc.units if not _refused_operators(parts, unit)}
     if not costs:
-        refused = "; ".join(f"{unit.name} refuses {', '.join(sorted(_refused(parts, unit)))}" for unit in soc.units)
+        refused = "; ".join(
+            f"{unit.name} refuses {', '.join(sorted(_refused_operators(parts, unit)))}" for unit in soc.units
+        )
         raise ProfileError(f"{model.name}: no unit of {soc.name} runs group {name!r}: {refused}")
     return ProfileGroup(name=name, layers=tuple(map(readable, group.nodes)), costs=costs)
 
 
-def _refused(parts: list[Kernel], unit: Unit) -> set[str]:
+def _refused_operators(parts: list[Kernel], unit: Unit) -> set[str]:
     return {op for kernel in parts for op in kernel.ops if op in unit.refuses}
 
 
@@ -256,7 +258,7 @@ def _data() -> Traversable:
 
 
 @lru_cache(maxsize=256)
-def _shipped(soc: str, model: str, origin: Origin) -> SocProfile:
+def _read_shipped(soc: str, model: str, origin: Origin) -> SocProfile:
     path = _data() / soc / f"{model}.{origin}.json"
     with resources.as_file(path) as file:
         return read_soc_profile(file)
@@ -305,7 +307,7 @@ def _by_name(
     # A profile is for one size of input; with shapes the caller asks for another.
     wanted = next((shipped for shipped in origins if shapes is None and origin in (None, shipped)), None)
     if wanted is not None:
-        return _shipped(soc.name, model, wanted)
+        return _read_shipped(soc.name, model, wanted)
     if origin in SHIPPED_ORIGINS:
         there = ", ".join(f"{name} ({' and '.join(its)})" for name, its in shipped_profiles(soc.name).items())
         raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {there or 'none'}")

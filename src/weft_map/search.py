@@ -174,13 +174,13 @@ def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
             phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
             if phase in (BOUNDARY, HELD):
                 units[n][step] = int(states.chosen[following, n])
-            begun = _begun(int(states.code[row, n]), steps)
-            if _begun(int(states.code[following, n]), steps) > begun:
+            begun = _begun_steps(int(states.code[row, n]), steps)
+            if _begun_steps(int(states.code[following, n]), steps) > begun:
                 starts[n][begun] = float(states.time[row])
     return Schedule(tuple(map(tuple, units)), tuple(map(tuple, starts)), made_by="weft")
 
 
-def _begun(code: int, steps: int) -> int:
+def _begun_steps(code: int, steps: int) -> int:
     """How many of a task's steps have started."""
     phase, step = phase_of(code), step_of(code)
     if phase == DONE:

@@ -219,7 +219,7 @@ class _SolverRun:
                 if verdict.ended == "proof"
                 else f"no schedule within the limits was found in {self._options.time_limit_s:g} s; allow more time"
             )
-        outcome = self._judged(self._without_delay(self._schedule))
+        outcome = self._simulate_best(self._without_delay(self._schedule))
         judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
         within = [name for name, schedule in baselines.items() if self._keeps(schedule)]
         idling = idle_freely(outcome, self._options.objective)
@@ -227,7 +227,7 @@ class _SolverRun:
         certificate = self._certificate(verdict, outcome)
         return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
 
-    def _judged(self, schedule: Schedule) -> Outcome:
+    def _simulate_best(self, schedule: Schedule) -> Outcome:
         """Simulate a schedule and return its outcome.
 
         Where steps without length start at one instant the simulator may order them otherwise and find it worse than

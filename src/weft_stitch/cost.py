@@ -268,21 +268,21 @@ class _Decoding:
         octets = self._do("Cast", f"{name}.codes", to=_INT32)
         whole = ""
         for place in range(2 if bits <= 9 else 3):
-            octet = self._do("Gather", octets, self._whole(np.minimum(begins // 8 + place, bits - 1)), axis=1)
-            high = self._do("Mul", octet, self._whole(256**place)) if place else octet
+            octet = self._do("Gather", octets, self._whole_constant(np.minimum(begins // 8 + place, bits - 1)), axis=1)
+            high = self._do("Mul", octet, self._whole_constant(256**place)) if place else octet
             whole = self._do("Add", whole, high) if whole else high
-        cut = self._do("Div", whole, self._whole(2 ** (begins % 8)))
-        numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole(1 << bits)), axis=0)
-        flat = self._do("Reshape", numbers, self._whole([-1], np.int64))
-        exact = self._do("Slice", flat, self._whole([0]), self._whole([prod(codes.shape)]))
-        self._do("Reshape", exact, self._whole(list(codes.shape), np.int64), output=name)
+        cut = self._do("Div", whole, self._whole_constant(2 ** (begins % 8)))
+        numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole_constant(1 << bits)), axis=0)
+        flat = self._do("Reshape", numbers, self._whole_constant([-1], np.int64))
+        exact = self._do("Slice", flat, self._whole_constant([0]), self._whole_constant([prod(codes.shape)]))
+        self._do("Reshape", exact, self._whole_constant(list(codes.shape), np.int64), output=name)
 
     def _do(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
         name = output or f"{self._name}.{op.lower()}{len(self.steps)}"
         self.steps.append(GraphStep(op, inputs, (name,), attributes))
         return name
 
-    def _whole(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
+    def _whole_constant(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
         array = np.asarray(values, kind)
         name = f"codes.{array.dtype}.{'x'.join(map(str, array.reshape(-1)))}.{array.ndim}"
         self.constants[name] = array

@@ -186,8 +186,8 @@ def layer_rows(
                 segment.name,
                 forms[segment.formed.name],
                 segment.name in slabs,
-                _shared(segment.formed.inputs[0], wiring, sharing),
-                _shared(segment.formed.output, wiring, sharing),
+                _shared_width(segment.formed.inputs[0], wiring, sharing),
+                _shared_width(segment.formed.output, wiring, sharing),
                 whole.macs,
                 whole.weight_bytes,
                 sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
@@ -209,7 +209,7 @@ def _total(counts: Iterable[LayerCounts]) -> LayerCounts:
     return LayerCounts(*map(sum, zip(*rows, strict=True)))
 
 
-def _shared(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
+def _shared_width(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
     spaces = [sharing[space] for space in wiring.carries[value]]
     return sum(space.shared_width for space in spaces), sum(max(space.widths) for space in spaces)
 

@@ -389,7 +389,7 @@ def exhaustive(
         threshold = threshold_of(base, margin)
         scored = 0
         for value, types in _by_objective(space, measure):
-            for configuration in _biased(space, types, biases):
+            for configuration in _with_biases(space, types, biases):
                 scored += 1
                 outcome = score(configuration, threshold)
                 if outcome.exact and outcome.value >= threshold:
@@ -414,7 +414,7 @@ def _by_objective(space: SearchSpace, measure: partial[float]) -> list[tuple[flo
     return sorted(measured, key=lambda pair: pair[0])
 
 
-def _biased(space: SearchSpace, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
+def _with_biases(space: SearchSpace, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
     """The configurations of some types with all biases; objects whose type has no bias do not multiply them."""
     choices = [
         [item.start + bias for bias in biases] if types[item.group].biased else [item.start] for item in space.items

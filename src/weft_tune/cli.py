@@ -225,7 +225,7 @@ def sentences(result: TuningResult) -> list[str]:
         f"{_test(result)}{_kept_share(result)}",
         f"size: weights {kilobytes(32 * tuning.network.weights)} kB -> {kilobytes(tuning.weight_bits)} kB, "
         f"{tuning.weight_reduction:.1f} times smaller; with one sample's activations {tuning.reduction:.1f} times",
-        *_priced(result),
+        *_price_lines(result),
         f"search: {tuning.iterations} configurations, {_samples(result)}{result.seconds:.1f} s"
         + (f"; {tuning.reused} scores were known from before" if tuning.reused else ""),
         *_doubts(result),
@@ -281,7 +281,7 @@ def _kept_share(result: TuningResult) -> str:
     return f" ({result.test_score / result.test_base if result.test_base else 0.0:.2%} of it)"
 
 
-def _priced(result: TuningResult) -> list[str]:
+def _price_lines(result: TuningResult) -> list[str]:
     from weft_tune.objective import DEFAULT
 
     tuning, lines = result.tuning, []

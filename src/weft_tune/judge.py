@@ -237,7 +237,7 @@ class Judge:
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
             return known
-        outcome = self._stored(configuration, needed)
+        outcome = self._stored_outcome(configuration, needed)
         if outcome is None:
             outcome = self._evaluate(configuration, needed)
         return self._record(configuration, step, outcome)
@@ -248,14 +248,14 @@ class Judge:
             return
         distinct = dict.fromkeys(point.configuration for point in points)
         new = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
-        outcomes = {configuration: self._stored(configuration, -math.inf) for configuration in new}
+        outcomes = {configuration: self._stored_outcome(configuration, -math.inf) for configuration in new}
         missing = [configuration for configuration in new if outcomes[configuration] is None]
         if missing:
             outcomes |= dict(zip(missing, self._evaluate_many(missing, step), strict=True))
         for configuration in new:
             self._record(configuration, step, outcomes[configuration])
 
-    def _stored(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
+    def _stored_outcome(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
         outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
         if isinstance(outcome, EvaluationError) and not self._skip:
             return None  # it may work now: the user has seen the message

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from weft_tune.weighted_layers import find_layers
 
 from weft.runtime.timing import Turns
 from weft_tune import Tuning, find_formats

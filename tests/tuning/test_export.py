@@ -7,7 +7,6 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from weft_tune.weighted_layers import find_layers, flat, load_flat
 
 from tests.support.tuning import FORMAT_CASES, formats_for, network_of
 from tests.tuning.onnx_nets import NETS, samples, save, tangle

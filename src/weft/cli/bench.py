@@ -71,7 +71,7 @@ def command(
     sent = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
         sent = _at_load(sent, load)
-        plan = _predicted_at(plan, workload, sent)
+        plan = _predict_load(plan, workload, sent)
     seconds = max(1, round(sent.duration_s))
     with progress_bar("sending", seconds) as advance:
 
@@ -108,7 +108,7 @@ def _at_load(workload: Workload, load: float) -> Workload:
     return workload.scaled(load)
 
 
-def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
+def _predict_load(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
     """Return the plan with its prediction for another load."""
     from weft.planning.prediction import planned_host, predict
 
@@ -130,12 +130,12 @@ def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
             table,
             stream.model,
             *(number(value, 2) for value in (predicted.p50_ms, measured.p50_ms)),
-            _signed(stream.p50_off, " %"),
+            _signed_percent(stream.p50_off, " %"),
             mark_largest(number(predicted.p99_ms, 2), predicted.p99_max_of),
             mark_largest(number(measured.p99_ms, 2), measured.p99_max_of),
-            _signed(stream.p99_off, " %"),
+            _signed_percent(stream.p99_off, " %"),
             *(number(value, 2, scale=100, suffix=" %") for value in (predicted.missed, measured.missed)),
-            _signed(stream.missed_off, " points"),
+            _signed_percent(stream.missed_off, " points"),
         )
     console.print(table)
     for line in (comparison.verdict(), *(f"remark    {remark}" for remark in comparison.remarks)):
@@ -143,7 +143,7 @@ def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     return {"plan": comparison.as_dict()}
 
 
-def _signed(share: float | None, suffix: str) -> str:
+def _signed_percent(share: float | None, suffix: str) -> str:
     return "-" if share is None else f"{share * 100:+.1f}{suffix}"
 
 

@@ -158,7 +158,7 @@ def _check(context: typer.Context, folder: str) -> None:
     changes = drift(folder)
     for sentence in changes:
         say(sentence, soft_wrap=True)
-    differences = _timed(folder, changes)
+    differences = _time_again(folder, changes)
     for sentence in differences:
         say(sentence, soft_wrap=True)
     if changes or differences:
@@ -166,7 +166,7 @@ def _check(context: typer.Context, folder: str) -> None:
     say(f"{folder}: nothing has changed since it was planned")
 
 
-def _timed(folder: str, changes: list[str]) -> list[str]:
+def _time_again(folder: str, changes: list[str]) -> list[str]:
     """Time a plan's models now and return the differences; *changes*: sentences printed about the plan before."""
     from weft.planning.plan_check import timed_now
 

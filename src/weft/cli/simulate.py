@@ -288,8 +288,8 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
     overheads = ", ".join(f"{stream.model} {stream.overhead_s * 1e3:.2f} ms" for stream in prediction.streams)
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
     table = plain_table(f"measured and simulated on {counted(prediction.lanes, 'lane')}", columns, left=2)
-    measured = f"measured under {_named(prediction.measured_policy, prediction.measured_options)}"
-    simulated = f"simulated under {_named(prediction.policy, prediction.policy_options)}"
+    measured = f"measured under {_policy_text(prediction.measured_policy, prediction.measured_options)}"
+    simulated = f"simulated under {_policy_text(prediction.policy, prediction.policy_options)}"
     for stream in prediction.streams:
         add_row(table, stream.model, measured, str(stream.requests), *_figures(stream.measured))
         add_row(table, "", simulated, "", *_figures(stream.predicted))
@@ -302,7 +302,7 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
     write_result(json_file, prediction.as_dict())
 
 
-def _named(policy: str, options: Mapping[str, Option]) -> str:
+def _policy_text(policy: str, options: Mapping[str, Option]) -> str:
     """Return a policy with its options, as a user writes it."""
     return " ".join([policy, *(f"{key}={value}" for key, value in options.items())])
 

@@ -92,7 +92,7 @@ def _import_named(
             TRAINED[name_or_path].path(), shapes=shapes or {"image": (1, *TRAINED[name_or_path].shape)}, exits=exits
         )
     if name_or_path in PACKAGED:
-        return _packaged(name_or_path, shapes, exits)
+        return _import_packaged(name_or_path, shapes, exits)
     file, task = file_and_task(name_or_path)
     if task:
         return import_onnx(file, shapes=shapes, exits=exits, task=task)
@@ -108,5 +108,5 @@ def _with_exits(model: Model, count: int, head: str) -> Model:
     return with_exits(model, count, head=head)
 
 
-def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
+def _import_packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
     return import_onnx(packaged_file(name), shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name, exits=exits)

@@ -140,7 +140,7 @@ def choose(
         if progress:
             progress(done, len(options))
         trial = trial_of(asked, arrangement, memory_of(arrangement))
-        if why := _too_large(asked, trial) or (_ruled_out(order, trial, best) if best else ""):
+        if why := _too_large(asked, trial) or (_rejection_text(order, trial, best) if best else ""):
             left_out.append(LeftOut(arrangement, why))
         elif best is None or _beats(order, trial, best):
             beaten += [best] if best else []
@@ -179,7 +179,7 @@ def _without_load(objective: str) -> Sequence[Criterion]:
     return [criterion for criterion in wanted if not isinstance(criterion, LoadCarried)]
 
 
-def _ruled_out(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
+def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
     """Return why the bounds show that a challenger cannot win; empty if they do not.
 
     Only the first criterion decides by bounds alone; a later one does where the best cannot be beaten in those before.

@@ -132,7 +132,7 @@ def finals(
     tell = progress or (lambda label, done, of: None)
     finalists: list[Finalist] = []
     loads: list[PendingResult[float | None]] = []
-    for seen in _seen(asked, trials[:ENTRANTS], helpers, tell):
+    for seen in _predict_finalists(asked, trials[:ENTRANTS], helpers, tell):
         twin = next((number for number, finalist in enumerate(finalists) if _alike(finalist, seen)), None)
         if twin is not None:
             finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, seen.trial))
@@ -143,11 +143,11 @@ def finals(
             loads.append(helpers.begin(_largest_load, seen.trial, seen.at_best, trials[0].factor, near, USUAL))
         if len(finalists) == FINALISTS:
             break
-    loaded = [_by_its_simplest(finalist) for finalist in _loaded(finalists, loads, tell)]
+    loaded = [_by_its_simplest(finalist) for finalist in _add_largest_loads(finalists, loads, tell)]
     return rank(asked, _with_more_sets(loaded, helpers) if asked.has_rates else loaded)
 
 
-def _seen(
+def _predict_finalists(
     asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """What options do at the asked load, and at the largest one of the best, before their own are looked for.
@@ -164,7 +164,7 @@ def _seen(
         yield Finalist(trial, reports, at_best=at_best)
 
 
-def _loaded(
+def _add_largest_loads(
     finalists: list[Finalist], loads: list[PendingResult[float | None]], tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """Finalists with their largest loads, where these were looked for."""

@@ -140,7 +140,7 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
         return self
 
     @model_serializer(mode="wrap")
-    def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _write(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         keys: dict[str, Any] = written(self)
         return keys if self.device is None else {key: keys[key] for key in keys if key not in OF_CORES}
 
@@ -202,7 +202,7 @@ class PlanOption(BaseModel, extra="forbid", frozen=True):
     left_out: Text = ""
 
     @model_validator(mode="after")
-    def _judged(self) -> PlanOption:
+    def _check_prediction(self) -> PlanOption:
         if (self.predicted is None) != bool(self.left_out):
             raise ValueError(f"option {self.label}: either predicted or left_out, the reason, must be given")
         return self

@@ -35,7 +35,7 @@ def predict(plan: Plan, host: Host, workload: Workload) -> Prediction:
     """Predict by simulation how a server of the plan answers these requests; the workload's seed draws arrivals."""
     late = "drop" if plan.deadlines == "strict" else plan.settings.late
     report = simulate_requests(
-        prepare(_batched(plan, workload), host),
+        prepare(_set_batches(plan, workload), host),
         plan.settings.policy,
         late=late,
         options=plan.settings.policy_options,
@@ -67,7 +67,7 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
     )
 
 
-def _batched(plan: Plan, workload: Workload) -> Workload:
+def _set_batches(plan: Plan, workload: Workload) -> Workload:
     """Return the workload with the plan's batch limits."""
     chosen = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
     if plan.options:
@@ -164,7 +164,9 @@ class PlanComparison:
 def compare(plan: Plan, result: LoadResult) -> PlanComparison:
     """Compare a plan's prediction with a run of its workload, stream by stream."""
     pairs = list(_pairs(plan, result))
-    rows = tuple(StreamComparison(load.stream.served_name, _predicted(seen), _measured(load)) for seen, load in pairs)
+    rows = tuple(
+        StreamComparison(load.stream.served_name, _predicted(seen), _measured_figures(load)) for seen, load in pairs
+    )
     return PlanComparison(rows, tuple(_remarks(plan, result, pairs)))
 
 
@@ -218,7 +220,7 @@ def _predicted(seen: StreamPrediction) -> MeasuredFigures:
     return MeasuredFigures(seen.p50_ms, seen.p99_ms, missed, seen.p99_max_of)
 
 
-def _measured(load: StreamLoad) -> MeasuredFigures:
+def _measured_figures(load: StreamLoad) -> MeasuredFigures:
     figures = load.figures
     missed = None if figures.met_share is None else 1 - figures.met_share
     return MeasuredFigures(_ms(figures.p50_s), _ms(figures.p99_s), missed, figures.p99_max_of)

@@ -95,15 +95,15 @@ def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Seque
     """Return the sentences that explain a choice."""
     best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
-        won=tuple(_won(asked, chosen, ranking)),
+        won=tuple(_winner_reasons(asked, chosen, ranking)),
         limits=tuple(_limits(asked, best, predicted)),
         next=tuple(_next(asked, best, predicted, sharing)),
     )
 
 
-def _won(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+def _winner_reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     winner = ranking.winner
-    yield f"{_label(winner)}: {_kept(ranking)}{_carries(winner.prediction)}."
+    yield f"{_label(winner)}: {_deadline_text(ranking)}{_carries(winner.prediction)}."
     yield from decided(ranking)
     for finalist in ranking.finalists:
         if finalist.twins:
@@ -138,30 +138,30 @@ def decided(ranking: Ranking) -> Iterator[str]:
         yield f"The next best, {_label(loser)}, {_LOST[loss.by](loser, better, than)}."
 
 
-def _missed_more(loser: Finalist, better: Finalist, than: str) -> str:
+def _more_misses_text(loser: Finalist, better: Finalist, than: str) -> str:
     if better.keeps_deadlines:
         return f"does not keep the deadlines at the asked load, as {than} does"
-    return f"misses more deadlines at the asked load than {than}: {_missed(loser)}"
+    return f"misses more deadlines at the asked load than {than}: {_missed_text(loser)}"
 
 
-def _carried_less(loser: Finalist, better: Finalist, than: str) -> str:
+def _lower_load_text(loser: Finalist, better: Finalist, than: str) -> str:
     return f"carries less than {than}: {loser.prediction.sustainable_factor or 0.0:.2f} times the load"
 
 
-def _held_more(loser: Finalist, better: Finalist, than: str) -> str:
+def _more_memory_text(loser: Finalist, better: Finalist, than: str) -> str:
     return f"needs {_mib(loser.trial.memory_bytes - better.trial.memory_bytes)} more memory than {than}"
 
 
-def _waited_longer(loser: Finalist, better: Finalist, than: str) -> str:
+def _longer_wait_text(loser: Finalist, better: Finalist, than: str) -> str:
     times = " / ".join("-" if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f}" for stream in loser.report.streams)
     return f"takes longer for its deadlines than {than}: a p99 of {times} ms"
 
 
 _LOST: dict[Criterion, Callable[[Finalist, Finalist, str], str]] = {
-    "missed": _missed_more,
-    "load": _carried_less,
-    "memory": _held_more,
-    "wait": _waited_longer,
+    "missed": _more_misses_text,
+    "load": _lower_load_text,
+    "memory": _more_memory_text,
+    "wait": _longer_wait_text,
 }
 """Criterion -> how an option that lost by it compares with one that is better, whose name comes last."""
 
@@ -179,16 +179,16 @@ def _leaving(asked: PlanRequest) -> Iterator[str]:
             yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{sinks}."
 
 
-def _kept(ranking: Ranking) -> str:
+def _deadline_text(ranking: Ranking) -> str:
     winner, *others = ranking.finalists
     if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"
     fewest = all(winner.prediction.worst_missed <= other.prediction.worst_missed for other in others)
     remark = ", no option that was compared fewer" if others and fewest else ""
-    return f"misses deadlines at the asked load ({_missed(winner)}{remark})"
+    return f"misses deadlines at the asked load ({_missed_text(winner)}{remark})"
 
 
-def _missed(finalist: Finalist) -> str:
+def _missed_text(finalist: Finalist) -> str:
     worst = max(finalist.prediction.streams, key=lambda stream: stream.missed)
     return f"{worst.missed:.1%} of {worst.model}'s"
 
@@ -202,7 +202,7 @@ def _carries(predicted: Prediction) -> str:
 
 def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    if block := _blocked(asked, best, predicted):
+    if block := _find_blocking(asked, best, predicted):
         yield (
             f"One long operator: {block.segment} of {block.runs} keeps the only lane for {block.length_s * 1e3:.1f} ms "
             f"at a stretch, and {block.waits} has {block.spare_s * 1e3:.1f} ms to spare."
@@ -225,7 +225,7 @@ def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Ite
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 
 
-def _blocked(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+def _find_blocking(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
     """Return the segment that limits the load by delaying others, if there is one."""
     block = blocking(asked, best.arrangement)
     near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
@@ -250,7 +250,7 @@ def _next(
     asked: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
 ) -> Iterator[str]:
     full = (predicted.sustainable_factor or 0.0) < AMPLE
-    yield from _uncounted(asked, best)
+    yield from _uncounted_exits(asked, best)
     if full:
         yield from _more_to_compute_with(asked, best)
     for pair in sharing:
@@ -258,7 +258,7 @@ def _next(
             f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
             "-o both.onnx --dynamic says whether one file for both pays."
         )
-    if block := _blocked(asked, best, predicted):
+    if block := _find_blocking(asked, best, predicted):
         yield _cut_finer(asked, best, block)
     if full:
         yield _faster(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
@@ -301,7 +301,7 @@ def _cut_finer(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
     )
 
 
-def _uncounted(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
+def _uncounted_exits(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Yield the models whose exits no stream mentions, with the option that takes them into account."""
     silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
     for name, stream in silent.items():

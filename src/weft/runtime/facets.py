@@ -45,17 +45,17 @@ class SegmentTiming:
             object.__setattr__(self, "foreseen", self.steady)
 
     @cached_property
-    def _interpolated(self) -> dict[int, SegmentTimes]:
+    def _interpolation_cache(self) -> dict[int, SegmentTimes]:
         return dict(self.times_s)
 
     def times_at(self, batch: int) -> SegmentTimes:
         """Seconds of each segment, interpolated between the measured batch sizes; zeros if nothing was measured."""
-        known = self._interpolated.get(batch)
+        known = self._interpolation_cache.get(batch)
         if known is None:
             known = times_at(self.times_s, len(self.steady), batch)
             # Clients may send batches of any size: only a bounded number of them is cached.
             if batch <= max(self.times_s, default=0):
-                self._interpolated[batch] = known
+                self._interpolation_cache[batch] = known
         return known
 
 

@@ -90,7 +90,7 @@ class ClientFeed:
                 if isinstance(outputs, dict) and ticket.model.leaving:
                     ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self.settle(ticket, outputs)
-        self._executed(work)
+        self._count_execution(work)
         self._drop(work)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
@@ -98,7 +98,7 @@ class ClientFeed:
         assert isinstance(work, BatchWork)
         self._depart(work)
         if not work.tickets:
-            self._executed(work)
+            self._count_execution(work)
         return list(work.tickets)
 
     def _depart(self, work: BatchWork) -> None:
@@ -121,9 +121,9 @@ class ClientFeed:
         kept.join(joining)
         for model in joining.shares():
             model.statistics.merges += 1
-        self._executed(joining)
+        self._count_execution(joining)
 
-    def _executed(self, work: BatchWork) -> None:
+    def _count_execution(self, work: BatchWork) -> None:
         work.stream.seen += 1
         for model, rows in work.began.items():
             model.statistics.executed(rows, work.compute_ns)
@@ -169,9 +169,9 @@ class ClientFeed:
 
     def settle(self, ticket: ClientTicket, outcome: Outcome) -> None:
         """Answer a request once. The protocol that sends the answer counts it (``ClientTicket.settle``)."""
-        if ticket.reply is _answered:
+        if ticket.reply is _ignore_outcome:
             return
-        reply, ticket.reply = ticket.reply, _answered
+        reply, ticket.reply = ticket.reply, _ignore_outcome
         ticket.gone = True
         self.unanswered.discard(ticket)
         if self.stepping:
@@ -203,7 +203,7 @@ def _results(work: BatchWork) -> list[tuple[ClientTicket, Outcome]]:
         return [(ticket, client_error(ticket.model.name, error)) for ticket in work.tickets]
 
 
-def _answered(ticket: ClientTicket, outcome: object) -> None:
+def _ignore_outcome(ticket: ClientTicket, outcome: object) -> None:
     """Replace the reply callback of a request that has been answered."""
 
 

@@ -431,7 +431,7 @@ class ServerConfig:
     def __init__(self, **settings: Any) -> None:
         groups = [settings.pop(name, None) or kind() for name, kind in GROUPS.items()]
         given = {key.name: getattr(group, key.name) for group in groups for key in fields(group)}
-        values = _validated(given | settings)
+        values = _validate(given | settings)
         if values["device"] is not None:  # each device has one lane
             values["lanes"] = len(values["device"].split(","))
         for name, kind in GROUPS.items():
@@ -585,10 +585,10 @@ def _schema() -> type[BaseModel]:
 def check_setting(name: str, value: Any) -> Any:
     """Convert *value* to the type of the setting *name*; InputError if it does not fit."""
     usual = ServerConfig()
-    return _validated({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
+    return _validate({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
 
 
-def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
+def _validate(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert all settings to their types, by key; InputError for a value that does not fit."""
     try:
         checked = _schema().model_validate(values)

@@ -124,7 +124,7 @@ class InferCall:
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         self.request = request
-        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.rank)
+        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._reply, self.rank)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         trace = self._service.trace
@@ -146,7 +146,7 @@ class InferCall:
             self.waiting = None
             self.begin(slot, lambda _: request)
 
-    def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
+    def _reply(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self._computed_at = self._service.now()
         # A result that is late already is not worth encoding, and its client may use the output regions for other data.
         error = outcome if isinstance(outcome, RequestError) else ticket.late(now) if ticket.strict else None

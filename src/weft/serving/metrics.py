@@ -89,7 +89,7 @@ def text(service: Service) -> str:
 def values(service: Service) -> dict[str, float]:
     """Return every metric as a number, by its name and labels as in the text."""
     scrape = _scrape(service)
-    return {_named(family, sample): sample.value for family in FAMILIES for sample in family.samples(scrape)}
+    return {_sample_name(family, sample): sample.value for family in FAMILIES for sample in family.samples(scrape)}
 
 
 def _scrape(service: Service) -> _Scrape:
@@ -115,10 +115,10 @@ def _lines(family: MetricFamily, scrape: _Scrape) -> Iterator[str]:
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     for sample in family.samples(scrape):
-        yield f"{_named(family, sample)} {_number(sample.value)}\n"
+        yield f"{_sample_name(family, sample)} {_number(sample.value)}\n"
 
 
-def _named(family: MetricFamily, sample: Sample) -> str:
+def _sample_name(family: MetricFamily, sample: Sample) -> str:
     labels = f"{{{sample.labels}}}" if sample.labels else ""
     return f"{family.name}{sample.suffix}{labels}"
 
@@ -216,7 +216,7 @@ def _triton_failures(model: _ModelRow) -> dict[str, float]:
     return {**counts, "OTHER": model.seen.faults - sum(counts.values())}
 
 
-def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
+def _count_reasons(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
     return {reason: counts.get(reason, 0) for reason in reasons}
 
 
@@ -226,10 +226,10 @@ def _answers(service: Service) -> Mapping[str, float]:
     return {str(status): counted[status] for status in sorted({*statuses, *counted})}
 
 
-def _refused(service: Service) -> dict[str, float]:
+def _count_refusals(service: Service) -> dict[str, float]:
     """Count refusals by reason: all listed reasons, and any others that occurred."""
     counts = service.refused.failures
-    return _counted(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
+    return _count_reasons(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
 
 
 def _batch_counts(seen: Statistics) -> list[int]:
@@ -340,12 +340,12 @@ FAMILIES = (
     _counter(
         "weft_drops_total",
         "Requests that were given up, by reason.",
-        _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
+        _model_by("reason", lambda m: _count_reasons(m.seen.failures, DROPS)),
     ),
     _counter(
         "weft_client_errors_total",
         "Requests that got none because of what they were, by reason.",
-        _model_by("reason", lambda m: _counted(m.seen.failures, CLIENT_ERRORS)),
+        _model_by("reason", lambda m: _count_reasons(m.seen.failures, CLIENT_ERRORS)),
     ),
     _counter(
         "weft_preemptions_total", "Batches left half-way for another one.", _model_each(lambda m: m.seen.preemptions)
@@ -399,7 +399,9 @@ FAMILIES = (
         "Requests that wait for a lane, or for the model to be loaded.",
         _model_each(lambda m: m.queued),
     ),
-    _counter("weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _refused)),
+    _counter(
+        "weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _count_refusals)
+    ),
     _counter("weft_http_answers_total", "HTTP answers by status, whatever was asked.", _server_by("status", _answers)),
     _counter(
         "weft_grpc_answers_total",

@@ -244,7 +244,7 @@ class Forward:
         if not self._send(now, None):
             gate.counts["nowhere"] += 1
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
-        self._exchange.gone = self._left
+        self._exchange.gone = self._on_client_left
         if self._due and self._due.strict:
             left_s = max(0, self._due.at - now) / 1e9
             self._timer = asyncio.get_running_loop().call_later(left_s + LATE_S, self._expire)
@@ -284,7 +284,7 @@ class Forward:
         """Called when the request has been written. It was counted before, when it was given to the connection pool."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
-        link, now = self._ended()
+        link, now = self._end_try()
         link.heard_ns = now
         estimate = estimate_in(answer.head)
         if estimate is not None:
@@ -301,7 +301,7 @@ class Forward:
         self._respond(_response(answer, link.shown))
 
     def broken(self, number: int, why: str, now_s: float) -> None:
-        link, now = self._ended()
+        link, now = self._end_try()
         link.counts["lost"] += 1
         link.suspect()
         if self._again(now, link.place) or self._again(now, None):
@@ -310,7 +310,7 @@ class Forward:
         said = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
         self._respond(refusal(Overloaded(said)))
 
-    def _ended(self) -> tuple[Link, int]:
+    def _end_try(self) -> tuple[Link, int]:
         link, self._link = self._link, None
         assert link is not None
         self._gate.board.ended(link.place)
@@ -325,7 +325,7 @@ class Forward:
 
     # How it ends otherwise.
 
-    def _left(self) -> None:
+    def _on_client_left(self) -> None:
         """Its client went away."""
         self._forget()
         self._hop.end({"weft.tries": self._tries})
@@ -340,7 +340,7 @@ class Forward:
         """Stop waiting for the server."""
         link = self._link
         if link is not None:
-            self._ended()
+            self._end_try()
             link.counts["left"] += 1
             link.pool.abandon(self)
         self._stop_timer()

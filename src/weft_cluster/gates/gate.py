@@ -206,9 +206,11 @@ class Gate:
 
     def _join(self, url: str, machine: PlacedMachine) -> None:
         target, place = parse_url(url, self.settings.context), self.board.add(machine)
-        self.links[place] = Link(machine, target, place, self._changed, key=self.settings.key, connections=CONNECTIONS)
+        self.links[place] = Link(
+            machine, target, place, self._on_link_change, key=self.settings.key, connections=CONNECTIONS
+        )
 
-    def _changed(self, link: Link) -> None:
+    def _on_link_change(self, link: Link) -> None:
         self.board.set_up(link.place, up=link.up)
         log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
 

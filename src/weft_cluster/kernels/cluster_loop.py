@@ -264,7 +264,7 @@ def _route(tables, how, cluster, requests, period, until):
 
 
 @inlined
-def _expected(tables, cluster, gate, stream, now):
+def _expected_answer(tables, cluster, gate, stream, now):
     """When a request of a stream would be answered, as a gate knows it."""
     machine = tables.machine[stream]
     ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
@@ -286,7 +286,7 @@ def _earliest(tables, cluster, up, first, count, gate, turn, now):
         place = (turn + step) % count
         stream = tables.stream[first + place]
         if up[tables.machine[stream], UP] == 1:
-            end = _expected(tables, cluster, gate, stream, now)
+            end = _expected_answer(tables, cluster, gate, stream, now)
             if end < least:
                 best, least = place, end
     return best
@@ -316,7 +316,10 @@ def _better(tables, how, cluster, up, first, gate, now, place, other):
         here = cluster.ahead[gate, tables.machine[one], column]
         there = cluster.ahead[gate, tables.machine[two], column]
     else:
-        here, there = _expected(tables, cluster, gate, one, now), _expected(tables, cluster, gate, two, now)
+        here, there = (
+            _expected_answer(tables, cluster, gate, one, now),
+            _expected_answer(tables, cluster, gate, two, now),
+        )
     return other if there < here else place
 
 

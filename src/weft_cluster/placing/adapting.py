@@ -325,10 +325,10 @@ class _Settling:
         """Give pieces a place, largest first; what found none."""
         rows = self.filling.problem.rows.max(axis=(0, 1))
         todo = sorted(pieces, key=lambda piece: -rows[piece.model] * piece.share)
-        left = [self._placed(piece.model, piece.share) for piece in todo]
+        left = [self._place(piece.model, piece.share) for piece in todo]
         return [piece for piece in left if piece.share > NOTHING]
 
-    def _placed(self, model: int, rest: float) -> Piece:
+    def _place(self, model: int, rest: float) -> Piece:
         """Place a share: on machines that have the model, one in use, an idle one, or several; return the rest."""
         rooms = rooms_apart(self.filling, model)
         for home in self.filling.where(model):

@@ -26,7 +26,7 @@ KEY_VARIABLE = "WEFT_CLUSTER_KEY"
 """The variable of the environment that holds what gates and servers know each other by."""
 
 
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
+def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in GROUP_OF:
             raise ValueError(unknown_name("setting", key, GROUP_OF))
@@ -41,7 +41,7 @@ def _router(name: str) -> str:
     return name
 
 
-ServerKeys = Annotated[dict[str, Any], AfterValidator(_known)]
+ServerKeys = Annotated[dict[str, Any], AfterValidator(_check_known)]
 
 
 class RaySettings(BaseModel, extra="forbid", frozen=True):

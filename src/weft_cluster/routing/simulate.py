@@ -123,10 +123,10 @@ def simulate_cluster(
     sampled = generated(cluster.rates, cluster.cv, day or Day(), duration_s, seed) if requests is None else requests
     lowered, ticked = lower_cluster(cluster, how), in_ticks(sampled, seed)
     run = compiled_run.serve if compiled else plain_run.serve
-    return _counted(cluster, how, lowered, run(lowered, how, ticked), duration_s)
+    return _count_run(cluster, how, lowered, run(lowered, how, ticked), duration_s)
 
 
-def _counted(
+def _count_run(
     cluster: Cluster, setting: ClusterSetting, lowered: LoweredCluster, tally: ClusterTally, duration_s: float
 ) -> ClusterRun:
     counts, models = tally.counts, np.array(lowered.models, np.int64)

@@ -164,7 +164,9 @@ def _tasks(
         {
             "model": model,
             "name": name,
-            "after": [_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")],
+            "after": [
+                _check_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")
+            ],
             "repeats": counts.get(name, 1),
             "shapes": sizes.get(model),
         }
@@ -179,11 +181,11 @@ def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> di
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise InputError(f"{option} {text!r} is not of the form {'B=A' if option == '--after' else 'A=2'}")
-        values.setdefault(_known(option, name, names), []).append(value)
+        values.setdefault(_check_known(option, name, names), []).append(value)
     return values
 
 
-def _known(option: str, name: str, names: Sequence[str]) -> str:
+def _check_known(option: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
         raise InputError(f"{option}: {unknown_name('task', name, names)}")
     return name

@@ -45,7 +45,7 @@ def command(
     from weft_map.dynamic import log_as_dict, run_dynamic
 
     asked = _read(scenario, duration)
-    with _watched(asked) as watch:
+    with _watch_frames(asked) as watch:
         log = run_dynamic(asked, watch, oracle=oracle)
     _print(log)
     write_result(json_file, log_as_dict(log))
@@ -69,7 +69,7 @@ def _read(path: str, duration: float | None) -> Scenario:
 
 
 @contextmanager
-def _watched(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
+def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
     """A table that follows the frames on a terminal."""
     from rich.live import Live
 

@@ -286,7 +286,7 @@ def _slot(rules, table, states, code, left):
 
 
 @untyped_called
-def _dominated(rules, states, table, place, work, time):
+def _is_dominated(rules, states, table, place, work, time):
     """Whether a listed state dominates the one in *work*; drop listed ones that it dominates."""
     row, before = table[place], -1
     while row >= 0:
@@ -381,7 +381,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, spare)
                 bound = max(states.bound[state], estimate(tables, rules, prices, work, time))
                 if bound < best[0] - TINY_S:
                     place = _slot(rules, table, states, work.code, work.left)
-                    if not _dominated(rules, states, table, place, work, time):
+                    if not _is_dominated(rules, states, table, place, work, time):
                         _keep(states, count, work, time, bound, state)
                         _list(states, table, place, count)
                         count += 1

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from weft_tune.weighted_layers import find_layers, load_flat
 
 from weft.models.classifiers import model_path
 from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine

@@ -107,7 +107,7 @@ def command(
             return
         print_stitching(stitching, layers=layers)
         _write(stitching, Path(output))
-        served = _advised(stitching, Path(output)) if stitching.options.dynamic and stitching.options.measures else []
+        served = _advise(stitching, Path(output)) if stitching.options.dynamic and stitching.options.measures else []
         write_result(json_file, stitching_report(stitching, stitching.outputs(output), served))
         if sharing_file:
             write_sharing(sharing_file, stitching.sharing, stitching.family)
@@ -135,7 +135,7 @@ def _write(stitching: Stitching, output: Path) -> None:
             say_written("left", path, "of an earlier run, and no part of this one")
 
 
-def _advised(stitching: Stitching, output: Path) -> list[Advice]:
+def _advise(stitching: Stitching, output: Path) -> list[Advice]:
     """Run each group and its models as a server would, and say which to serve."""
     from weft_stitch.advice import advise
 

@@ -157,7 +157,7 @@ class Fused:
             return "its rows are only known at run time"
         if max(layer.op.window.kernel) > WIDEST:
             return f"its kernel is wider than {WIDEST}"
-        numbers = _stored(room, layer)
+        numbers = _stored_numbers(room, layer)
         return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
@@ -194,7 +194,7 @@ class Fused:
         return Lowered(PlacedValue(after, (tensor,)), used)
 
 
-def _stored(room: Room, layer: FamilyLayer) -> int:
+def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
     """Upper bound on the numbers that ``pack`` stores."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)

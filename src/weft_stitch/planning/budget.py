@@ -117,7 +117,7 @@ class _Maker:
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
         free = assemble(family, sharing, form=self.form, **settings)
-        allowed = self._allowed(models, free)
+        allowed = self._allowed_weights(models, free)
         if self.form != PLANNED or allowed is None or free.graph.weight_bytes <= allowed:
             return free
         try:
@@ -125,7 +125,7 @@ class _Maker:
         except StitchError:
             return free
 
-    def _allowed(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
+    def _allowed_weights(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
         """The weights that a group may have: its part of the memory, by its part of all weights."""
         if self.limits.memory_bytes is None:
             return None

@@ -123,7 +123,7 @@ class Lattice:
         """The best cut; if none meets the wish, the fastest and the smallest."""
         if wish.latency_only:
             return [self._fastest()]
-        known = _known(self)
+        known = _group_costs(self)
         if (best := _LatticeSearch(self, wish, known).best()) is not None:
             return [best]
         extremes = (_LatticeSearch(self, goal, known).best() for goal in (Objective(), Objective(target_s=math.inf)))
@@ -171,14 +171,14 @@ class Lattice:
                 floors[left] = self.cost(left).seconds
                 if floors[left] < least[left]:
                     least[left], taken[left], seconds[left] = floors[left], left, floors[left]
-        return self._traced(taken)
+        return self._trace_cut(taken)
 
     def _parts(self, number: int) -> list[int]:
         """The amounts with one model less, for each kind."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
-    def _traced(self, taken: Sequence[int]) -> Cut:
+    def _trace_cut(self, taken: Sequence[int]) -> Cut:
         cut, left = Cut(NOTHING, ()), self.full
         while left:
             group = taken[left]
@@ -194,7 +194,7 @@ class _GroupCosts(NamedTuple):
     bounds: list[GroupCost]
 
 
-def _known(lattice: Lattice) -> _GroupCosts:
+def _group_costs(lattice: Lattice) -> _GroupCosts:
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
     seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
     bounds = zip(
@@ -232,7 +232,7 @@ class _LatticeSearch:
         if any(other.covers(cost) for other in seen):
             return
         self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
-        for group in self._ordered(left):
+        for group in self._order_groups(left):
             then = cost.then(self._costs[group])
             if self._promises(then.then(self._bounds[left - group])):
                 self._follow(left - group, then, (*groups, group))
@@ -242,7 +242,7 @@ class _LatticeSearch:
             return False
         return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
 
-    def _ordered(self, left: int) -> list[int]:
+    def _order_groups(self, left: int) -> list[int]:
         """The groups out of *left*, those that promise most first."""
         if left not in self._ways:
             ranked = [

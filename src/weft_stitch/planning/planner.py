@@ -215,7 +215,7 @@ class _FormSearch:
         for mixture in (*mixtures, *self._uniform().values()):
             forms = self._forms(mixture)
             name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
-            different.setdefault((*forms.items(), self._slabbed(mixture)), (name, mixture))
+            different.setdefault((*forms.items(), self._segments_in_slabs(mixture)), (name, mixture))
         named = list(different.values())
         graphs = [self._graph(options) for _, options in named]
         kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
@@ -228,22 +228,24 @@ class _FormSearch:
         self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
     ) -> Plan:
         seconds = {**uniform, name: own_s}
-        return Plan(name, self._forms(options), self._slabbed(options), seconds, self._table(options), weight_bytes)
+        return Plan(
+            name, self._forms(options), self._segments_in_slabs(options), seconds, self._table(options), weight_bytes
+        )
 
     def _options(self, segment: FormSegment) -> list[Option]:
         if segment.formed is None:
-            return self._both(segment, "separate")
+            return self._with_and_without_slabs(segment, "separate")
         options = []
         for form in self.forms:
             if not self.cutter.refusal(segment.formed, form):
                 self.progress(f"{segment.name} in {form}")
-                options += self._both(segment, form)
+                options += self._with_and_without_slabs(segment, form)
         if not options:
             reason = self.cutter.refusal(segment.formed, self.forms[0])
             raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
         return options
 
-    def _both(self, segment: FormSegment, form: str) -> list[Option]:
+    def _with_and_without_slabs(self, segment: FormSegment, form: str) -> list[Option]:
         """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
@@ -269,7 +271,7 @@ class _FormSearch:
         start: State = tuple((value, frozenset({APART})) for value in sorted(self.family.inputs))
         paths = {start: _Path(0.0, ())}
         for number, options in enumerate(self.options):
-            needed = {value for later in self.segments[number + 1 :] for value in later.inputs} | self._kept()
+            needed = {value for later in self.segments[number + 1 :] for value in later.inputs} | self._kept_values()
             following: dict[State, _Path] = {}
             for state, path in paths.items():
                 for option in options:
@@ -295,7 +297,7 @@ class _FormSearch:
     def _end(self, state: State) -> float:
         return sum(self._move(value, layouts, APART) for value, layouts in state)
 
-    def _kept(self) -> set[str]:
+    def _kept_values(self) -> set[str]:
         """Values that leave the graph."""
         return {*self.family.outputs, *(value for bridge in self.family.bridges for value in bridge.values())}
 
@@ -324,14 +326,14 @@ class _FormSearch:
 
     def _graph(self, options: Sequence[Option]) -> Graph:
         graph = lower(self.family, self.sharing, self._forms(options), batches=self.rows, align=self.align)
-        layers = self._slabbed(options)
+        layers = self._segments_in_slabs(options)
         return in_slabs(graph, layers) if layers else graph
 
     def _forms(self, options: Sequence[Option]) -> dict[str, str]:
         pairs = zip(self.segments, options, strict=True)
         return {segment.formed.name: option.form for segment, option in pairs if segment.formed is not None}
 
-    def _slabbed(self, options: Sequence[Option]) -> frozenset[str]:
+    def _segments_in_slabs(self, options: Sequence[Option]) -> frozenset[str]:
         pairs = zip(self.segments, options, strict=True)
         return frozenset(segment.name for segment, option in pairs if option.slabs)
 

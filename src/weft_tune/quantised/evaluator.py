@@ -79,7 +79,7 @@ class OnnxEvaluator:
         self._small, self._seed = _small_count(small, len(self._labels)), seed
         self._engine = _engine(self._plan, cache_bytes, workers)
         self._subsets: dict[str, _SubsetSamples] = {}
-        self._example = self._checked_example()
+        self._example = self._check_example()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class OnnxEvaluator:
             subset: _SubsetSamples(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
         }
 
-    def _checked_example(self) -> Array:
+    def _check_example(self) -> Array:
         """Outputs for a batch: the pieces must give those of the whole model, and the labels must be its classes."""
         opened, rows = self._opened, np.arange(min(self._plan.batch, len(self._labels)))
         batch = feed(self._inputs, rows, opened.fixed_batch)

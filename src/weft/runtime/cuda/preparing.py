@@ -54,22 +54,22 @@ def prepare_on(
     if options.shares:
         with device.on():
             device = device.own()
-    model = _prepared(device, path, options, cache, learn=learn)
+    model = _prepare_uncached(device, path, options, cache, learn=learn)
     if options.shares:
         model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
     return model
 
 
-def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
+def _prepare_uncached(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
     """Load a model that is not in the cache, or whose entry does not work."""
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
-        return _reopened(device, path, options, cache, place, blueprint)
+        return _open_cached(device, path, options, cache, place, blueprint)
     if not (learn or kind_of(path, CUDA).about.get("takes_over")):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
-            return _learned(device, path, options, cache, place, allowance, learn=learn)
+            return _learn(device, path, options, cache, place, allowance, learn=learn)
         except OutOfTime as error:
             raise NotLearned(f"{path}: was not cut and captured within {options.learn_s:g} s; raise learn_s") from error
 
@@ -94,7 +94,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _reopened(
+def _open_cached(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
 ) -> Prepared:
     first = blueprint.segments[0]
@@ -118,7 +118,7 @@ def _compiled(
             return compiled_model(device, path, options, blueprint)
     except Exception as error:  # code of a compiler raises whatever it meets
         reason = first_line(error)
-    model = _reopened(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
+    model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
     model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
     return model
 
@@ -127,7 +127,7 @@ def _for_host(options: LoadOptions) -> LoadOptions:
     return dataclasses.replace(options, grain_s=max(options.grain_s, HOST_GRAIN_S), precision=FP32)
 
 
-def _learned(
+def _learn(
     device: Device,
     path: Path,
     options: LoadOptions,
@@ -139,7 +139,7 @@ def _learned(
 ) -> Prepared:
     kind, folder = kind_of(path, CUDA), caching.new_folder(cache)
     try:
-        file = _opened(kind, device, path, options, folder, allowance, learn=learn)
+        file = _open_file(kind, device, path, options, folder, allowance, learn=learn)
         with device.on():
             model = file.built()
         file.clear(model.blueprint)
@@ -161,7 +161,7 @@ def _learned(
             remove(folder)
 
 
-def _opened(
+def _open_file(
     kind: Entry, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
 ) -> DeviceFile:
     """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed."""

@@ -116,7 +116,7 @@ class ProgramSegment:
         return array
 
 
-def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
+def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted."""
     weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
     last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
@@ -152,7 +152,7 @@ class ProgramFile:
         exported = read_program(self.path)
         plain = TorchProgram(exported, "cpu")
         blueprint = self._meaning(plain)
-        wanted = self._wanted(plain, unseen(blueprint))
+        wanted = self._expected_outputs(plain, unseen(blueprint))
         self._place(exported, batch_of(blueprint, 1))
         workshop = ModelPreparation(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
@@ -185,7 +185,7 @@ class ProgramFile:
         if asked is None and most is not None and most < LARGEST_UNASKED:
             self.options = dataclasses.replace(self.options, max_batch=most)
 
-    def _wanted(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def _expected_outputs(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""
         self.allowance.check()
         plain.hold({name: weight.cpu() for name, weight in plain.weights.items()})
@@ -200,7 +200,7 @@ class ProgramFile:
     def _place(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Move the program to the device, and observe the tensors between its nodes."""
         self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
-        self.weights = _placed(self.program, self.device)
+        self.weights = _place_weights(self.program, self.device)
         given = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:
             with torch.inference_mode():

@@ -147,7 +147,7 @@ class WorkerGroup:
         with self._preparing:
             self.lost = ""
             try:
-                worker, described = self._opened_somewhere(file)
+                worker, described = self._open_with_retry(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
             kept = KeptModel(file, described, set())
@@ -157,7 +157,7 @@ class WorkerGroup:
         self._keep()
         return kept
 
-    def _opened_somewhere(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
+    def _open_with_retry(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
         """Open it in a worker, with one retry if the worker dies: it may have died of something else."""
         worker = self._worker_with_access(file.path)
         try:
@@ -228,7 +228,7 @@ class WorkerGroup:
         worker = self.worker
         if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
-        fresh = self._started([path])
+        fresh = self._start_process([path])
         with self._lock:
             fit = fresh.alive and not self._closed.is_set()
             old = [process for process in (self.worker, self.spare) if fit and process is not None]
@@ -262,14 +262,14 @@ class WorkerGroup:
             process = self._new_process([file.path])
             try:
                 _lower_priority(process)
-                with _killed_after(process, file.options.learn_s):
+                with _kill_after(process, file.options.learn_s):
                     self._opened(process, file)
             finally:
                 self._abandon(process)
         except WorkerDied as error:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
-    def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
+    def _start_process(self, more: Iterable[Path] = ()) -> WorkerProcess:
         """A new process with all models open; the caller that gives it a place removes it from ``_building``."""
         process = self._new_process([*more, *(kept.file.path for kept in self._models())])
         try:
@@ -283,7 +283,7 @@ class WorkerGroup:
         """A new process that may read the folders of these files."""
         if self._closed.is_set():
             raise WorkerDied("the server ends")
-        process = self._spawned(files)
+        process = self._spawn(files)
         with self._lock:
             self._building.add(process)
             closed = self._closed.is_set()
@@ -302,7 +302,7 @@ class WorkerGroup:
         with self._lock:
             self._building.discard(process)
 
-    def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
+    def _spawn(self, files: Iterable[Path]) -> WorkerProcess:
         folders = frozenset((*self.limits.folders, *self._read)).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         resources = self._resources
@@ -443,7 +443,7 @@ class WorkerGroup:
         if incomplete:
             self._mend(incomplete[0])
         else:
-            self._install(self._started())
+            self._install(self._start_process())
         return True
 
     def _mend(self, process: WorkerProcess) -> None:
@@ -552,7 +552,7 @@ def _lower_priority(process: WorkerProcess) -> None:
 
 
 @contextmanager
-def _killed_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
+def _kill_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
     """Kill a process that has not stopped ``GRACE_S`` after its limit."""
     if limit_s is None:
         yield
