@@ -15,7 +15,7 @@ from weft.engine.arrivals import Ending
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
 from weft.engine.policies import Policy, Setting
-from weft.engine.policies.base import LateWork, Traits
+from weft.engine.policies.base import LateWork
 from weft.engine.policies.batching import Adaptive, LazyBatching, Serial
 from weft.engine.policies.edf import EarliestDeadline
 from weft.engine.policies.fluid import Fluid
@@ -172,7 +172,8 @@ def _topped_up(
 def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
     """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
     setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
-    models, terms = _lowered(policy.traits, setting, policy.loop_options.precise, case.terms, case.device, names)
+    batching = policy.traits.batches, policy.traits.refills
+    models, terms = _lowered(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
     terms = terms.copy()
     terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
     return models, terms
@@ -180,17 +181,18 @@ def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
 
 @lru_cache(maxsize=64)
 def _lowered(
-    traits: Traits,
     setting: Setting,
+    batching: tuple[bool, bool],
     precise: bool,
     asked: tuple[Terms, ...],
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
+    batches, refills = batching
     terms = np.zeros((len(asked), k.TERMS), np.int64)
     for row, term in zip(terms, asked, strict=True):
-        most = term.max_batch if traits.batches else 1
-        timeout = 0 if traits.refills else term.timeout
+        most = term.max_batch if batches else 1
+        timeout = 0 if refills else term.timeout
         row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
     terms[:, k.BINS_OF] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
