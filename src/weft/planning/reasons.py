@@ -242,7 +242,7 @@ def _by_time(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
         )
     return (
         f"Lane time: at the largest load {_computing(best)} {busy:.0%} of the time, {_dearest(asked, best)}; "
-        "the rest is no help to requests that come together."
+        "the idle time is no help to requests that arrive together."
     )
 
 
@@ -277,7 +277,7 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
     """Suggest additional cores or GPUs."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     if asked.device is not None:
-        yield "A second GPU of that kind: weft serve has every model on each of several; plans are made for one."
+        yield "A second GPU of that kind: weft serve loads every model on each GPU; a plan is made for one."
     elif asked.cores < usable_cores():
         yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
     elif used == asked.cores:
@@ -287,7 +287,7 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
 def _faster(asked: PlanRequest, name: str) -> str:
     """Suggest number formats that may make a model faster and change its answers."""
     if asked.device is None:
-        return f"A faster {name}: weft tune --target onnxruntime looks for number formats that are."
+        return f"A faster {name}: weft tune --target onnxruntime looks for faster number formats."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 

@@ -38,7 +38,7 @@ State = tuple[tuple[str, Layouts], ...]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment in one form."""
+    """A segment computed in one form."""
 
     form: str
     seconds: float
@@ -51,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """The times of one layer in all forms, and the form that was chosen."""
+    """The times of one layer in all forms, and the chosen form."""
 
     layer: str
     form: str
@@ -63,7 +63,7 @@ class FormChoice:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A form for every layer that takes one."""
+    """The chosen form of every layer that has a choice."""
 
     name: str
     """``mixed``, or the form that is used throughout."""
@@ -143,7 +143,7 @@ def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The cheapest path to a state."""
+    """The cheapest path of options to a state of the search."""
 
     price: float
     """Seconds, plus the price of bytes."""
@@ -180,7 +180,7 @@ class _FormSearch:
         self.options = [self._options(segment) for segment in self.segments]
 
     def cheapest(self, cap: int | None) -> tuple[Option, ...]:
-        """An option for each segment: the fastest whose weights fit, by pieces."""
+        """Return the fastest option for each segment, within *cap* bytes of weights in total; None: no cap."""
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
@@ -200,7 +200,7 @@ class _FormSearch:
         return light.options
 
     def within(self, cap: int) -> tuple[Option, ...] | None:
-        """The fastest whose weights fit, if any do."""
+        """Return the fastest options whose weights take at most *cap* bytes; None if there are none."""
         try:
             return self.cheapest(cap)
         except StitchError:
@@ -246,7 +246,10 @@ class _FormSearch:
         return options
 
     def _with_and_without_slabs(self, segment: FormSegment, form: str) -> list[Option]:
-        """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
+        """Return the options of a segment in one form, fastest first: with slabs and without.
+
+        The slower one is kept only if its weights are smaller, as some slabs are padded.
+        """
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
         if self.slabs and slab_layers(piece.graph):
@@ -260,14 +263,14 @@ class _FormSearch:
         return [option for option in options if option is options[0] or option.weight_bytes < options[0].weight_bytes]
 
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """Costed once for all graphs that differ only in their numbers."""
+        """Return the seconds of graphs; equal ones, apart from the values of their weights, are costed once."""
         key = tuple(signature(graph) for graph in graphs)
         if key not in self.known:
             self.known[key] = self.cost.seconds(graphs)
         return self.known[key]
 
     def _walk(self, byte_price: float) -> _Path:
-        """The cheapest path when each byte of weights costs *byte_price* seconds."""
+        """Return the cheapest path if each byte of weights costs *byte_price* seconds."""
         start: State = tuple((value, frozenset({APART})) for value in sorted(self.family.inputs))
         paths = {start: _Path(0.0, ())}
         for number, options in enumerate(self.options):
@@ -285,7 +288,7 @@ class _FormSearch:
         return paths[min(ends, key=lambda state: ends[state])]
 
     def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
-        """The state after *option*, and what it and its conversions cost."""
+        """Return the state after *option*, and the seconds of the option and its layout conversions."""
         have, seconds = dict(state), option.seconds
         for value, layout in option.reads.items():
             seconds += self._move(value, have[value], layout)
@@ -298,11 +301,11 @@ class _FormSearch:
         return sum(self._move(value, layouts, APART) for value, layouts in state)
 
     def _kept_values(self) -> set[str]:
-        """Values that leave the graph."""
+        """Return the values that leave the graph."""
         return {*self.family.outputs, *(value for bridge in self.family.bridges for value in bridge.values())}
 
     def _move(self, value: str, sources: Layouts, target: Layout) -> float:
-        """Seconds to have *value* in *target*."""
+        """Return the seconds to convert *value* from one of *sources* to the layout *target*."""
         if target in sources:
             return 0.0
         for source in sources:
@@ -313,7 +316,7 @@ class _FormSearch:
         return min(self.moves[value, source, target] for source in sources)
 
     def _uniform(self) -> dict[str, list[Option]]:
-        """Each form throughout, of those that can do every layer."""
+        """Return the options in a single form, for each form that all layers have."""
         uniform = {}
         for form in self.forms:
             mixture = []
