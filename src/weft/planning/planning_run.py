@@ -78,7 +78,7 @@ class MadePlan:
         return plan_page(self.plan, self.asked, self.busiest, self.host.source)
 
     def write(self, folder: str | Path) -> None:
-        """Write the folder that ``weft serve`` and ``weft bench`` take."""
+        """Write the folder that ``weft serve`` and ``weft bench`` read."""
         write_plan(
             self.plan, folder, models=self.models, workload=self.asked.workload, host=self.host, report=self.report()
         )

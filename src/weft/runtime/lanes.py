@@ -51,7 +51,7 @@ class LaneWork(Protocol):
 
     @property
     def loaded(self) -> LoadedModel:
-        """What computes it."""
+        """The loaded model that computes the work."""
         ...
 
     @property

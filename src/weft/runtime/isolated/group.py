@@ -143,7 +143,11 @@ class WorkerGroup:
             return self._open_in_worker(file._replace(learn=True))
 
     def _open_in_worker(self, file: ModelFile) -> KeptModel:
-        """Open it in the worker; raises ``NotLearned`` if it would have to be measured there and ``learn`` is false."""
+        """Open a model in the worker.
+
+        Raises ``NotLearned`` if it would have to be measured there and ``file.learn`` is false, ``ModelError`` if the
+        worker dies.
+        """
         with self._preparing:
             self.lost = ""
             try:
@@ -180,7 +184,7 @@ class WorkerGroup:
                     log.debug("batches of %d rows went with their worker: %s", rows, error)
 
     def forget(self, number: int) -> None:
-        """Close a model; the others stay."""
+        """Close a model in all processes of the group."""
         with self._lock:
             self._kept.pop(number, None)
             having = [process for process in (*self._processes(), *self._building) if number in process.opened]
