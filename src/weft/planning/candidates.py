@@ -35,7 +35,7 @@ SMALL_BATCH = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A way to serve the models: one option among those that a plan chooses from."""
+    """A way to serve the models: one of the options among which a plan chooses."""
 
     host: Host
     """The machine, measured with as many lanes and threads."""

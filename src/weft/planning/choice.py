@@ -182,7 +182,8 @@ def _without_load(objective: str) -> Sequence[Criterion]:
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
     """Return why the bounds show that a challenger cannot win; empty if they do not.
 
-    Only the first criterion decides by bounds alone; a later one does where the best cannot be beaten in those before.
+    Only the first criterion decides by bounds alone; a later one only if the best option cannot be beaten in all
+    earlier ones.
     """
     for criterion in order:
         if why := criterion.hopeless(trial, best):

@@ -51,7 +51,7 @@ class LaneShape(NamedTuple):
 
 
 class LaneSurvey(Protocol):
-    """Measures models with several numbers of lanes; ``weft.planning.survey.survey_lanes``."""
+    """The signature of ``weft.planning.survey.survey_lanes``, which measures models with several numbers of lanes."""
 
     def __call__(
         self,

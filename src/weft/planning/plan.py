@@ -51,7 +51,7 @@ OF_A_PLAN = frozenset({PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPOR
 
 
 def _inside(text: str) -> str:
-    """A path as seen from the folder, which does not lead out of it."""
+    """Return a path relative to the folder; it must not lead out of it."""
     path = PurePosixPath(text)
     if not text.isprintable() or "\\" in text or path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a path inside the plan's folder, such as models/camera/1/model.onnx")
@@ -62,7 +62,7 @@ Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class PlanMachine(BaseModel, extra="forbid", frozen=True):
-    """The machine that the plan was made on, the whole of it."""
+    """The whole machine on which the plan was made."""
 
     cores: Count
     memory_bytes: Bytes
@@ -72,14 +72,14 @@ class PlanMachine(BaseModel, extra="forbid", frozen=True):
 
 
 class PlanBudget(BaseModel, extra="forbid", frozen=True):
-    """What of its machine a plan may use; None: all of it."""
+    """The part of its machine that a plan may use; None: all of it."""
 
     cores: Count | None = None
     memory_bytes: Bytes | None = None
 
 
 class PlannedModel(BaseModel, extra="forbid", frozen=True):
-    """A model file as it is served; a stitched one holds several models under names of their own."""
+    """A model file as it is served; a stitched file holds several models with their own names."""
 
     name: Name
     """Its folder below ``models/``."""
@@ -105,12 +105,12 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
 
     @property
     def source(self) -> str:
-        """What it was made of, in one line."""
+        """Its source file, in one line."""
         return ", ".join(self.sources)
 
     @property
     def digests(self) -> dict[str, str]:
-        """Every file of it -> its digest."""
+        """Return the digest of each of its files."""
         return {self.file: self.sha256, **self.others}
 
 
@@ -273,7 +273,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def parse_plan(raw: Any, where: str) -> Plan:
-    """*raw* as a plan; *where* opens the message if it is none."""
+    """Parse *raw* as a plan; *where* begins the error message if it is none."""
     if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
         raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
     try:

@@ -78,7 +78,7 @@ class RequestedModel:
 
     @property
     def home(self) -> str:
-        """Its folder in a repository."""
+        """Return its folder in a repository."""
         return self.body or self.name
 
     @property
