@@ -242,7 +242,7 @@ def _by_time(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
         )
     return (
         f"Lane time: at the largest load {_computing(best)} {busy:.0%} of the time, {_dearest(asked, best)}; "
-        "the idle time is no help to requests that arrive together."
+        "the rest is no help to requests that come together."
     )
 
 
