@@ -82,8 +82,8 @@ def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[i
     names = [spec.name for spec in model.outputs]
 
     def far(feed: dict[str, Array]) -> float:
-        found = model.run(feed)
-        return difference(dict(zip(names, session.run(names, feed), strict=True)), found)
+        outputs = model.run(feed)
+        return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
 
     feeds = [unseen(model.blueprint), *(batch_of(model.blueprint, rows) for rows in sizes[1:][-1:])]
     return max(map(far, feeds))
