@@ -121,6 +121,8 @@ class Row:
     def _converted(self, compiler: str | None) -> Callable[[], Any]:
         model = folded(load(self.network.path, weights=True), {name: array.shape for name, array in self.feed.items()})
         module = OnnxModule(model, self.dtype, channels_last=self.dtype is not None).to(self.where)
+        if compiler is not None:  # a graph of torch's operators, as the compiler process takes it
+            module = torch.export.export(module, tuple(self.given), strict=False).module()
         return self._compiled(module, self.given, compiler)
 
     def _module(self, compiler: str | None) -> Callable[[], Any]:

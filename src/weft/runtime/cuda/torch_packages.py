@@ -33,9 +33,14 @@ class _BoundPackage(NamedTuple):
     targets: Sequence[Any]
 
     def run(self) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), float32_is_float32():
             for target, result in zip(self.targets, self.run_package(list(self.sources)), strict=True):
                 target.copy_(result)
+
+
+def float32_is_float32() -> Any:
+    """As a context: convolutions that packages leave to cuDNN do not round to TF32, and try its algorithms."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
 def open_package(file: str, device: int) -> Any:
@@ -122,7 +127,7 @@ class PackagedSegment:
         return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        with torch.inference_mode():
+        with torch.inference_mode(), float32_is_float32():
             results = self._package(values)([values[name] for name in self.spec.inputs])
         return dict(zip(self.spec.outputs, results, strict=True))
 
