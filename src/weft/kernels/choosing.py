@@ -6,25 +6,25 @@ What a policy decides by stands in ``rules``; here is over which heads it looks.
 from __future__ import annotations
 
 from weft.kernels import request_state as k
-from weft.kernels import rules as shared
+from weft.kernels import rules as rule_functions
 from weft.kernels.buffer import on_chip, prefetchable
-from weft.kernels.compiling import called, inlined
+from weft.kernels.compiling import called, inlined, shared
 from weft.kernels.greedy import goes_on, idle, weave_key
 
-resumes = inlined(shared.resumes)
-fifo_key = inlined(shared.fifo_key)
-edf_key = inlined(shared.edf_key)
-waited = inlined(shared.waited)
-tokens = inlined(shared.tokens)
-level = inlined(shared.level)
-weave_due_key = inlined(shared.weave_due_key)
-slack = inlined(shared.slack)
-rank = inlined(shared.rank)
-worth = inlined(shared.worth)
-reachable_due = inlined(shared.reachable_due)
+resumes = inlined(rule_functions.resumes)
+fifo_key = inlined(rule_functions.fifo_key)
+edf_key = inlined(rule_functions.edf_key)
+waited = inlined(rule_functions.waited)
+tokens = inlined(rule_functions.tokens)
+level = inlined(rule_functions.level)
+weave_due_key = inlined(rule_functions.weave_due_key)
+slack = inlined(rule_functions.slack)
+rank = inlined(rule_functions.rank)
+worth = inlined(rule_functions.worth)
+reachable_due = inlined(rule_functions.reachable_due)
 
 
-@called
+@shared
 def choose(models, terms, rules, state, heads, count):
     """Return the head that goes next. Policies that weave need to know when each would be on chip."""
     table, clocks = heads.table, state.clocks

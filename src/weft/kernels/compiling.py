@@ -102,7 +102,13 @@ untyped_called: Any = _compile_inner
 
 
 def called(function: F) -> F:
-    """``_compile_inner`` for functions that make and return no arrays: none is counted, so there is less to compile."""
+    """``part`` for functions that make and return no arrays: references to those are not counted."""
+    compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
+    return compiled
+
+
+def shared(function: F) -> F:
+    """``called`` for larger functions that are called from several places, each time as one: less is compiled."""
     compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
     return compiled
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from math import ceil
 
 from weft.kernels import request_state as k
-from weft.kernels.compiling import called, inlined
+from weft.kernels.compiling import called, inlined, shared
 
 AT_ONCE = 1e-6
 """Ticks of remaining work that count as none; ``simulated_host.AT_ONCE``."""
 
 
-@called
+@shared
 def pass_time(models, rules, state, tick):
     """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed."""
     clocks, segments = state.clocks, state.segments
@@ -51,7 +51,7 @@ def settle(models, state):
     clocks[k.SETTLED] = now
 
 
-@called
+@shared
 def regulate(models, rules, state):
     """Set the speeds and ends of the running segments from the contention between them."""
     clocks, segments, speeds, losses = state.clocks, state.segments, state.speeds, models.losses
@@ -77,7 +77,7 @@ def regulate(models, rules, state):
             segments[i, k.SEG_END] = now + ceil(max(0.0, speeds[i, k.REST] - AT_ONCE) / speed)
 
 
-@called
+@shared
 def end_segments(models, rules, state, log):
     """Move the segments that have ended to those that the source has not seen."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
@@ -181,7 +181,7 @@ def stoppable(models, rules, state, i):
     return models.layers[row[k.SEG_AT], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
 
 
-@called
+@shared
 def stop_segment(models, rules, state, stream, place):
     """Stop the segment of a batch."""
     clocks, segments = state.clocks, state.segments

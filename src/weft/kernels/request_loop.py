@@ -13,7 +13,7 @@ import numpy as np
 from weft.kernels import request_state as k
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.choosing import choose, price, row_worth, slack, with_margin
-from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop, uncounted_loop
+from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop, shared, uncounted_loop
 from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
 from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
 from weft.kernels.request_queues import (
@@ -188,7 +188,7 @@ def _idle(models, rules, state, tick):
 # What could go next
 
 
-@called
+@shared
 def _list(models, terms, rules, state, log, heads):
     """List the next layers of batches in flight and of those that could begin, and which of them may go; how many.
 
@@ -306,7 +306,7 @@ def _latest_end(models, table, count, now):
 # Preemption on a host
 
 
-@called
+@shared
 def _reconsider(models, terms, rules, state, log, heads):
     """Stop running work for waiting work if the policy does; requests are sorted out where any could be stopped."""
     victim, lost, free = -1, 0, k.NONE
@@ -340,7 +340,7 @@ def _reconsider(models, terms, rules, state, log, heads):
 # Layers on an NPU
 
 
-@called
+@shared
 def _forget(rules, state):
     """Make room in the columns: leave out issues that can no longer matter."""
     clocks, before, peak = state.clocks, state.before, state.peak

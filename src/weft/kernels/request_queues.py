@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.kernels import request_state as k
-from weft.kernels.compiling import called, inlined
+from weft.kernels.compiling import called, inlined, shared
 from weft.kernels.host_lanes import rest_of
 
 # Rings
@@ -142,7 +142,7 @@ def any_busy(state):
     return busy
 
 
-@called
+@shared
 def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record what became of a request, and schedule the next one of a closed stream's client."""
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
@@ -299,7 +299,7 @@ def first_strict(terms, state):
     return due, stream, place, member
 
 
-@called
+@shared
 def drop_front(models, terms, rules, state, log, stream, now):
     """Drop the first request of a queue."""
     row = front(state.queue, state.rings, stream, k.WAITING)
@@ -308,7 +308,7 @@ def drop_front(models, terms, rules, state, log, stream, now):
     answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
 
 
-@called
+@shared
 def drop_member(models, terms, rules, state, log, stream, place, member, now):
     """Drop a request of a batch."""
     row = state.members[stream, place, member]
@@ -389,7 +389,7 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
             job[k.LATE], job[k.BATCH_DUE] = 1, k.NONE
 
 
-@called
+@shared
 def _give_up(models, terms, rules, state, log, stream, place, clock):
     """End a batch half-way, because its requests are gone or strict and too late."""
     size = state.jobs[stream, place, k.SIZE]
@@ -480,7 +480,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
         _merge(terms, state, stream, place)
 
 
-@called
+@shared
 def _leave(models, terms, rules, state, log, stream, place, end, done):
     """Answer the requests that are done after a layer, all of them or those that leave; whether any stay."""
     job = state.jobs[stream, place]
@@ -520,7 +520,7 @@ def _leave(models, terms, rules, state, log, stream, place, end, done):
     return True
 
 
-@called
+@shared
 def _merge(terms, state, stream, place):
     """Merge a batch with others at the same layer, as far as they fit; the one that began first stays."""
     jobs, members = state.jobs[stream], state.members[stream]
