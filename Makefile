@@ -25,7 +25,7 @@ test-long: $(READY) ## The long ones: papers reproduced, large networks run, the
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m long
 
 test-gpu: ## The tests that need an NVIDIA GPU, with the packages that PYTHON has (docs/gpu.md); skipped without one.
-	$(PYTHON) -m pytest -q tests/gpu/on_device.py
+	$(PYTHON) -m pytest -q tests/gpu/on_device.py tests/gpu/on_device_compiled.py
 
 test-cluster: $(READY) ## weft on a cluster of Ray with three nodes, one of which is killed; installs Ray beside the rest.
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[ray]"

@@ -11,7 +11,7 @@ ends once the property is known to hold or to fail for it. Where ``abreast`` mis
 be run. What is not known after all seeds is open, and the mean decides.
 
     python benchmarks/abreast_margin.py --cores 16
-    python benchmarks/abreast_margin.py --cores 2 --mixes 24 --seconds 3
+    python benchmarks/abreast_margin.py --cores 2 --mixes 24 --seconds 1.5
 
 Simulated, so any machine will do; a second of one rule takes .5 to .9 seconds of a core.
 """

@@ -23,12 +23,12 @@ import numpy as np
 from machine import machine
 from matplotlib.figure import Figure
 
-from weft.workloads.traffic import Day, Surge, Traffic
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.routing.cluster import Cluster, ClusterSetting, failures, placed, slowed
 from weft_cluster.routing.placing_run import place
 from weft_cluster.routing.simulate import simulate_cluster
+from weft_cluster.routing.traffic import Day, Surge, Traffic
 
 RESULTS = Path(__file__).parent / "results"
 SHARES = ((0.76, 0.20), (0.46, 0.41), (0.84, 0.12), (0.68, 0.18), (0.10, 0.90), (0.05, 0.95))

@@ -24,8 +24,8 @@ from machine import machine
 from weft.base.jsonfile import write_json
 from weft.devices import load_soc
 from weft_map.cpsat import contention_free
+from weft_map.estimate import find_profile
 from weft_map.problem import Problem
-from weft_map.profile_by_name import find_profile
 from weft_map.simulator import simulate
 from weft_map.solver import Options, Solution, solve
 from weft_map.z3_model import solve_z3

@@ -31,8 +31,7 @@ from weft_papers.libnumber.lab import (
     STRIPES,
 )
 from weft_papers.libnumber.recorded import Int8, ScoredRun, Widths
-from weft_tune.baselines import BASELINES, Baseline
-from weft_tune.exhaustive import exhaustive
+from weft_tune.baselines import BASELINES, Baseline, exhaustive
 from weft_tune.network import ROLES, Network, Role, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import BIN, FIXED

@@ -26,9 +26,9 @@ from processes import TICK_S
 from verdicts import Verdict, show_table, show_verdicts, told
 
 from weft.base.jsonfile import write_json
-from weft.planning.load_prediction import planned_host
 from weft.planning.measured import MEASURED
 from weft.planning.plan import read_plan
+from weft.planning.prediction import planned_host
 
 START = "from weft.cli.main import main; main()"
 LOOP = """

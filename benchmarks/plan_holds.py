@@ -38,9 +38,8 @@ from weft.base.jsonfile import write_json
 from weft.base.tomlfile import as_toml
 from weft.devices import Host
 from weft.load import run_load
-from weft.planning.layout import planned_workload
-from weft.planning.load_prediction import planned_host, predict
-from weft.planning.plan import Plan, PlanOption, read_plan
+from weft.planning.plan import Plan, PlanOption, planned_workload, read_plan
+from weft.planning.prediction import planned_host, predict
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import Workload
 

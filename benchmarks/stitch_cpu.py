@@ -21,13 +21,12 @@ from machine import machine
 
 from weft.base.jsonfile import write_json
 from weft.runtime.timing import Turns
-from weft_stitch.counts import count
+from weft_stitch.cost import Modelled, count
 from weft_stitch.family import Family
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import lower
 from weft_stitch.making.generator import Generated, generate
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import ANYWHERE, Plan, lower_plan, plan
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.sessions import GraphRunner, GraphTimer, race

@@ -49,7 +49,6 @@ from weft_stitch.graph import Graph
 from weft_stitch.making.generator import FamilyRecipe, Generated
 from weft_stitch.net import Net, Op, Port, assemble
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.fused import Shape
 from weft_stitch.running.gpu_timing import (
     LOAD_BYTES,
     REPLAYS,
@@ -64,6 +63,7 @@ from weft_stitch.running.gpu_timing import (
     settle,
     times_ms,
 )
+from weft_stitch.running.module import Shape
 
 RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"
 EXACT = 1e-5

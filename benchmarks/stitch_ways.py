@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.counts import count
+from weft_stitch.cost import count
 from weft_stitch.family import ChannelSpace, Family, Sharing, part
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph

@@ -19,17 +19,17 @@ from tests.serving.live import running
 from tests.support.commands import CommandResult, run
 from weft.devices import Host, HostModel, load_npu, load_soc
 from weft.devices.costs.layer_costs import estimate, read_profile
-from weft.devices.costs.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.widths import Widths, noted
 from weft.models.sources import load_model, load_models
 from weft.planning.survey import Subject, survey
 from weft.planning.survey.measure import with_stitched
-from weft.planning.survey.memory_contention import host_soc
 from weft.serving.repository import Repository
 from weft_map.estimate import estimate as mapping_estimate
+from weft_map.memory_contention import host_soc
+from weft_map.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
 from weft_stitch.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
-from weft_stitch.counts import coded, in_codes
+from weft_stitch.cost import coded, in_codes
 from weft_stitch.graph import Builder
 from weft_stitch.onnx_writer import to_onnx
 from weft_tune.export import write_export

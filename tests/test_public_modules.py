@@ -40,7 +40,6 @@ PUBLIC = (
     "weft.models.onnx_graph",
     "weft.models.operators",
     "weft.models.sources",
-    "weft.models.weighted_layers",
     "weft.models.zoo",
     "weft.planning.machine",
     "weft.planning.planning_run",
@@ -71,7 +70,6 @@ PUBLIC = (
     "weft.simulation.sustain",
     "weft.workloads",
     "weft.workloads.requests",
-    "weft.workloads.traffic",
 )
 """Modules of the core that any tool may import; docs/tools.md says what is in each."""
 
@@ -107,10 +105,7 @@ INSIDE = {
         "weft.simulation.requests.compiled",
     },
     "weft_map": {
-        "weft.devices.costs.pccs_fit",
         "weft.devices.decoupled",
-        "weft.planning.survey.arithmetic",
-        "weft.planning.survey.memory_contention",
         "weft.reports.trace_exports",
     },
     "weft_papers": {

@@ -55,7 +55,7 @@ def plan_across(workload: Workload, count: int, **how: Any) -> PlansAcross:
     """
     if not 1 <= count <= MOST_MACHINES:
         raise InputError(f"machines = {count} must be from 1 to {MOST_MACHINES}")
-    host = _measured(workload, **how)
+    host = _measure_device(workload, **how)
     memory_bytes = how.get("memory_bytes") or this_machine().memory_bytes
     like_this = {"memory_gib": memory_bytes / GIB, "overlap": 0.0}
     machines = parse_machines({"kinds": {KIND: like_this}, "machine": [{"kind": KIND, "count": count}]})
@@ -64,7 +64,7 @@ def plan_across(workload: Workload, count: int, **how: Any) -> PlansAcross:
     return PlansAcross(placement, plans)
 
 
-def _measured(
+def _measure_device(
     workload: Workload,
     *,
     devices: Sequence[str | Host] = (),

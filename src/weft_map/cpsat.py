@@ -37,7 +37,7 @@ Starts = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class BlindResult:
-    """A schedule for the problem without contention, and what none can beat."""
+    """The best schedule found without contention, and a bound that no such schedule can beat."""
 
     schedule: Schedule
     """It has planned starts, as early as its order on each unit allows."""
@@ -83,7 +83,10 @@ def contention_free(
 
 
 def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Starts, tuple[float, ...]]:
-    """Starts of all steps and ends of all tasks, without contention, if they are placed in this order of tasks."""
+    """Return the starts of all steps and the ends of all tasks without contention, in seconds.
+
+    sequence: the task of each step to place next; each step starts as early as its unit and its predecessors allow.
+    """
     tables = problem.tables
     free = [[0.0] * int(count) for count in tables.instances]
     starts: list[list[float]] = [[] for _ in units]
@@ -103,7 +106,10 @@ def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Sta
 
 
 def queued(problem: Problem, units: Units) -> list[int]:
-    """The order of tasks in which steps begin, without contention, if the earliest possible step starts first."""
+    """Return the order in which steps start without contention if the step that can start first always goes first.
+
+    One entry per step: the number of its task.
+    """
     tables = problem.tables
     free = [[0.0] * int(count) for count in tables.instances]
     done, ready, finish = [0] * len(units), [0.0] * len(units), [inf] * len(units)
@@ -130,7 +136,7 @@ def queued(problem: Problem, units: Units) -> list[int]:
 
 
 def _openings(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[Units, list[int]]]:
-    """Plans to start from: first come, first served, and one task after the other."""
+    """Yield initial plans: first come, first served; and one task after the other."""
     turns = [turn for turn in islice(permutations(range(len(problem.tasks))), MOST_TURNS) if _in_turn(problem, turn)]
     for units in mappings:
         yield units, queued(problem, units)
@@ -172,12 +178,15 @@ def _solver(sat: Any, time_limit_s: float, seed: int) -> Any:
 
 
 def _rate(task: Task, finish_s: float) -> float:
-    """Runs per second; what takes no time counts as a picosecond."""
+    """Return runs per second; a task that takes no time counts as one of a picosecond."""
     return task.repeats / max(finish_s, 1e-12)
 
 
 class _CpModel:
-    """The constraints, in ticks: one unit per step, flows between units, starts, ends, one step at a time per unit."""
+    """The constraint model, in ticks.
+
+    Constraints: one unit per step, one flow per move between units, starts and ends, one step at a time per unit.
+    """
 
     def __init__(self, cp: Any, problem: Problem, alone_s: Sequence[float], max_switches: int | None) -> None:
         self.cp = cp
@@ -203,7 +212,7 @@ class _CpModel:
                 self.cp.add_cumulative([interval for interval, _ in busy], [1] * len(busy), int(count))
 
     def aim(self, objective: Objective) -> None:
-        """Make the makespan small, or the throughput large."""
+        """Set the objective: minimise the makespan, or maximise the throughput."""
         last = self.cp.new_int_var(0, TICKS, "")
         for finish in self._finish:
             self.cp.add(last >= finish)
@@ -215,7 +224,7 @@ class _CpModel:
             self.cp.maximize(sum(self._reward(n) for n in range(len(self._finish))))
 
     def hint(self, schedule: Schedule) -> None:
-        """Start from this plan."""
+        """Give the solver a plan to start from."""
         starts_s = schedule.starts_s or ()
         for n, row in enumerate(schedule.units):
             for i, unit in enumerate(row):
@@ -224,7 +233,7 @@ class _CpModel:
                 self.cp.add_hint(self._start[n][i], min(TICKS, self._ticks(starts_s[n][i])))
 
     def read(self, solver: Any) -> tuple[Units, list[int]]:
-        """The mapping found, and the order in which its steps begin."""
+        """Return the mapping of a solution, and the task of each step in the order of their starts."""
         units = tuple(
             tuple(next(unit for unit, chosen in step.items() if solver.boolean_value(chosen)) for step in row)
             for row in self._on
@@ -238,7 +247,10 @@ class _CpModel:
         return units, [n for *_, n in sorted(steps)]
 
     def bound(self, objective_value: float, objective: Objective) -> float:
-        """What the solver and every task alone say together, a hair lowered for the arithmetic."""
+        """Return the tighter bound of the solver's and that of every task alone, in seconds or runs per second.
+
+        It is loosened by 1e-12 of its value for rounding errors.
+        """
         if objective == "latency":
             return max(objective_value * self._tick_s, *self._alone_s) * (1 - 1e-12)
         most = sum(map(_rate, self._problem.tasks, self._alone_s))
@@ -248,7 +260,7 @@ class _CpModel:
         return floor(seconds / self._tick_s)
 
     def _chain(self, n: int) -> Any:
-        """Lay out a task; what comes back is when it is through."""
+        """Add the steps of task *n*; return its end, in ticks, as an expression."""
         tables = self._problem.tables
         self._on.append([])
         self._start.append([])
@@ -269,7 +281,7 @@ class _CpModel:
         return end + sum(self._ticks(tables.leave[n, u]) * chosen for u, chosen in self._on[n][-1].items())
 
     def _entry(self, n: int) -> Any:
-        """Ticks before the first step."""
+        """Return the ticks before the first step of task *n*, as an expression."""
         enter = self._problem.tables.move[n, 0, -1]
         return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
 
@@ -290,17 +302,20 @@ class _CpModel:
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
     def _cap(self, n: int, most: int) -> None:
-        """Allow at most *most* switches in each run."""
+        """Allow at most *most* switches of unit in each run of task *n*."""
         between = len(self._problem.tasks[n].groups) - 1
         for begin in range(0, len(self._switches[n]), between or 1):
             self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)
 
     def _depth(self, n: int) -> int:
-        """How many tasks must end, one after the other, before this one."""
+        """Return the length of the longest chain of tasks that must end before this one starts."""
         return max((1 + self._depth(int(m)) for m in self._problem.tables.waits[n].nonzero()[0]), default=0)
 
     def _reward(self, n: int) -> Any:
-        """A variable that is at least the task's share of the throughput: chords of 1/T, one of which is taken."""
+        """Return a variable that bounds a task's part of the throughput from above.
+
+        1/T is not linear: it is replaced by chords between CHORDS + 1 points, of which exactly one piece is selected.
+        """
         scale = REWARD / self._best_rate / self._tick_s * self._problem.tasks[n].repeats
         # rounding makes a task shorter by less than two ticks a step, and one on its way out
         least = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)

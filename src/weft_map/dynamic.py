@@ -43,7 +43,7 @@ class PlanClock(Protocol):
 
 
 class RealClock:
-    """The time of this machine."""
+    """The clock of this machine."""
 
     def now_s(self) -> float:
         return perf_counter()
@@ -54,7 +54,7 @@ class RealClock:
 
 
 class Frame(NamedTuple):
-    """One pass of all models of a phase. Times since the run began."""
+    """One pass of all models of a phase; times in seconds since the run began."""
 
     start_s: float
     phase: int
@@ -110,7 +110,7 @@ class PhaseLog:
 
 
 class LoopEvent(NamedTuple):
-    """A failure of the planner, and how the loop went on."""
+    """A failure of the planner, and how the loop continued."""
 
     at_s: float
     phase: int
@@ -119,7 +119,7 @@ class LoopEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DynamicLog:
-    """What happened. Times since the run began."""
+    """The record of a dynamic run; times in seconds since it began."""
 
     soc: str
     objective: Objective
@@ -134,7 +134,7 @@ class DynamicLog:
 
 
 def log_as_dict(log: DynamicLog) -> dict[str, Any]:
-    """The log as a file tells it: frames as columns."""
+    """Return the log as a file stores it: frames as columns."""
     frames = {key: [getattr(frame, key) for frame in log.frames] for key in Frame._fields}
     return {
         "format": 1,
@@ -152,7 +152,7 @@ def log_as_dict(log: DynamicLog) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _BestKnown:
-    """The best that is known of one case, in whatever phase it was found."""
+    """The best schedule known of one case, found in any phase."""
 
     case: MappingCase
     schedule: Schedule
@@ -164,7 +164,7 @@ class _BestKnown:
     """Whether the schedule is within the limits. Naive schedules may not be; those of a search are."""
 
     def better(self, value: float) -> bool:
-        """Whether *value*, of a schedule within the limits, is better than what is known."""
+        """Return whether *value*, of a schedule within the limits, is better than that of the known schedule."""
         if not self.fair:
             return True
         gain = self.value - value if self.case.options.objective == "latency" else value - self.value
@@ -178,13 +178,13 @@ class _BestKnown:
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
     def sharpen(self, bound: float) -> None:
-        """Take a bound if it is tighter."""
+        """Replace the bound if the given one is tighter."""
         self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
 
 @dataclass(slots=True)
 class _Phase:
-    """A phase as it runs."""
+    """A phase while it runs."""
 
     number: int
     start_s: float
@@ -241,7 +241,7 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
 
 
 class _Loop:
-    """Frames after frames, and what became of them."""
+    """The loop over frames, and its log."""
 
     def __init__(self, clock: PlanClock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
         self._clock, self._planner, self._on_frame = clock, planner, on_frame
@@ -293,7 +293,7 @@ class _Loop:
             self._on_frame(frame)
 
     def _take(self, phase: _Phase, known: _BestKnown) -> None:
-        """What the planner has found since the last frame."""
+        """Take the schedules that the planner found since the last frame."""
         for news in self._planner.news() if phase.job is not None else ():
             report = news.report
             if report.kind in (LOST, "failed"):
@@ -315,14 +315,14 @@ class _Loop:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
     def oracles(self) -> dict[int, _BestKnown]:
-        """The best schedule of every case, within its limits, where there is one."""
+        """Return the best schedule of every case that has one within its limits."""
         best = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
         return {key: known_best for key, known_best in best.items() if known_best.fair}
 
     def _oracle(self, known: _BestKnown) -> _BestKnown:
-        """The best schedule known, after a search with its full time limit."""
+        """Search with the full time limit; return the best schedule known afterwards."""
         try:
-            solved = _solved(known.case)
+            solved = _solve(known.case)
         except WeftError as error:  # the frames ran; their log is worth having without it
             number = max(phase.number for phase in self._phases if phase.first.case is known.case)
             at_s = self._clock.now_s() - self._origin_s
@@ -347,7 +347,7 @@ class _Loop:
         )
 
 
-def _solved(case: MappingCase) -> _BestKnown:
+def _solve(case: MappingCase) -> _BestKnown:
     solution = solve(case.problem, case.options)
     certificate = solution.certificate
     latency_s = solution.outcome.makespan_s

@@ -9,11 +9,17 @@ A kernel takes the longer of its arithmetic (at the share of the peak that large
 and a fixed cost. Additions and activations ride on the kernel before them, and a concatenation is written in place by
 the kernels that feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
 constants; an efficiency that falls with the size of a product did not come nearer and was left out.
+
+``find_profile`` is the profile that a name means: a file, one that ships with the package, or such an estimate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
 from itertools import pairwise
 
 from pydantic import ValidationError
@@ -24,7 +30,16 @@ from weft.devices import Soc, Unit
 from weft.models import Layer, Model
 from weft.models.operators import find
 from weft_map.problem import MAX_STEPS
-from weft_map.profiles import ProfileCost, ProfileGroup, SocProfile, distinct, merge_groups, readable
+from weft_map.profiles import (
+    Origin,
+    ProfileCost,
+    ProfileGroup,
+    SocProfile,
+    distinct,
+    merge_groups,
+    read_soc_profile,
+    readable,
+)
 
 _ELEMENTS_WORTH = 32
 """MACs that take about as long as moving one value, for shares of work where no unit is known."""
@@ -60,7 +75,7 @@ def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerG
         raise ModelError(f"{model.name}: max_groups = {max_groups} must be at least 1")
     if not model.layers:
         raise ModelError(f"{model.name}: nothing in it takes time, so there is nothing to place")
-    cuts = [0, *(end for end in model.block_ends if not _held(model.layers, end)), len(model.layers)]
+    cuts = [0, *(end for end in model.block_ends if not _belong_together(model.layers, end)), len(model.layers)]
     crossing = _crossing(model)
     groups = [_group(model.layers[here:there], crossing.get(there)) for here, there in pairwise(cuts)]
     return tuple(groups) if max_groups is None else _fewer(groups, max_groups)
@@ -88,7 +103,7 @@ def follows(layer: Layer, before: Layer) -> bool:
     return layer.kind == "elementwise" and find(layer.op).fuses and layer.output_elements == before.output_elements
 
 
-def _held(layers: tuple[Layer, ...], end: int) -> bool:
+def _belong_together(layers: tuple[Layer, ...], end: int) -> bool:
     """Whether the layers before and after *end* belong together."""
     before, after = layers[end - 1], layers[end]
     return follows(after, before) or (after.kind == "pool" and before.kind in _POOLED)
@@ -131,16 +146,16 @@ def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None =
                 "description, or name a profile (.json)"
             )
     try:
-        profile = _estimated(model, soc, batch)
+        profile = _estimate_cached(model, soc, batch)
     except ValidationError as error:
         raise ProfileError(f"{model.name} on {soc.name}: {first_problem(error)}; look at its units") from error
     return profile if max_groups is None else merge_groups(profile, max_groups)
 
 
-def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
+def _estimate_cached(model: Model, soc: Soc, batch: int) -> SocProfile:
     groups = group_layers(model, max_groups=MAX_STEPS)
     names = distinct([readable(group.name) for group in groups])
-    profile_groups = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
+    profile_groups = [_profile_group(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
     name = readable(model.name)
     return SocProfile(
         model=name,
@@ -190,17 +205,19 @@ def _in_place(layer: Layer) -> bool:
     return layer.op == "Concat"
 
 
-def _profiled(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
+def _profile_group(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
     parts = kernels(group.layers, batch=batch, element_bits=soc.element_bits)
     out_s = move_s(group, soc, batch=batch)
-    costs = {unit.name: _cost(parts, unit, soc, out_s) for unit in soc.units if not _refused(parts, unit)}
+    costs = {unit.name: _cost(parts, unit, soc, out_s) for unit in soc.units if not _refused_operators(parts, unit)}
     if not costs:
-        refused = "; ".join(f"{unit.name} refuses {', '.join(sorted(_refused(parts, unit)))}" for unit in soc.units)
+        refused = "; ".join(
+            f"{unit.name} refuses {', '.join(sorted(_refused_operators(parts, unit)))}" for unit in soc.units
+        )
         raise ProfileError(f"{model.name}: no unit of {soc.name} runs group {name!r}: {refused}")
     return ProfileGroup(name=name, layers=tuple(map(readable, group.nodes)), costs=costs)
 
 
-def _refused(parts: list[Kernel], unit: Unit) -> set[str]:
+def _refused_operators(parts: list[Kernel], unit: Unit) -> set[str]:
     return {op for kernel in parts for op in kernel.ops if op in unit.refuses}
 
 
@@ -218,3 +235,89 @@ def _time_s(kernel: Kernel, unit: Unit, soc: Soc) -> float:
     reached_flops = (unit.peak_tflops or 0.0) * 1e12 * unit.efficiency
     bandwidth = min(unit.bandwidth_gb_s or soc.bandwidth_gb_s, soc.bandwidth_gb_s) * 1e9
     return max(2 * kernel.macs / reached_flops, kernel.moved_bytes / bandwidth) + unit.launch_us * 1e-6
+
+
+SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
+"""The kinds of profiles that ship with the package, in order of preference."""
+
+
+def shipped_profiles(soc: str) -> dict[str, tuple[Origin, ...]]:
+    """Model -> the origins of the profiles of it on *soc* that ship with the package, best first."""
+    origins: dict[str, list[Origin]] = {}
+    folder = next((child for child in _data().iterdir() if child.name == soc and child.is_dir()), None)
+    names = [entry.name for entry in folder.iterdir()] if folder else []
+    for origin in SHIPPED_ORIGINS:
+        for name in sorted(names):
+            if name.endswith(f".{origin}.json"):
+                origins.setdefault(name.removesuffix(f".{origin}.json"), []).append(origin)
+    return {model: tuple(origins[model]) for model in sorted(origins)}
+
+
+def _data() -> Traversable:
+    return resources.files("weft_map") / "data" / "profiles"
+
+
+@lru_cache(maxsize=256)
+def _read_shipped(soc: str, model: str, origin: Origin) -> SocProfile:
+    path = _data() / soc / f"{model}.{origin}.json"
+    with resources.as_file(path) as file:
+        return read_soc_profile(file)
+
+
+def find_profile(
+    model: str,
+    soc: Soc,
+    *,
+    origin: Origin | None = None,
+    max_groups: int | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> SocProfile:
+    """The best profile of *model* on *soc*: the .json file it names, a shipped one, else an estimate.
+
+    origin: only such a profile. max_groups: neighbours are merged until there are no more. shapes: input -> shape,
+    for a model that is estimated.
+    """
+    if max_groups is not None and max_groups < 1:
+        raise ProfileError(f"max_groups = {max_groups} must be at least 1")
+    if model.endswith(".json"):
+        if shapes:
+            raise ProfileError(f"{model}: a profile is for one size of input; leave its shapes out, or name the model")
+        profile = _from_file(model, soc, origin)
+    else:
+        profile = _by_name(model, soc, origin, max_groups, shapes)
+    return profile if max_groups is None else merge_groups(profile, max_groups)
+
+
+def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
+    profile = read_soc_profile(path)
+    if profile.soc != soc.name:
+        raise ProfileError(
+            f"{path}: a profile for {profile.soc}, and models are mapped to {soc.name}; take that SoC, or set its soc "
+            f"to {soc.name!r} if its numbers hold there"
+        )
+    if origin is not None and profile.origin != origin:
+        raise ProfileError(f"{path}: the profile is {profile.origin}, not {origin}")
+    return profile
+
+
+def _by_name(
+    model: str, soc: Soc, origin: Origin | None, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
+) -> SocProfile:
+    origins = shipped_profiles(soc.name).get(model, ())
+    # A profile is for one size of input; with shapes the caller asks for another.
+    wanted = next((shipped for shipped in origins if shapes is None and origin in (None, shipped)), None)
+    if wanted is not None:
+        return _read_shipped(soc.name, model, wanted)
+    if origin in SHIPPED_ORIGINS:
+        there = ", ".join(f"{name} ({' and '.join(its)})" for name, its in shipped_profiles(soc.name).items())
+        raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {there or 'none'}")
+    return _estimate_by_name(model, soc, max_groups, shapes)
+
+
+def _estimate_by_name(
+    model: str, soc: Soc, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
+) -> SocProfile:
+    # It reads ONNX; a profile from a file does not need that.
+    from weft.models.sources import load_model
+
+    return estimate(load_model(model, shapes=shapes), soc, max_groups=max_groups)

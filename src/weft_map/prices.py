@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.devices import Soc
-from weft_map.kernels.soc_bound import ActivityPrices
+from weft_map.kernels.soc import ActivityPrices
 from weft_map.problem import Floats, Problem, Tables
 
 MOST_CONSTRAINTS = 2500

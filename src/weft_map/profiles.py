@@ -229,7 +229,7 @@ def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
                 f"{profile.model}: cannot be merged to {max_groups} groups: no unit runs both "
                 f"{groups[place].name!r} and {groups[place + 1].name!r}; allow {len(groups)}"
             )
-        groups[place : place + 2] = [_joined(groups[place], groups[place + 1])]
+        groups[place : place + 2] = [_join_groups(groups[place], groups[place + 1])]
         del ranks[place]
         for side in (place - 1, place):
             if 0 <= side < len(ranks):
@@ -253,7 +253,7 @@ def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, flo
     return left.leave, lost, work - min(moves, default=0.0)
 
 
-def _joined(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
+def _join_groups(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
     name = f"{readable(left.name.split(' .. ')[0])} .. {readable(right.name.split(' .. ')[-1])}"
     try:
         costs = {unit: _sum(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}

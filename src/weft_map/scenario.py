@@ -19,9 +19,9 @@ from weft.base.settings import how, what
 from weft.base.shapes import sizes_of
 from weft.base.tomlfile import read_toml
 from weft.devices import Soc, load_soc
+from weft_map.estimate import find_profile
 from weft_map.limits import TaskLimits
 from weft_map.problem import MAX_STEPS, Objective, Problem
-from weft_map.profile_by_name import find_profile
 from weft_map.profiles import Origin, SocProfile, merge_groups
 from weft_map.solver import Improvement, Options, Solution, solve
 
@@ -211,13 +211,13 @@ def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
     try:
         profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
     except ShapeNeeded as error:
-        raise _advised(scenario, task, error) from error
+        raise _add_advice(scenario, task, error) from error
     if scenario.max_groups is None and profile.origin == "estimated" and not path.endswith(".json"):
         return merge_groups(profile, ESTIMATED_GROUPS)
     return profile
 
 
-def _advised(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> ShapeNeeded:
+def _add_advice(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> ShapeNeeded:
     """Return the error with advice that fits the task's origin: a scenario file or options."""
     if scenario.folder:
         return error.advising(f'add shapes = {{ "{error.name}" = "{error.sizes}" }} to its [[task]]')

@@ -14,8 +14,22 @@ from math import inf
 import numpy as np
 
 from weft_map.kernels import soc_search as kernel
-from weft_map.kernels.soc import BOUNDARY, DONE, HELD, LEAVING, RUNNING, follow, phase_of, step_of
-from weft_map.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, ActivityPrices, BoundRules, shift, value_of
+from weft_map.kernels.soc import (
+    BOUNDARY,
+    DONE,
+    HELD,
+    LEAVING,
+    NOWHERE_EARLIER,
+    RUNNING,
+    SAME_LATER,
+    ActivityPrices,
+    BoundRules,
+    follow,
+    phase_of,
+    shift,
+    step_of,
+    value_of,
+)
 from weft_map.limits import TaskLimits
 from weft_map.problem import Floats, Ints, Objective, Problem, Tables
 from weft_map.schedule import Outcome, Schedule
@@ -160,13 +174,13 @@ def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
             phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
             if phase in (BOUNDARY, HELD):
                 units[n][step] = int(states.chosen[following, n])
-            begun = _begun(int(states.code[row, n]), steps)
-            if _begun(int(states.code[following, n]), steps) > begun:
+            begun = _begun_steps(int(states.code[row, n]), steps)
+            if _begun_steps(int(states.code[following, n]), steps) > begun:
                 starts[n][begun] = float(states.time[row])
     return Schedule(tuple(map(tuple, units)), tuple(map(tuple, starts)), made_by="weft")
 
 
-def _begun(code: int, steps: int) -> int:
+def _begun_steps(code: int, steps: int) -> int:
     """How many of a task's steps have started."""
     phase, step = phase_of(code), step_of(code)
     if phase == DONE:

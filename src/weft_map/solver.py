@@ -161,7 +161,7 @@ def solve(
 
 @cache
 def load_kernels() -> None:
-    """Compile what every search needs, or load it, so that none is charged for it."""
+    """Compile the kernels of the search, or load them from the cache, before the search time starts."""
     group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
     soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
     run = _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None)
@@ -170,7 +170,7 @@ def load_kernels() -> None:
 
 
 class _Verdict(NamedTuple):
-    """How a search ended; values as they are made small."""
+    """How a search ended; values are negated where the objective is maximised."""
 
     states: int
     ended: str
@@ -196,7 +196,7 @@ class _SolverRun:
         """When each task ends under what baselines proposed."""
 
     def dive_once(self) -> None:
-        """Dive, which a small problem is proved without."""
+        """Search depth-first once; a small problem is solved by this alone."""
         self._search(simple_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
@@ -219,7 +219,7 @@ class _SolverRun:
                 if verdict.ended == "proof"
                 else f"no schedule within the limits was found in {self._options.time_limit_s:g} s; allow more time"
             )
-        outcome = self._judged(self._without_delay(self._schedule))
+        outcome = self._simulate_best(self._without_delay(self._schedule))
         judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
         within = [name for name, schedule in baselines.items() if self._keeps(schedule)]
         idling = idle_freely(outcome, self._options.objective)
@@ -227,7 +227,7 @@ class _SolverRun:
         certificate = self._certificate(verdict, outcome)
         return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
 
-    def _judged(self, schedule: Schedule) -> Outcome:
+    def _simulate_best(self, schedule: Schedule) -> Outcome:
         """Simulate a schedule and return its outcome.
 
         Where steps without length start at one instant the simulator may order them otherwise and find it worse than
@@ -240,7 +240,7 @@ class _SolverRun:
         return min([outcome, *others], key=lambda other: other.value(self._options.objective))
 
     def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
-        """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
+        """Search depth-first for a first good schedule; prove a small problem here, with simple bounds."""
         if first_s is None:
             search.beat(self._value)
             self._dive(search, FIRST_WIDTH)
@@ -252,7 +252,7 @@ class _SolverRun:
         return _Verdict(search.expanded, "proof", "", self._value, anyhow, first_s)
 
     def _large_proof(self) -> _Verdict:
-        """Prove the best schedule on an assumption that is nearly true, then, where that is feasible, without it."""
+        """Prove the best schedule among event-aligned ones, then, where that is feasible, among all."""
         sets = self._sets()
         search = self._search(sets)
         anyhow = search.bound
@@ -273,7 +273,7 @@ class _SolverRun:
         return _Verdict(states, "proof", DOMINANCE, self._value, anyhow, first_s)
 
     def _without_delay(self, schedule: Schedule) -> Schedule:
-        """Of schedules that take no longer, one that lets the tasks that are not last end sooner."""
+        """Return a schedule of equal value in which tasks that are not the last end as early as possible."""
         if self._options.objective != "latency" or len(self._problem.tasks) == 1:
             return schedule
         deadline_s = self._value * (1 + self._options.ties)
@@ -304,7 +304,7 @@ class _SolverRun:
         return self._price_sets
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
-        """Run what baselines propose and keep the best of each."""
+        """Run the baselines *names* and keep the best schedule of each."""
         kept = {}
         for name in names:
             proposed = BASELINES[name](self._problem, self._options.objective)
@@ -314,7 +314,7 @@ class _SolverRun:
         return kept
 
     def _worth(self, schedule: Schedule) -> float:
-        """The value of a proposed schedule; one that keeps to the limits is offered as a solution."""
+        """Return the value of a proposed schedule; offer it as a solution if it is within the limits."""
         ended = ends_s(self._problem, schedule)
         value = worth(self._problem, ended, self._options.objective)
         if self._keeps(schedule):
@@ -336,7 +336,10 @@ class _SolverRun:
             self._offer(search.best, search.schedule)
 
     def _prove(self, search: Search, most: int) -> str:
-        """Expand to the end, or *most* states, with wider dives where it takes long; returns why it ended."""
+        """Expand states until the proof is complete or *most* states were expanded; return why it ended.
+
+        Dives get wider where the proof takes long.
+        """
         rng = np.random.default_rng(self._options.seed)
         width, pause = 2 * NEXT_WIDTH, BETWEEN_DIVES
         while not search.proved:

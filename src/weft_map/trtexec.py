@@ -92,7 +92,7 @@ def read_trtexec(
             raise ProfileError(f"{soc.name}: {unknown_name('unit', unit, units)}")
     entries = {unit: read_entries(path) for unit, path in files.items()}
     line = _Line.of(model, next(iter(entries.values())))
-    placed = _placed(entries, line, files)
+    placed = _place_kernels(entries, line, files)
     try:
         profile = _profile(placed, line, model, soc, demands or {})
     except ValidationError as error:
@@ -192,7 +192,7 @@ class _Line:
         return cls(names, len(entries), ())
 
 
-def _placed(
+def _place_kernels(
     entries: Mapping[str, Sequence[KernelEntry]], line: _Line, files: Mapping[str, str | Path]
 ) -> list[_Placed]:
     placed: list[_Placed] = []
@@ -315,7 +315,7 @@ class _Side:
     def _demand_gb_s(self, unit: str, its: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
         time_s, peak_gb_s = sum(entry.time_s for entry in its), self.soc.bandwidth_gb_s
         if unit in self.demands:
-            given = [entry.time_s * _given(entry, self.demands[unit], unit, peak_gb_s) for entry in its]
+            given = [entry.time_s * _demand_of(entry, self.demands[unit], unit, peak_gb_s) for entry in its]
             return min(sum(given) / time_s, peak_gb_s) if time_s else 0.0  # min: against rounding
         if not time_s:
             return 0.0
@@ -330,7 +330,7 @@ class _Side:
         return min(demand_gb_s, peak_gb_s)
 
 
-def _given(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
+def _demand_of(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
     name = next((candidate for candidate in (entry.name, *sorted(entry.layers)) if candidate in demands), None)
     if name is None:
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)

@@ -155,11 +155,11 @@ class _Z3Model:
         for i in range(count):
             step = _Z3Step(n, i, z3.Bool(f"u{n}_{i}"), z3.Real(f"s{n}_{i}"), z3.Real(f"e{n}_{i}"))
             before = chain[-1] if chain else None
-            self._solver.add(step.start >= (before.end if before else 0) + self._moved(before, step))
+            self._solver.add(step.start >= (before.end if before else 0) + self._move_time(before, step))
             chain.append(step)
         return chain
 
-    def _moved(self, before: _Z3Step | None, step: _Z3Step) -> Any:
+    def _move_time(self, before: _Z3Step | None, step: _Z3Step) -> Any:
         """Time between two steps; a forbidden move is ruled out."""
         move, z3 = self._problem.tables.move[step.task, step.step], self._z3
         if before is None:
@@ -178,7 +178,7 @@ class _Z3Model:
         for n, waits in enumerate(self._problem.tables.waits):
             first = self._chains[n][0]
             for m in waits.nonzero()[0]:
-                self._solver.add(first.start >= self._finish[m] + self._moved(None, first))
+                self._solver.add(first.start >= self._finish[m] + self._move_time(None, first))
         for finish in self._finish:
             self._solver.add(self._makespan >= finish)
 

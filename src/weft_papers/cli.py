@@ -22,7 +22,7 @@ def command(
     paper: Annotated[
         str,
         typer.Argument(
-            help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts, libnumber; or gpu."
+            help="The paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts, libnumber; or gpu."
         ),
     ],
     output: Annotated[str | None, folder_option("--output", "-o", help="A folder to draw the figures into.")] = None,
@@ -32,7 +32,7 @@ def command(
     tables: Annotated[bool, out("--tables", help="Print the detailed tables too.")] = False,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Run a paper's evaluation and print each published number beside ours."""
+    """Run a paper's evaluation and print each published number next to ours."""
     from weft.base.errors import InputError, unknown_name
     from weft_papers import PAPERS
 

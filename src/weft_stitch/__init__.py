@@ -13,7 +13,7 @@ owned by one. Every pair of an input block and an output block that some task ha
 one of the ``layouts``. Costs come from a described machine or from timing (``running.sessions``). ``lowering`` writes
 the ``Graph`` of ONNX operators, which ``onnx_writer`` writes to a file and ``running.module`` runs in torch. The form
 ``fused`` is one Triton kernel per layer (``packing`` lays out its weights, ``running.kernel`` is the kernel,
-``running.fused`` launches it and has its plain twin).
+``running.module`` launches it and has its plain twin).
 
 *By whole weights*, for fine-tuned encoders and models of any operators: ``bodies`` joins them to one backbone, in which
 a step whose weights all models share runs once for the rows of all. On a GPU, ``running.body_reading`` extracts the

@@ -141,26 +141,26 @@ class _Bench:
     def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
         """The runs of the separate models and of the stitched file: model by model, or all in one batch."""
         everyone = range(len(self._tasks))
-        apart = [run for task in everyone for run in self._alone(task, rows)]
+        apart = [run for task in everyone for run in self._runs_alone(task, rows)]
         groups = [[task] for task in everyone] if come == ALONE else [list(everyone)]
-        return apart, [self._stitched(group, rows) for group in groups]
+        return apart, [self._run_stitched(group, rows) for group in groups]
 
-    def _alone(self, task: int, rows: int) -> list[Run]:
+    def _runs_alone(self, task: int, rows: int) -> list[Run]:
         """Runs of a model's own file; several where the file is fixed to fewer rows."""
         session, spec = self._apart[task], self._tasks[task]
         fixed = [port.shape[0] for port in session.get_inputs() if isinstance(port.shape[0], int)]
         each_time = min([rows, *fixed])
-        feed = {port.name: self._drawn(spec.inputs[port.name], max([each_time, *fixed])).astype(_TYPES[port.type])
+        feed = {port.name: self._draw_input(spec.inputs[port.name], max([each_time, *fixed])).astype(_TYPES[port.type])
                 for port in session.get_inputs()}  # fmt: skip
         return [lambda: session.run(None, feed)] * -(-rows // each_time)
 
-    def _stitched(self, tasks: Sequence[int], rows: int) -> Run:
+    def _run_stitched(self, tasks: Sequence[int], rows: int) -> Run:
         present = {name for task in tasks for name in self._tasks[task].inputs.values()}
         wanted = [name for task in tasks for name in self._tasks[task].outputs.values()]
-        feed = {name: self._drawn(name, rows if name in present else 0) for name in self._shapes}
+        feed = {name: self._draw_input(name, rows if name in present else 0) for name in self._shapes}
         return lambda: self._joined.run(wanted, feed)
 
-    def _drawn(self, name: str, rows: int) -> Array:
+    def _draw_input(self, name: str, rows: int) -> Array:
         shape = (rows, *self._shapes[name])
         drawn: Array = self._rng.standard_normal(shape, np.float32)
         return drawn

@@ -9,14 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.counts import ITEM_BYTES, coded_kernels, count, in_codes, notes
+from weft_stitch.cost import ITEM_BYTES, GraphCost, Modelled, coded_kernels, count, in_codes, notes
 from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import formed_layers, lower
 from weft_stitch.net import ROUNDING, Net, Op
-from weft_stitch.planning.cost import GraphCost, Modelled
 from weft_stitch.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan, plans
 from weft_stitch.slabs import slabs as in_slabs
 from weft_stitch.summary import (

@@ -137,7 +137,7 @@ class FamilyNote(VersionedNote):
 def family_metadata(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
     """Describe the models of *graph*, whose rows are open, or state why they cannot be described."""
     missing = _missing(family)
-    noted = FamilyNote(version=VERSION, missing=missing) if missing else _noted(family, sharing, graph)
+    noted = FamilyNote(version=VERSION, missing=missing) if missing else _describe_family(family, sharing, graph)
     return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
 
 
@@ -150,7 +150,7 @@ def _missing(family: Family) -> str:
     return f"{foreign} is an operator that is kept as it stands in the model" if foreign else ""
 
 
-def _noted(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
+def _describe_family(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
     wiring, names = wire(family), _tail_names(family)
     return FamilyNote(
         version=VERSION,
@@ -210,7 +210,9 @@ def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
 
 def _block_note(block: Block) -> BlockNote:
     tasks = sorted(block.tasks)
-    return BlockNote(tasks=tuple(tasks), channels=_packed(np.stack([block.members[task] for task in tasks]), np.int32))
+    return BlockNote(
+        tasks=tuple(tasks), channels=_pack_numbers(np.stack([block.members[task] for task in tasks]), np.int32)
+    )
 
 
 def _kernel_notes(
@@ -239,13 +241,13 @@ def _kernel_note(origin: KernelOrigin, task: int) -> KernelNote:
     )
 
 
-def _packed(array: Array, dtype: Any = None) -> Numbers:
+def _pack_numbers(array: Array, dtype: Any = None) -> Numbers:
     flat = np.ascontiguousarray(array, dtype)
     return f"{flat.dtype.name}:{base64.b64encode(zlib.compress(flat.tobytes())).decode()}"
 
 
 def _optional(array: Array | None) -> Numbers | None:
-    return None if array is None else _packed(array)
+    return None if array is None else _pack_numbers(array)
 
 
 def unpacked(text: Numbers) -> Array:
@@ -313,7 +315,8 @@ class _Rebuilding:
         noted = self.noted
         layers = tuple(FamilyLayer(self._ops(note), note.inputs, note.output) for note in noted.layers)
         tails = tuple(
-            tuple(self._op(op, self._whole(op, task), 0) for op in net.tail) for task, net in enumerate(noted.nets)
+            tuple(self._op(op, self._whole_kernel(op, task), 0) for op in net.tail)
+            for task, net in enumerate(noted.nets)
         )
         nets = tuple(self._net(task, layers, tails[task]) for task in range(self.tasks))
         bridges = tuple(net.reads for net in noted.nets)
@@ -363,7 +366,7 @@ class _Rebuilding:
             note.settings,
         )
 
-    def _whole(self, note: OpNote, task: int) -> Array | None:
+    def _whole_kernel(self, note: OpNote, task: int) -> Array | None:
         """A kernel that the file stores whole."""
         if note.kind != "conv":
             return None
@@ -376,7 +379,7 @@ class _Rebuilding:
     def _kernels(self, note: OpNote) -> list[Array]:
         """The kernels of all tasks of a convolution."""
         if not self.noted.kernels[note.output][0].outs:
-            return [array for task in range(self.tasks) if (array := self._whole(note, task)) is not None]
+            return [array for task in range(self.tasks) if (array := self._whole_kernel(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
         held, assembly = self.noted.kernels[note.output], _Kernels(note, outputs, inputs)
         scales = {
@@ -436,7 +439,7 @@ class _Kernels:
         first = tasks[0] if lender is None else lender
         scale = scales[first][out.members[first]]
         self.lost[row, column] = lost & (scale == 0)
-        values = _unscaled(piece, scale)[lost]
+        values = _divide_by_scale(piece, scale)[lost]
         for task in tasks:
             columns = np.zeros(1, int) if self.depthwise else inp.members[task]
             self.kernels[task][np.ix_(out.members[task][lost], columns)] = values
@@ -457,7 +460,7 @@ def _starts(widths: Sequence[int]) -> list[int]:
     return [0, *accumulate(widths)]
 
 
-def _unscaled(piece: Array, scale: Array) -> Array:
+def _divide_by_scale(piece: Array, scale: Array) -> Array:
     if (scale == 1).all():
         return piece
     safe = np.where(scale == 0, 1.0, scale)[:, None, None, None]

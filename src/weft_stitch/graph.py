@@ -82,7 +82,7 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of every tensor."""
     tuned: bool = False
-    """Whether weights are few different numbers, which ``counts.in_codes`` stores in few bits."""
+    """Whether weights are few different numbers, which ``cost.in_codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
     origins: tuple[KernelOrigin, ...] = ()

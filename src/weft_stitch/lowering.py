@@ -51,7 +51,7 @@ def lower(
     lower_layers(room, forms)
     builder.layer = ""
     _write_outputs(room)
-    return _pruned(builder.finish())
+    return _prune(builder.finish())
 
 
 def port_name(family: Family, task: int, port: Port) -> str:
@@ -176,7 +176,7 @@ def _run_tail(room: Room, task: int) -> dict[str, str]:
     return tensors
 
 
-def _pruned(graph: Graph) -> Graph:
+def _prune(graph: Graph) -> Graph:
     """*graph* without what no output needs, such as the slice of a task that has nothing there."""
     needed = {tensor.name for tensor in graph.outputs}
     steps = []

@@ -32,8 +32,8 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
     return make_model(
         [_node(step) for step in graph.steps],
         graph.name or "stitched",
-        [_described(tensor) for tensor in graph.inputs],
-        [_described(tensor) for tensor in graph.outputs],
+        [_describe_tensor(tensor) for tensor in graph.inputs],
+        [_describe_tensor(tensor) for tensor in graph.outputs],
         [to_tensor(array, name) for name, array in graph.constants.items()],
         opset=opset,
         ir_version=max(IR_VERSION, least_ir_version(opset)),
@@ -73,7 +73,7 @@ def _node(step: GraphStep) -> Any:
     return make_node(step.op, inputs, step.outputs, step.outputs[0], **step.attributes)
 
 
-def _described(tensor: GraphTensor) -> Any:
+def _describe_tensor(tensor: GraphTensor) -> Any:
     opened = {axis: tensor.length if axis else f"{tensor.name}_rows" for axis in (0, *tensor.long)}
     sizes = [opened[axis] if size == DYNAMIC else size for axis, size in enumerate(tensor.shape)]
     return declared(tensor.name, element_type(np.dtype(tensor.dtype)) if tensor.dtype else 0, sizes)

@@ -12,9 +12,9 @@ from weft.base.errors import StitchError, unknown_name
 from weft.base.settings import how, what
 from weft.runtime.metadata import servable
 from weft_stitch.assembly import PLANNED, SLACK
+from weft_stitch.cost import machine
 from weft_stitch.family import Sharing
 from weft_stitch.forms import FORMS
-from weft_stitch.planning.cost import machine
 
 HERE = "cpu"
 """The machine whose graphs can be timed: this one."""

@@ -15,7 +15,7 @@ from weft.reports.page import PALETTE
 from weft.reports.tables import ResultTable, TableRow, number
 from weft_stitch.advice import Advice
 from weft_stitch.bodies.body_stitching import BodyStitching, SharedStep
-from weft_stitch.counts import ITEM_BYTES
+from weft_stitch.cost import ITEM_BYTES
 from weft_stitch.stitching_run import Stitching
 from weft_stitch.summary import SLABBED, LayerRow, Summary, Way
 
@@ -98,7 +98,7 @@ def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
     old, new = (_seconds(way, measured) for way in (before, after))
     gain = old / new if new else 1.0
     layers = [row for group in groups for row in group.layers]
-    most = _most(layers, "predicted_s", after.predicted_s)
+    most = _largest_layers(layers, "predicted_s", after.predicted_s)
     than = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
     said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
     slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
@@ -123,7 +123,7 @@ def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: fl
     unique = number_bytes * sum(counts.unique for counts in kernels)
     common = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
     layers = [row for group in groups for row in group.layers]
-    most = _most(layers, "weight_bytes", after.weight_bytes)
+    most = _largest_layers(layers, "weight_bytes", after.weight_bytes)
     said = (
         f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
         f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
@@ -145,7 +145,7 @@ def _lighter(groups: Sequence[Summary]) -> str:
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
 
 
-def _most(layers: Sequence[LayerRow], key: str, whole: float) -> str:
+def _largest_layers(layers: Sequence[LayerRow], key: str, whole: float) -> str:
     """The layers that most of it goes to, in words."""
     parts: Counter[str] = Counter()
     for row in layers:
@@ -334,7 +334,7 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
             f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
         )
     if few := [step for step in stitching.shared if step.own]:
-        lines.append(f"few differences: {len(few)} weights are shared but for {_listed(few)} (--layers says where)")
+        lines.append(f"few differences: {len(few)} weights are shared but for {_own_kinds(few)} (--layers says where)")
     if stitching.reordered:
         lines.append(
             f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
@@ -361,7 +361,7 @@ def _layer(name: str) -> str:
     return name.rpartition("/")[0] if name.startswith("/") else name
 
 
-def _listed(steps: Sequence[SharedStep]) -> str:
+def _own_kinds(steps: Sequence[SharedStep]) -> str:
     """The kinds of what is a model's own."""
     return ", ".join(sorted({said.split()[-1] for step in steps for said in step.own}))
 

@@ -73,7 +73,7 @@ class _Geometry(NamedTuple):
 
 def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     """The geometry of *step* in slabs; None if it is no convolution that can be split."""
-    if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _stored(graph, step.inputs[1:]):
+    if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _all_constant(graph, step.inputs[1:]):
         return None
     tall, wide = graph.constants[step.inputs[1]].shape[2:]
     down, across = step.attributes.get("strides", (1, 1))
@@ -91,7 +91,7 @@ def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     return _Geometry(count, down, rows - sum(outer), (top, left, below, right), outer, phases, taps, lead)
 
 
-def _stored(graph: Graph, names: Sequence[str]) -> bool:
+def _all_constant(graph: Graph, names: Sequence[str]) -> bool:
     """Whether all of them are constants; an island may compute its weights, or leave the bias out by an empty name."""
     return all(name in graph.constants for name in names)
 
@@ -129,7 +129,7 @@ class _Rewriting:
 
     def keep(self, step: GraphStep) -> None:
         """*step* as it is, on flat tensors where that saves a reshape."""
-        if not self._flattened(step):
+        if not self._try_flatten(step):
             for name in step.inputs:
                 self._materialise(name)
             self._steps.append(step)
@@ -141,7 +141,7 @@ class _Rewriting:
         source = step.inputs[0]
         self._materialise(source)
         if plan.phases > 1:
-            source = self._sorted(source, step, plan.phases)
+            source = self._sort_columns(source, step, plan.phases)
         outs = self.graph.shapes[step.outputs[0]][1]
         weight = self._constant(_slab_weight(self.graph.constants[step.inputs[1]], plan), step.inputs[1])
         self._slabbed[step.inputs[1]] = weight, (plan.slabs, plan.slab_rows, plan.taps, plan.phases, plan.lead)
@@ -170,10 +170,12 @@ class _Rewriting:
             constants=constants,
             weights=weights,
             shapes=self._shapes,
-            origins=tuple(origin if origin.constant in constants else self._moved(origin) for origin in graph.origins),
+            origins=tuple(
+                origin if origin.constant in constants else self._move_origin(origin) for origin in graph.origins
+            ),
         )
 
-    def _moved(self, origin: KernelOrigin) -> KernelOrigin:
+    def _move_origin(self, origin: KernelOrigin) -> KernelOrigin:
         name, how = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
         return origin._replace(constant=name, slabs=how)
 
@@ -232,7 +234,7 @@ class _Rewriting:
             return None
         return array.reshape(-1, outs)
 
-    def _sorted(self, tensor: str, step: GraphStep, phases: int) -> str:
+    def _sort_columns(self, tensor: str, step: GraphStep, phases: int) -> str:
         """Columns by their remainder, each set as channels: [rows, groups x phases x ins, height, width / phases]."""
         rows, channels, height, width = self.graph.shapes[tensor]
         groups = _groups(step)
@@ -243,7 +245,7 @@ class _Rewriting:
         turned = self._add("Transpose", (cut,), (rows, *moved), {"perm": [0, 1, 4, 2, 3]}, step.layer)
         return self._reshape(turned, (rows, *whole), step.layer)
 
-    def _flattened(self, step: GraphStep) -> bool:
+    def _try_flatten(self, step: GraphStep) -> bool:
         """Do an elementwise *step* on flat tensors, if it has one."""
         tensors = [name for name in step.inputs if name and name not in self._constants]
         if not any(name in self._flat for name in tensors):

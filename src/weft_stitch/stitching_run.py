@@ -17,6 +17,7 @@ from weft.base.errors import StitchError
 from weft.reports.pictures import Shown
 from weft.runtime.metadata import servable
 from weft_stitch.assembly import PLANNED, PlanContest, Stitched, assemble
+from weft_stitch.cost import GraphCost, Modelled, machine
 from weft_stitch.discovery import discover
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
@@ -25,7 +26,6 @@ from weft_stitch.lowering import formed_layers
 from weft_stitch.onnx_writer import keep_models
 from weft_stitch.options import StitchOptions
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
-from weft_stitch.planning.cost import GraphCost, Modelled, machine
 from weft_stitch.planning.planner import ANYWHERE
 from weft_stitch.reading import read_models
 from weft_stitch.reading.alignment import align
@@ -125,14 +125,14 @@ def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> 
     if options.base is not None:
         raise StitchError(f"base = {options.base} is for a body; leave it out")
     family = _read(options, notify)
-    sharing = _shared(options, family, notify)
-    groups = _planned(options, family, sharing, notify)
+    sharing = _find_sharing(options, family, notify)
+    groups = _plan_groups(options, family, sharing, notify)
     times: Sequence[WayTimes] = ()
     if options.measures and len(groups) == 1 and groups[0].contest is not None:
         notify(StitchProgress("racing"))
-        settled, mine = _settled(options, groups[0], groups[0].contest)
+        settled, mine = _choose_fastest(options, groups[0], groups[0].contest)
         groups, times = (settled,), (mine,)
-    difference = _compared(options, family, groups, notify) if options.checks else None
+    difference = _compare(options, family, groups, notify) if options.checks else None
     modelled = Modelled(machine(options.machine))
     summaries = [group.summarise(modelled, _rivals(options, groups)) for group in groups]
     if options.measures:
@@ -188,7 +188,7 @@ def _require_free_rows(options: StitchOptions, family: Family) -> None:
             raise StitchError(f"{net.name} {why}; leave out dynamic = True")
 
 
-def _shared(options: StitchOptions, family: Family, notify: OnProgress) -> Sharing:
+def _find_sharing(options: StitchOptions, family: Family, notify: OnProgress) -> Sharing:
     given = options.sharing
     if isinstance(given, Sharing):
         return given
@@ -205,20 +205,20 @@ def _shared(options: StitchOptions, family: Family, notify: OnProgress) -> Shari
     )
 
 
-def _planned(options: StitchOptions, family: Family, sharing: Sharing, notify: OnProgress) -> tuple[Stitched, ...]:
+def _plan_groups(options: StitchOptions, family: Family, sharing: Sharing, notify: OnProgress) -> tuple[Stitched, ...]:
     settings: dict[str, Any] = {
         "form": options.form, "cost": _cost(options), "dynamic": options.dynamic, "slabs": options.allows_slabs,
     }  # fmt: skip
     if options.in_groups:
         limits = BudgetLimits(options.memory_cap_bytes, options.latency_target_s)
-        progress = _counted("grouping", 3 * family.tasks, notify)
+        progress = _step_counter("grouping", 3 * family.tasks, notify)
         return stitch_groups(family, sharing, limits, **settings, progress=progress)
     steps = len(formed_layers(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
     settings |= {"slack": options.allowed_slack, "align": options.align}
-    return (assemble(family, sharing, **settings, progress=_counted("planning", steps, notify)),)
+    return (assemble(family, sharing, **settings, progress=_step_counter("planning", steps, notify)),)
 
 
-def _counted(stage: str, of: int | None, notify: OnProgress) -> Callable[[str], None]:
+def _step_counter(stage: str, of: int | None, notify: OnProgress) -> Callable[[str], None]:
     """Return a callback that reports one more finished step at each call."""
     numbers = count(1)
     notify(StitchProgress(stage, of=of))
@@ -234,13 +234,13 @@ def _cost(options: StitchOptions) -> GraphCost:
     return GraphTimer(threads=options.used_threads)
 
 
-def _settled(options: StitchOptions, stitched: Stitched, contest: PlanContest) -> tuple[Stitched, WayTimes]:
+def _choose_fastest(options: StitchOptions, stitched: Stitched, contest: PlanContest) -> tuple[Stitched, WayTimes]:
     """Time all plans in one race; return the plan that wins, and the times."""
     plans = contest.plans
     apart = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
     contenders = {name: _graphs(stitched.family, stitched, name) for name in apart}
     contenders |= {str(at): _graphs(stitched.family, stitched.planned(plan), STITCHED) for at, plan in enumerate(plans)}
-    raced = _raced(options, stitched.family, contenders)
+    raced = _race(options, stitched.family, contenders)
     seconds = [raced[str(at)] for at in range(len(plans))]
     chosen = contest.choose(seconds)
     pairs = reversed(list(zip(plans, seconds, strict=True)))  # of one form the first counts, as in ``in_form``
@@ -257,13 +257,13 @@ def _times(
     for number, (stitched, summary) in enumerate(zip(groups, summaries, strict=True)):
         contenders |= {f"{number}:{way.name}": _graphs(family, stitched, way.name) for way in summary.ways}
     times: list[dict[str, float]] = [{} for _ in summaries]
-    for name, each_s in _raced(options, family, contenders).items():
+    for name, each_s in _race(options, family, contenders).items():
         group, _, way = name.partition(":")
         times[int(group)][way] = each_s
     return list(times)
 
 
-def _raced(options: StitchOptions, family: Family, contenders: Mapping[str, Sequence[Graph]]) -> dict[str, float]:
+def _race(options: StitchOptions, family: Family, contenders: Mapping[str, Sequence[Graph]]) -> dict[str, float]:
     from weft_stitch.running.sessions import race
 
     threads = options.used_threads
@@ -289,7 +289,7 @@ def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ..
     return tuple(form for form in ANYWHERE if form != plan.name)
 
 
-def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress) -> Difference:
+def _compare(options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress) -> Difference:
     """The largest difference to the models alone; ``StitchError`` if it is too large and no tolerance was given."""
     from weft_stitch.running.sessions import CLOSE, Difference, largest_difference
 

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.counts import LayerCounts, coded, count, kernels_of, stored_bytes
+from weft_stitch.cost import LayerCounts, Modelled, coded, count, kernels_of, stored_bytes
 from weft_stitch.family import ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import kernel, pieces
 from weft_stitch.net import Array
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import Plan
 from weft_stitch.planning.segments import segments
 
@@ -187,8 +186,8 @@ def layer_rows(
                 segment.name,
                 forms[segment.formed.name],
                 segment.name in slabs,
-                _shared(segment.formed.inputs[0], wiring, sharing),
-                _shared(segment.formed.output, wiring, sharing),
+                _shared_width(segment.formed.inputs[0], wiring, sharing),
+                _shared_width(segment.formed.output, wiring, sharing),
                 whole.macs,
                 whole.weight_bytes,
                 sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
@@ -210,7 +209,7 @@ def _total(counts: Iterable[LayerCounts]) -> LayerCounts:
     return LayerCounts(*map(sum, zip(*rows, strict=True)))
 
 
-def _shared(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
+def _shared_width(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
     spaces = [sharing[space] for space in wiring.carries[value]]
     return sum(space.shared_width for space in spaces), sum(max(space.widths) for space in spaces)
 

@@ -8,9 +8,10 @@ A ``TuningSetting`` gives every group of objects a type and a width and every ob
 (``search_space.py``) and chooses among them by a rule; the ``Judge`` takes scores from memory, from the database or
 from the evaluator, and evaluates only as far as the choice can still change. Evaluators are functions
 (``evaluation.py``), commands (``command_evaluator.py``) and ``quantised/``, which cuts an ONNX graph before every
-target, feeds the weights as inputs, rounds the input of a target between two pieces, and caches the tensors at each cut
-for the next configuration that begins alike; ``workers.py`` spreads the batches of a chunk over processes.
-``baselines.py`` has other searches over the same evaluators, ``exhaustive.py`` tries everything. ``export/`` writes the
+target (``weighted_layers.py``), feeds the weights as inputs, rounds the input of a target between two pieces, and
+caches the tensors at each cut for the next configuration that begins alike; ``workers.py`` spreads the batches of a
+chunk over processes.
+``baselines.py`` has other searches over the same evaluators, and tries everything. ``export/`` writes the
 result as ONNX, ``packed.py`` as bits; ``hardware.py`` estimates its value on hardware. ``runtime_target/`` answers
 another question, by measurement: which formats ONNX Runtime computes fastest here. ``numbers`` has the formats.
 """

@@ -106,7 +106,7 @@ def command(
 
     [bold]weft tune model.onnx --data validation.npz --margin 0.01[/bold], or, for any framework,
     [bold]weft tune net.toml --command 'python eval.py {config}' --score 'Accuracy: (.*)'[/bold]. With
-    [bold]--target onnxruntime[/bold] the fastest formats, measured here. See docs/tuning.md.
+    [bold]--target onnxruntime[/bold] it measures which formats are fastest on this machine. See docs/tuning.md.
     """
     from weft_tune.result import TuningResult
     from weft_tune.tuning_run import carry_out, carry_out_fastest
@@ -225,7 +225,7 @@ def sentences(result: TuningResult) -> list[str]:
         f"{_test(result)}{_kept_share(result)}",
         f"size: weights {kilobytes(32 * tuning.network.weights)} kB -> {kilobytes(tuning.weight_bits)} kB, "
         f"{tuning.weight_reduction:.1f} times smaller; with one sample's activations {tuning.reduction:.1f} times",
-        *_priced(result),
+        *_price_lines(result),
         f"search: {tuning.iterations} configurations, {_samples(result)}{result.seconds:.1f} s"
         + (f"; {tuning.reused} scores were known from before" if tuning.reused else ""),
         *_doubts(result),
@@ -281,7 +281,7 @@ def _kept_share(result: TuningResult) -> str:
     return f" ({result.test_score / result.test_base if result.test_base else 0.0:.2%} of it)"
 
 
-def _priced(result: TuningResult) -> list[str]:
+def _price_lines(result: TuningResult) -> list[str]:
     from weft_tune.objective import DEFAULT
 
     tuning, lines = result.tuning, []

@@ -175,10 +175,10 @@ class Database:
 
     def __init__(self, path: Path | None = None) -> None:
         self._where = str(path) if path else "the scores in memory"
-        with self._translated_errors():
+        with self._translate_errors():
             self._connection = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
         try:
-            with self._translated_errors():
+            with self._translate_errors():
                 self._open()
         except TuneError:
             self._connection.close()
@@ -189,7 +189,7 @@ class Database:
     ) -> Score | EvaluationError | None:
         """Look up the answer to the same question, else any that decides it. *evaluator* is a fingerprint."""
         key = (evaluator, subset, configuration.text)
-        with self._translated_errors():
+        with self._translate_errors():
             row = self._connection.execute(_FIND, (*key, needed, needed, needed)).fetchone()
         if row is None:
             return None
@@ -210,7 +210,7 @@ class Database:
             row = (-math.inf, 1, 0, str(outcome), outcome.output)
         else:
             row = (float(outcome.value), int(outcome.exact), int(outcome.samples), None, None)
-        with self._translated_errors():
+        with self._translate_errors():
             self._connection.execute(
                 "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (evaluator, subset, configuration.text, needed, *row),
@@ -228,7 +228,7 @@ class Database:
         return score
 
     def __len__(self) -> int:
-        with self._translated_errors():
+        with self._translate_errors():
             return int(self._connection.execute("SELECT count(*) FROM scores").fetchone()[0])
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class Database:
             time.sleep(_RETRY_S)
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:

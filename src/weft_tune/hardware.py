@@ -29,9 +29,9 @@ from weft.devices.costs.layer_costs import Profile, estimate
 from weft.devices.costs.program import Clock, lower
 from weft.kernels.replay import replay
 from weft.models import Layer, Model
-from weft.models.weighted_layers import find_layers, load_flat
 from weft_tune.network import ROLES, Network, Target
 from weft_tune.numbers.configuration import Configuration
+from weft_tune.weighted_layers import find_layers, load_flat
 
 SERIAL_BITS = 16
 """Bits of the bit-parallel baseline; wider activations take as long."""

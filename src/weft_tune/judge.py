@@ -29,7 +29,7 @@ SLACK = 1e-9
 
 
 class Rule(Protocol):
-    """A choice among candidates."""
+    """How the best of several candidates is chosen."""
 
     @property
     def floor(self) -> float: ...
@@ -43,7 +43,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HighestScore:
-    """The most accurate one; ties go to the first."""
+    """Choose the most accurate candidate; the first one on a tie."""
 
     floor: float
 
@@ -58,10 +58,10 @@ class HighestScore:
 
 @dataclass(frozen=True, slots=True)
 class MostGainPerLoss:
-    """The one that lowers the objective most for what it costs in score.
+    """Choose the candidate that lowers the objective most per lost score.
 
-    Where nothing is lost the ratio is infinite; those are told apart by their gain, then by their score. Candidates
-    that gain nothing come last.
+    Without a loss the ratio is infinite; such candidates are compared by their gain, then by their score. Candidates
+    without a gain come last.
     """
 
     floor: float
@@ -105,14 +105,14 @@ class Point(NamedTuple):
 
 
 class TrialOutcome(NamedTuple):
-    """The result of an evaluation, a failure included."""
+    """The result of an evaluation, or its failure."""
 
     score: Score
     failure: str = ""
 
 
 class Judge:
-    """Owns scores and trials; a search asks it and decides nothing about scores itself."""
+    """Owns scores and trials: a search takes all scores from it and has no rule about them itself."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Judge:
         self._iteration = 0
 
     def base(self, subset: Subset, configuration: Configuration) -> float:
-        """Begin to use a subset: score the base, with which all others are compared."""
+        """Start to use a subset of the samples: score the base configuration, with which all others are compared."""
         self._subset, self.threshold = subset, -math.inf
         skip, self._skip = self._skip, False  # without a base there is nothing to go on with
         outcome = self._outcome(configuration, "base", -math.inf)
@@ -153,7 +153,7 @@ class Judge:
         return outcome.score.value
 
     def point(self, setting: TuningSetting) -> Point:
-        """A setting, not yet scored."""
+        """Return the point of a setting, without scoring it."""
         configuration = self.space.configuration(setting)
         return Point(setting, configuration, self._objective_of(configuration))
 
@@ -202,7 +202,7 @@ class Judge:
         return sorted(passing, key=lambda point: rule.key(point.objective, point.score), reverse=True)
 
     def keep(self, point: Point, step: Step) -> None:
-        """Record the point from which the search goes on."""
+        """Record the point from which the search continues."""
         self.path.append(Kept(self.phase, step, point.configuration, point.score, point.objective))
         place = self._places[self._subset, point.configuration]
         self.trials[place] = self.trials[place]._replace(chosen=True)
@@ -216,7 +216,7 @@ class Judge:
         return score.exact and score.value >= floor and score.value > -math.inf
 
     def _order(self, moves: Sequence[Move], points: Sequence[Point], rule: Rule, now: float) -> list[int]:
-        """Likely winners first, by the change of score of the same moves the last time."""
+        """Order moves by the change of score that they caused the last time, the likely winners first."""
         places = list(range(len(moves)))
         if self._many or math.isnan(now):
             return places
@@ -237,25 +237,25 @@ class Judge:
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
             return known
-        outcome = self._stored(configuration, needed)
+        outcome = self._stored_outcome(configuration, needed)
         if outcome is None:
             outcome = self._evaluate(configuration, needed)
         return self._record(configuration, step, outcome)
 
     def _score_together(self, points: Sequence[Point], step: Step) -> None:
-        """Score in full and side by side what would otherwise be scored one by one."""
+        """Score points completely and in parallel that would otherwise be scored one by one."""
         if not self._many:
             return
         distinct = dict.fromkeys(point.configuration for point in points)
         new = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
-        outcomes = {configuration: self._stored(configuration, -math.inf) for configuration in new}
+        outcomes = {configuration: self._stored_outcome(configuration, -math.inf) for configuration in new}
         missing = [configuration for configuration in new if outcomes[configuration] is None]
         if missing:
             outcomes |= dict(zip(missing, self._evaluate_many(missing, step), strict=True))
         for configuration in new:
             self._record(configuration, step, outcomes[configuration])
 
-    def _stored(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
+    def _stored_outcome(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
         outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
         if isinstance(outcome, EvaluationError) and not self._skip:
             return None  # it may work now: the user has seen the message

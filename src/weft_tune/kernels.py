@@ -26,14 +26,14 @@ Words = npt.NDArray[np.uint32]
 
 
 @formula
-def _clamped(value: Any, largest: Any) -> Any:
+def _clamp(value: Any, largest: Any) -> Any:
     """The magnitude of a value, at most *largest*."""
     a = np.float32(abs(value))
     return largest if a > largest else a
 
 
 @formula
-def _signed(magnitude: Any, value: Any) -> Any:
+def _copy_sign(magnitude: Any, value: Any) -> Any:
     return np.float32(math.copysign(magnitude, value))
 
 
@@ -50,14 +50,14 @@ def _value(bits: Any) -> Any:
 @formula
 def fixed(value: Any, largest: Any, magic: Any) -> Any:
     """One step for all values, at most 2^23 of them: *magic* is 2^23 steps."""
-    return _signed((_clamped(value, largest) + magic) - magic, value)
+    return _copy_sign((_clamp(value, largest) + magic) - magic, value)
 
 
 @formula
 def fine_fixed(value: Any, largest: Any, magic: Any) -> Any:
     """More than 2^23 steps: from *magic* on, float32 has no finer ones."""
-    a = _clamped(value, largest)
-    return _signed(a if a >= magic else (a + magic) - magic, value)
+    a = _clamp(value, largest)
+    return _copy_sign(a if a >= magic else (a + magic) - magic, value)
 
 
 @formula
@@ -66,9 +66,9 @@ def floating(value: Any, largest: Any, least: Any, power: Any) -> Any:
 
     M - a has the exponent of M, but for a hardly above a power of two, where the finer step finds that power, too.
     """
-    a = _clamped(value, largest)
+    a = _clamp(value, largest)
     m = (least if a < least else a) * power
-    return _signed(m + (a - m), value)
+    return _copy_sign(m + (a - m), value)
 
 
 @formula
@@ -83,10 +83,10 @@ def power_of_two(value: Any, largest: Any, least: Any, power: Any, half: Any) ->
 
     *half* is 2^22 where odd exponents have even codes: it flips the parity for those a whose fraction is a half.
     """
-    a = _clamped(value, largest)
+    a = _clamp(value, largest)
     bits = _bits(least if a < least else a)
     m = _value(bits + (np.uint32(bits + half) >> np.uint32(23))) * power
-    return _signed(m + (a - m), value)
+    return _copy_sign(m + (a - m), value)
 
 
 @formula
@@ -98,10 +98,10 @@ def by_bits(
     *half* is one less than half of what is rounded away, *odd* 1 if codes whose last bit is set are the even ones,
     *one* 0 if nothing is rounded away. NaN goes the other way, where it stays.
     """
-    a = _clamped(value, largest)
+    a = _clamp(value, largest)
     bits = _bits(a)
     near = _value((bits + half + (((bits >> shift) ^ odd) & one)) & mask)
-    return _signed(near if a >= least else (a + magic) - magic, value)
+    return _copy_sign(near if a >= least else (a + magic) - magic, value)
 
 
 @formula
@@ -111,7 +111,7 @@ def twos(value: Any, lowest: Any, largest: Any, magic: Any, step: Any, half: Any
     held = largest if raised > largest else raised
     a = np.float32(abs(held))
     even = (a + magic) - magic
-    return _signed(even + step if a - even >= half else even, held) + zero
+    return _copy_sign(even + step if a - even >= half else even, held) + zero
 
 
 @formula
@@ -128,7 +128,7 @@ def _loop(rounded: Callable[..., Any]) -> Callable[..., None]:
     return loop
 
 
-def _unsigned(rounded: Callable[..., Any]) -> Callable[..., None]:
+def _unsigned_loop(rounded: Callable[..., Any]) -> Callable[..., None]:
     """The loop for formats without a sign: negative values become zero first."""
 
     def loop(x, out, constants):
@@ -139,7 +139,7 @@ def _unsigned(rounded: Callable[..., Any]) -> Callable[..., None]:
     return loop
 
 
-def _scaled(rounded: Callable[..., Any]) -> Callable[..., None]:
+def _scaled_loop(rounded: Callable[..., Any]) -> Callable[..., None]:
     """The loop for formats that reach below float32's normal values: values are scaled up while they are rounded."""
 
     def loop(x, out, constants):
@@ -149,7 +149,7 @@ def _scaled(rounded: Callable[..., Any]) -> Callable[..., None]:
     return loop
 
 
-def _compiled(name: str, loop: Callable[..., None]) -> Callable[..., None]:
+def _compile_loop(name: str, loop: Callable[..., None]) -> Callable[..., None]:
     # numba makes the name of its cache file of this. Two processes that compile at once may swap loops that share one.
     loop.__qualname__ = name
     return kept(loop)
@@ -159,12 +159,12 @@ _PLAIN = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bi
 _LOOPS = {
     **{rounded.__name__: _loop(rounded) for rounded in _PLAIN},
     **{
-        f"unsigned_{rounded.__name__}": _unsigned(rounded)
+        f"unsigned_{rounded.__name__}": _unsigned_loop(rounded)
         for rounded in (fixed, fine_fixed, floating, power_of_two, by_bits)
     },
-    **{f"scaled_{rounded.__name__}": _scaled(rounded) for rounded in (floating, power_of_two)},
+    **{f"scaled_{rounded.__name__}": _scaled_loop(rounded) for rounded in (floating, power_of_two)},
 }
-LOOPS = {name: _compiled(name, loop) for name, loop in _LOOPS.items()}
+LOOPS = {name: _compile_loop(name, loop) for name, loop in _LOOPS.items()}
 """Name -> loop over (x, out, constants): float32 arrays, and the constants of the formula as a tuple.
 
 Those of scaled ones begin with the scale and its inverse. *out* may be *x* itself, which is several times slower:

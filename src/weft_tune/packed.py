@@ -24,12 +24,12 @@ from pydantic import BaseModel, Field, ValidationError
 from weft.base.errors import NumberError, TuneError
 from weft.base.files import replacing
 from weft.base.jsonfile import first_problem
-from weft.models.weighted_layers import find_layers, load_flat
 from weft_tune.network import Network, check_layers
 from weft_tune.numbers.arrays import decode, encode, fits_float32, pack, packed_bytes, unpack
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import parse_format, spell
 from weft_tune.numbers.plain import float32_range
+from weft_tune.weighted_layers import find_layers, load_flat
 
 Floats = npt.NDArray[np.float32]
 

@@ -94,7 +94,7 @@ def _in_eight_bits(
     data = Path(request.workload.folder) / str(stream.samples)
     folder = cache / KEPT / _key(model, data)
     try:
-        tried = _cached(folder) or _search(model, data, folder, on_stage)
+        tried = _read_cached(folder) or _search(model, data, folder, on_stage)
     except (TuneError, ModelError) as error:
         return model, f"int8 cannot be had ({error})"
     if not tried.file:
@@ -111,7 +111,7 @@ def _key(model: RequestedModel, data: Path) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _cached(folder: Path) -> TriedInt8 | None:
+def _read_cached(folder: Path) -> TriedInt8 | None:
     """The result of an earlier search; None where there is none that can be read, or its model is gone."""
     try:
         cached = TriedInt8.model_validate(read_json(folder / FOUND, InputError))

@@ -29,7 +29,7 @@ from weft.runtime.stitched import tasks_in
 from weft.runtime.timing import Turns
 from weft_stitch import stitch
 from weft_stitch.cli.stitch import print_stitching
-from weft_stitch.counts import count
+from weft_stitch.cost import count
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
 from weft_stitch.making.architectures import ARCHITECTURES

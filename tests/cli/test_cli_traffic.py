@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
-from weft.workloads.traffic import read_traffic
+from weft_cluster.routing.traffic import read_traffic
 
 
 def test_fit_prints_writes_and_says_what_it_does_not_know(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from tests.cluster.cases import one_machine, small_cluster
 from weft.base.errors import InputError, PlacingError
-from weft.workloads.traffic import RequestBlock
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineKind
 from weft_cluster.placing.placement import parse_placement
 from weft_cluster.routing.cluster import ClusterSetting, Failure, failures, placed, slowed
 from weft_cluster.routing.simulate import simulate_cluster
+from weft_cluster.routing.traffic import RequestBlock
 
 NEED = Need(0.006, 0.003, 0.001, segment_s=0.0025, alone_s=0.01)
 QUIET = ClusterSetting(warmup_s=0.0, hop_s=0.001)

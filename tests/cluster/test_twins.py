@@ -8,11 +8,11 @@ import pytest
 from tests.cluster.cases import small_cluster
 from tests.kernels.jit import said_with_the_jit_off
 from weft.kernels import request_state as k
-from weft.workloads.traffic import Day, Surge, generated
 from weft_cluster.routing import compiled, plain
 from weft_cluster.routing.cluster import ClusterSetting, Failure
 from weft_cluster.routing.lowered import in_ticks, lower_cluster
 from weft_cluster.routing.router import ROUTERS
+from weft_cluster.routing.traffic import Day, Surge, generated
 
 COLUMNS = [k.ARRIVED, k.COMPLETED, k.VIOLATED, k.DROPPED, k.REFUSED, k.LATENCY_SUM, k.LATENCY_MAX]
 DOWN = (Failure("m1", 0.3, 0.25), Failure("m2", 0.4, 9.0))
@@ -59,7 +59,7 @@ def test_whatever_gates_know_and_however_busy_machines_are(setting, seed):
 
 
 def test_blocks_of_requests_may_end_within_a_period(monkeypatch):
-    monkeypatch.setattr("weft.workloads.traffic.BLOCK", 17)
+    monkeypatch.setattr("weft_cluster.routing.traffic.BLOCK", 17)
     compare(ClusterSetting(age_s=0.04, gates=2, failures=DOWN))
 
 

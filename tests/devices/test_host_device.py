@@ -34,7 +34,7 @@ from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.engine.tickets import WaitingLine
 from weft.planning.survey import SeenSpan, Subject, losses, survey
 from weft.planning.survey.measure import _Survey, failures
-from weft.planning.survey.spans import _met, hand_overs, read_spans, runs
+from weft.planning.survey.spans import _overlapping, hand_overs, read_spans, runs
 from weft.serving.dispatch import refused as refused_with
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
@@ -398,7 +398,7 @@ def test_a_queue_that_is_full_shows_that_lanes_are_busy_and_any_other_refusal_is
 )
 def test_spans_meet_those_that_run_at_the_same_time(rows):
     spans = [SeenSpan(place, "m", 0, start, start + took, 1, place) for place, (start, took) in enumerate(rows)]
-    for span, met in zip(spans, _met(spans), strict=True):
+    for span, met in zip(spans, _overlapping(spans), strict=True):
         wanted = [
             each
             for each in spans

@@ -65,9 +65,9 @@ def test_the_best_of_few_rounds_is_believed_only_if_it_is_the_best_of_more():
 
     setting = Setting((program("a", (10, 30)), program("b", (30, 10))), 100, 60)
     judge = Fading(**asdict(trial.TrialJudge.of(setting)))
-    tried = [trial._tried(make_policy(name, setting), judge, trial.ROUNDS) for name in ("weft", "aimt")]
+    tried = [trial._try_policy(make_policy(name, setting), judge, trial.ROUNDS) for name in ("weft", "aimt")]
     assert type(trial._winner(tried, Weft).policy) is Weft
-    assert type(trial._winner(trial._confirmed(tried, judge, Weft), Weft).policy) is not Weft
+    assert type(trial._winner(trial._confirm(tried, judge, Weft), Weft).policy) is not Weft
 
 
 def test_what_weft_goes_on_as_is_said():
@@ -107,7 +107,7 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     judge = trial.TrialJudge.of(setting)
     assert min(judge.shares(greedy)) < trial.least_share(3)
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
-    assert trial._tried(greedy, judge, 50).stp == 0
+    assert trial._try_policy(greedy, judge, 50).stp == 0
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.serving.live import PATIENCE_S
-from weft_cluster.gates import link
+from weft_cluster.gates import forward
 
 
 @pytest.fixture(autouse=True, scope="module")
 def patient():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(link, "PATIENCE_S", PATIENCE_S)
+        patch.setattr(forward, "PATIENCE_S", PATIENCE_S)
         yield

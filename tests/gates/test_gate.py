@@ -18,7 +18,7 @@ from tests.serving.clients import certificate
 from tests.support.commands import refused, run
 from tests.support.concurrency import until
 from weft.serving.telemetry import OpenTelemetry
-from weft_cluster.gates import board, link
+from weft_cluster.gates import board, forward
 from weft_cluster.gates.gate import FAMILIES
 
 OK, BUSY, LATE = answering(200), answering(503, '{"error": "full"}'), answering(504, '{"error": "late"}')
@@ -205,13 +205,13 @@ def test_a_server_that_is_about_to_end_answers_what_it_has():
 
 
 def test_a_server_that_is_only_slow_to_say_so_is_not_given_up_while_it_answers(monkeypatch):
-    monkeypatch.setattr(link, "SILENT_NS", 10**15)
+    monkeypatch.setattr(forward, "SILENT_NS", 10**15)
     with scripted(OK) as (server,), gated(PAIR, {"left": [server.url]}) as gate:
-        monkeypatch.setattr(link, "PATIENCE_S", 0.001)
+        monkeypatch.setattr(forward, "PATIENCE_S", 0.001)
         server.ready, seen = 0, server.looks
         until(lambda: server.looks > seen + 2)
         assert gate.status()["servers"][0]["up"] and infer(gate)[0] == 200
-        monkeypatch.setattr(link, "SILENT_NS", 0)
+        monkeypatch.setattr(forward, "SILENT_NS", 0)
         until(lambda: not gate.status()["servers"][0]["up"])
 
 

@@ -110,7 +110,9 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
     from weft.runtime.cuda.preparing import prepare_on
     from weft_stitch.on_device import StitchedFile
 
-    monkeypatch.setattr(StitchedFile, "workshop", lambda file, blueprint: file._fused())  # whatever is quicker
+    monkeypatch.setattr(
+        StitchedFile, "workshop", lambda file, blueprint: file._fused_preparation()
+    )  # whatever is quicker
     path, cache = described_file(tmp_path / "body.onnx", architecture), tmp_path / "cache"
     options = replace(FINE, max_batch=8, precision=precision)
     body = prepare(path, LoadOptions(max_batch=2))

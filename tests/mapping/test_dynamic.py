@@ -23,9 +23,9 @@ from weft.devices import load_soc
 from weft_map import Options, Problem, simulate, solve
 from weft_map.background_planner import LOST, MOST_RESTARTS, News, Planner
 from weft_map.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
+from weft_map.estimate import find_profile
 from weft_map.limits import TaskLimits
 from weft_map.problem import Group
-from weft_map.profile_by_name import find_profile
 from weft_map.scenario import Scenario, parse_scenario, prepare_phases
 
 XAVIER = load_soc("xavier")

@@ -15,8 +15,8 @@ from weft.base.jsonfile import write_json
 from weft.devices.soc import Soc, load_soc
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.zoo import export
+from weft_map.estimate import find_profile, shipped_profiles
 from weft_map.problem import Problem
-from weft_map.profile_by_name import find_profile, shipped_profiles
 from weft_map.profiles import (
     ProfileCost,
     ProfileGroup,

@@ -17,10 +17,9 @@ from weft.base.errors import InvalidStart, WorkloadError
 from weft.devices.soc import Soc, Unit
 from weft.engine import Engine
 from weft.engine.policies.base import NO_BUFFER, Policy, Setting, Start, View
-from weft_map.executor import SimulatedSoc, ticks
 from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.schedule import Outcome, RunInterval, Schedule, Transfer
-from weft_map.simulator import Chains, Planned, simulate
+from weft_map.simulator import Chains, Planned, SimulatedSoc, simulate, ticks
 
 MS = 1e-3
 GPU, DLA = 0, 1

@@ -23,7 +23,7 @@ LISTED = ("1.23", "1.31")
 HEAD = f"""# Operators
 
 This page is written by `python -m tests.models.operator_page` from the table in `src/weft/models/operators`, and a test
-keeps it true. An operator is one entry there; what it leaves out has a default that is safe:
+keeps it true. An operator is one entry there; a facet that it leaves out has a safe default:
 
 | column | what the entry says | without it |
 |---|---|---|

@@ -10,8 +10,7 @@ from tests.placing.problems import demand, machines
 from weft.base.errors import InputError
 from weft_cluster.placing.demand import Demand
 from weft_cluster.placing.filling import Filling, broken_limits
-from weft_cluster.placing.judging import OnTimeJudge
-from weft_cluster.placing.moves import improve
+from weft_cluster.placing.judging import OnTimeJudge, improve
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.routing.placing_run import place
 

@@ -11,8 +11,7 @@ from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
 from tests.support.commands import refused, run
 from weft.devices.host import write_host
-from weft.planning.layout import planned_workload
-from weft.planning.plan import read_plan
+from weft.planning.plan import planned_workload, read_plan
 from weft_cluster.placing.placement import read_placement
 
 __all__ = ["brief"]

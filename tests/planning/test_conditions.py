@@ -16,7 +16,7 @@ from tests.support.commands import run
 from weft.cli.plan import _print_conditions
 from weft.devices.conditions import Conditions, age_in_words, worst_of
 from weft.devices.host import read_host, write_host
-from weft.planning import timed_now as timed
+from weft.planning import plan_check as timed
 from weft.planning.plan import parse_plan, read_plan
 from weft.planning.survey.measure import Subject
 from weft.planning.survey.processor_time import ConditionsWatch, ProcessorTime, clock_mhz, processor_time

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.planning.plans import scaling, written
-from weft.planning.drift import drift
 from weft.planning.machine import memory_here, processor_here, these_versions, this_machine
 from weft.planning.plan import PlanBudget, PlanMachine, PlanSettings
+from weft.planning.plan_check import drift
 from weft.serving.config import ModelConfig
 
 MIB = 1 << 20

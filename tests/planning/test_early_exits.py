@@ -24,12 +24,11 @@ from weft.planning.bounds import blocking, bound_of, fastest_s, late_alone, leas
 from weft.planning.candidates import arrangements, request_policies
 from weft.planning.early_exits import reaching
 from weft.planning.folder import ModelToServe
-from weft.planning.layout import planned_workload
 from weft.planning.measured import LaneShape, measurement_key
-from weft.planning.measured_comparison import compare
-from weft.planning.plan import Prediction, read_plan
+from weft.planning.plan import Prediction, planned_workload, read_plan
 from weft.planning.plan_request import PlanRequest
 from weft.planning.planning_run import check_deadlines, check_exits
+from weft.planning.prediction import compare
 from weft.planning.standalone_times import times_alone
 from weft.planning.survey.measure import _Survey
 from weft.serving.repository import Repository

@@ -15,8 +15,8 @@ from tests.support.commands import refused, run
 from tests.support.tuning import fix_times
 from tests.tuning.files import points, save_data, save_model
 from weft.devices.host import write_host
-from weft.planning.drift import drift
 from weft.planning.plan import read_plan
+from weft.planning.plan_check import drift
 from weft.planning.plan_request import PlanRequest
 from weft_tune.plan_int8 import KEPT, with_int8
 

@@ -23,8 +23,7 @@ from weft.planning.folder import (
     source_digests,
     write_plan,
 )
-from weft.planning.layout import is_plan, planned_workload
-from weft.planning.plan import PlanSettings, Prediction, read_plan
+from weft.planning.plan import PlanSettings, Prediction, is_plan, planned_workload, read_plan
 from weft.serving.config import ModelConfig, SchedulingSettings
 from weft.serving.repository import Repository
 from weft.workloads.requests import parse_workload

@@ -12,8 +12,8 @@ from tests.planning.plans import plan_of, scaling, workload, written
 from weft.base.errors import PlanError
 from weft.cli.main import main
 from weft.planning.folder import ModelToServe
-from weft.planning.load_prediction import planned_host, predict
 from weft.planning.plan import ModelChoice, Plan, PlanOption, PlanSettings
+from weft.planning.prediction import planned_host, predict
 from weft.workloads.requests import Workload
 
 
@@ -81,9 +81,9 @@ def test_bench_predicts_for_the_load_that_it_sends(tmp_path: Path, monkeypatch: 
     seen: list[Plan | None] = []
     plan = written(tmp_path / "plan", {"camera": 2.0})
     monkeypatch.setattr("weft.load.run_load", send)
-    monkeypatch.setattr("weft.planning.load_prediction.planned_host", lambda folder: host(camera=[1.0]))
-    whole = bench._predicted_at
-    monkeypatch.setattr(bench, "_predicted_at", lambda *given: seen.append(whole(*given)) or seen[0])
+    monkeypatch.setattr("weft.planning.prediction.planned_host", lambda folder: host(camera=[1.0]))
+    whole = bench._predict_load
+    monkeypatch.setattr(bench, "_predict_load", lambda *given: seen.append(whole(*given)) or seen[0])
     with pytest.raises(Sent) as sent:
         main(["bench", str(tmp_path / "plan"), "--load", "1.5"])
     assert sent.value.args[0].rates == (30.0,)

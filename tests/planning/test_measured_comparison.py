@@ -14,9 +14,8 @@ from weft.cli import bench
 from weft.cli.main import main
 from weft.load import LoadResult
 from weft.planning.folder import ModelToServe
-from weft.planning.layout import planned_workload
-from weft.planning.measured_comparison import PlanComparison, compare
-from weft.planning.plan import Plan, PlanSettings, Prediction
+from weft.planning.plan import Plan, PlanSettings, Prediction, planned_workload
+from weft.planning.prediction import PlanComparison, compare
 from weft.workloads.requests import Workload
 
 

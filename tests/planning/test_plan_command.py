@@ -20,8 +20,7 @@ from tests.support.commands import refused, run
 from weft.base.registry import registered
 from weft.devices.host import write_host
 from weft.planning import folder, planning_run
-from weft.planning.layout import planned_workload
-from weft.planning.plan import read_plan
+from weft.planning.plan import planned_workload, read_plan
 
 __all__ = ["brief"]
 
@@ -101,6 +100,7 @@ def test_weights_in_common_are_told_and_without_an_output_nothing_is_written(bri
         ((*STREAMS, "-o", "no/such/place"), "there is no folder"),
         ((*STREAMS, "-o", "full"), "and no plan"),
         (("--check", "plan", "-o", "other"), "--output does not apply to --check"),
+        (("--check", "no-plan"), "no-plan: cannot read the file"),
         (
             ("-s", "camera.onnx:rate=50,deadline=2", "-s", "words.onnx:rate=1,deadline=9", "-d", "one.json"),
             "deadline=5",

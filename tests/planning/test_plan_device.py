@@ -24,14 +24,14 @@ from weft.devices import Host, read_host
 from weft.devices.host import write_host
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.planning.candidates import arrangements
-from weft.planning.drift import drift
 from weft.planning.folder import ModelToServe, plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
-from weft.planning.measured_comparison import compare
 from weft.planning.plan import PlanSettings, Prediction, read_plan
+from weft.planning.plan_check import drift
 from weft.planning.plan_request import PlanRequest
 from weft.planning.plan_shown import options_table
 from weft.planning.planning_run import make_plan
+from weft.planning.prediction import compare
 from weft.planning.segment_length import longer_segments
 from weft.runtime.cuda.cpu_twins import TWIN
 from weft.serving.process import ServerProcess

@@ -12,8 +12,8 @@ from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
 from tests.support.commands import run
 from weft.devices.host import write_host
-from weft.planning.load_prediction import planned_host
 from weft.planning.plan import Plan, read_plan
+from weft.planning.prediction import planned_host
 
 sys.path.append(str(ROOT / "benchmarks"))
 

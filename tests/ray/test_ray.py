@@ -16,9 +16,17 @@ from tests.gates.cases import PAIR, placement
 from weft.base.errors import InputError, PlacingError
 from weft_cluster.placing.placement import Placement, write_placement
 from weft_cluster.ray.local import LocalCluster
-from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
 from weft_cluster.ray.service_registry import HEARTBEAT_TIMEOUT_S, REFUSED_S, SETTLED_S, ServiceRegistry
-from weft_cluster.ray.settings import parse_settings, sources_of
+from weft_cluster.ray.settings import (
+    BANDWIDTH,
+    COMPUTE,
+    ServerLoad,
+    UtilisationPolicy,
+    needed,
+    parse_settings,
+    predicted,
+    sources_of,
+)
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'weft[ray]' brings Ray")
 
@@ -74,7 +82,7 @@ def test_without_ray_one_is_told_how_to_get_it(tmp_path, monkeypatch):
 
 
 def test_the_room_imports_nothing_of_ray_before_the_application_is_asked_for():
-    modules = "weft_cluster.ray, weft_cluster.ray.local, weft_cluster.ray.scaling, weft_cluster.gates.gate"
+    modules = "weft_cluster.ray, weft_cluster.ray.local, weft_cluster.ray.settings, weft_cluster.gates.gate"
     code = f"import sys, {modules}; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

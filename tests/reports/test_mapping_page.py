@@ -21,9 +21,9 @@ from weft.base.errors import InputError
 from weft.devices.soc import Soc, Unit
 from weft.reports.trace import read_trace, write_trace
 from weft.reports.trace_exports import write_html, write_perfetto
+from weft_map.export import SOC, TASKS, write_outcome_perfetto
 from weft_map.pages.numbers import demand_of, mapping_report, outcome_trace, report_of, steps_of
 from weft_map.pages.page import explain, page_data, write_mapping_page
-from weft_map.pages.perfetto import SOC, TASKS, write_outcome_perfetto
 from weft_map.pages.picture import draw_mapping
 from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.schedule import Outcome, Schedule

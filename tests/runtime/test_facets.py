@@ -65,4 +65,4 @@ def test_times_of_batches_that_were_never_measured_are_not_all_kept() -> None:
     timing = SegmentTiming((True,), {1: (1.0,), 4: (4.0,)})
     for batch in range(1, 1000):
         timing.times_at(batch)
-    assert sorted(timing._interpolated) == [1, 2, 3, 4]
+    assert sorted(timing._interpolation_cache) == [1, 2, 3, 4]

@@ -53,7 +53,7 @@ def stopped(server: subprocess.Popen[str]) -> str:
 
 def test_it_ends_while_a_model_is_being_loaded_that_never_will_be(tmp_path: Path) -> None:
     multiplying_model(tmp_path / "times.onnx", 2)
-    with patched(tmp_path, "from weft.serving.library import Library; Library._opened = stuck") as server:
+    with patched(tmp_path, "from weft.serving.library import Library; Library._open = stuck") as server:
         assert server.stdout and "loading times" in server.stdout.readline()
         errors = stopped(server)
     assert server.returncode == 0, errors

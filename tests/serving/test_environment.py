@@ -43,6 +43,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "otlp": ("http://localhost:4318", "http://localhost:4318"),
     "learn_s": ("0", 0.0),
     "learn_first": ("true", True),
+    "compile_s": ("90", 90.0),
     "max_compute_s": ("1.5", 1.5),
     "isolation": ("group:all", "group:all"),
     "device": ("cuda:1", "cuda:1"),

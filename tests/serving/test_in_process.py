@@ -206,7 +206,7 @@ def test_ctrl_c_during_the_start_leaves_nothing(model: Path, monkeypatch: pytest
         thread.join()
 
     server = weft.Server(model, lanes=1)
-    monkeypatch.setattr(in_process, "_uncancelled", Interrupted)
+    monkeypatch.setattr(in_process, "_uncancellable_future", Interrupted)
     monkeypatch.setattr(_ServerThread, "end", end)
     with pytest.raises(KeyboardInterrupt):
         server.start()

@@ -89,7 +89,7 @@ def test_everything_is_there_from_the_start_as_zero(live: Live) -> None:
         if family.name.startswith("weft_exit"):  # of models with exits, and none is here
             continue
         assert found.named(f"{family.name}_bucket" if family.kind == "histogram" else family.name), family.name
-    moving = ("weft_uptime_seconds", "weft_ready", "process_", "weft_memory", "weft_model_memory")
+    moving = ("weft_uptime_seconds", "weft_ready", "process_", "weft_memory", "weft_model_memory", "weft_model_engine")
     assert not [each for each in found.samples if each.value and not each.name.startswith(moving)]
     assert set(found.by("weft_drops_total", "reason", **NET)) == set(metrics.DROPS)
     assert set(found.by("weft_requests_refused_total", "reason")) == set(metrics.REFUSALS)
@@ -164,6 +164,7 @@ def test_the_server_as_a_whole(live: Live) -> None:
     assert found.value("weft_memory_budget_bytes") == math.inf
     assert found.value("weft_memory_used_bytes") == found.value("weft_model_memory_bytes", **NET) > 0
     assert found.value("weft_scratch_bytes") >= 0
+    assert found.value("weft_model_engine", engine="onnxruntime", **NET) == 1
     assert set(found.by("weft_lane_busy_seconds_total", "lane")) == {"0", "1"}
     if Path("/proc/self/statm").exists():
         assert found.value("process_resident_memory_bytes") > 1 << 20

@@ -11,8 +11,8 @@ from tests.engine.hosts import MS, assert_at_rest
 from weft.base.errors import BadRequest, Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, BreakerLimits
 from weft.runtime.client_memory import LendingTerms, LentTensor
-from weft.serving import retries
-from weft.serving.retries import MOST_TRIES, QUARANTINE_S
+from weft.serving import client_feed
+from weft.serving.client_feed import MOST_TRIES, QUARANTINE_S
 from weft.serving.tickets import BatchWork
 
 POISON = 13.0
@@ -238,8 +238,8 @@ def test_only_inputs_that_look_like_quarantined_ones_are_read(machine, monkeypat
     one.send(model, value=POISON)
     one.run()
     read = []
-    digest = retries._digest
-    monkeypatch.setattr(retries, "_digest", lambda ticket: read.append(ticket.model.name) or digest(ticket))
+    digest = client_feed._digest
+    monkeypatch.setattr(client_feed, "_digest", lambda ticket: read.append(ticket.model.name) or digest(ticket))
     one.send(other, value=POISON)
     one.send(model, value=1)
     one.run()

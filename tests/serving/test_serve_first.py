@@ -28,13 +28,13 @@ from weft.serving.server import Server
 @pytest.fixture
 def may_learn(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Nothing is learned before this is set."""
-    learned, event = Library._learned, threading.Event()
+    learned, event = Library._learn, threading.Event()
 
     def later(self: Library, entry: Any, learn_s: float) -> Any:
         assert event.wait(live.PATIENCE_S)
         return learned(self, entry, learn_s)
 
-    monkeypatch.setattr(Library, "_learned", later)
+    monkeypatch.setattr(Library, "_learn", later)
     yield event
     event.set()
 
@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_learned_is_served_all_the_same(
     def fails(self: Library, entry: Any, learn_s: float) -> Any:
         raise ModelError(f"{entry.path}: is too large")
 
-    monkeypatch.setattr(Library, "_learned", fails)
+    monkeypatch.setattr(Library, "_learn", fails)
     multiplying_model(tmp_path / "times.onnx", 5)
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
         settle(server)
@@ -142,7 +142,7 @@ def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
         turns.append((entry.name, learn_s))
         raise NotLearned("takes longer") if entry.name == "a" else ModelError("cannot be")
 
-    monkeypatch.setattr(Library, "_learned", learned)
+    monkeypatch.setattr(Library, "_learn", learned)
     for name in ("a", "b"):
         multiplying_model(tmp_path / f"{name}.onnx", 2)
     with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=60.0) as server:
@@ -217,7 +217,7 @@ def test_with_a_cache_it_is_learned_once(slow: Path, tmp_path: Path, monkeypatch
         settle(server)
         pieces = model_state(server, "chain")["segments"]
         assert pieces > 1
-    monkeypatch.setattr(Library, "_learned", None)
+    monkeypatch.setattr(Library, "_learn", None)
     with live.running(slow, grpc_port=None, learn_first=False, cache=tmp_path / "cache") as server:
         assert model_state(server, "chain")["segments"] == pieces
 
@@ -229,7 +229,7 @@ def test_a_load_that_never_ends_holds_up_no_other(tmp_path: Path, monkeypatch: p
     for name in ("stuck", "times"):
         multiplying_model(tmp_path / f"{name}.onnx", 2)
         (tmp_path / f"{name}.toml").write_text("preload = false\n")
-    opened, begun, may_go_on = Library._opened, threading.Event(), threading.Event()
+    opened, begun, may_go_on = Library._open, threading.Event(), threading.Event()
 
     def held(self: Library, entry: Any) -> Any:
         if entry.name == "stuck":
@@ -237,7 +237,7 @@ def test_a_load_that_never_ends_holds_up_no_other(tmp_path: Path, monkeypatch: p
             assert may_go_on.wait(live.PATIENCE_S)
         return opened(self, entry)
 
-    monkeypatch.setattr(Library, "_opened", held)
+    monkeypatch.setattr(Library, "_open", held)
     with live.running(tmp_path, grpc_port=None) as server:
         x = {"x": some_input()["x"][:1, :4]}
         waiting = Background(lambda: infer(server, "stuck", x))
@@ -254,7 +254,7 @@ def test_a_server_loads_several_models_at_once_and_names_them_in_order(
     names = ["a", "b", "c", "d"]
     for name in names:
         multiplying_model(tmp_path / f"{name}.onnx", 2)
-    opened, together, said = Library._opened, threading.Barrier(len(names)), list[str]()
+    opened, together, said = Library._open, threading.Barrier(len(names)), list[str]()
 
     def all_at_once(self: Library, entry: Any) -> Any:
         together.wait(live.PATIENCE_S)
@@ -266,6 +266,6 @@ def test_a_server_loads_several_models_at_once_and_names_them_in_order(
         assert server.service.is_ready()
         await server.stop()
 
-    monkeypatch.setattr(Library, "_opened", all_at_once)
+    monkeypatch.setattr(Library, "_open", all_at_once)
     asyncio.run(start())
     assert said == names

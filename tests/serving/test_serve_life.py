@@ -331,13 +331,13 @@ def test_contents_that_cannot_be_computed_fail_alone(slow: Path, tmp_path: Path)
 
 
 def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepare, seen_cold = library.Library._opened, threading.Event()
+    prepare, seen_cold = library.Library._open, threading.Event()
 
     def prepare_later(*args: Any) -> Any:
         assert seen_cold.wait(live.PATIENCE_S)
         return prepare(*args)
 
-    monkeypatch.setattr(library.Library, "_opened", prepare_later)
+    monkeypatch.setattr(library.Library, "_open", prepare_later)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -112,10 +112,8 @@ def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch:
     multiplying_model(tmp_path / "good.onnx", 2)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     tried: list[Path] = []
-    prepare = library.Library._opened
-    monkeypatch.setattr(
-        library.Library, "_opened", lambda self, entry: tried.append(entry.path) or prepare(self, entry)
-    )
+    prepare = library.Library._open
+    monkeypatch.setattr(library.Library, "_open", lambda self, entry: tried.append(entry.path) or prepare(self, entry))
     with live.running(tmp_path, grpc_port=None) as server:
         for _ in range(3):
             with pytest.raises(Refused) as refused:
@@ -133,13 +131,13 @@ def test_a_strict_request_does_not_wait_for_a_model_longer_than_its_deadline(
 ) -> None:
     multiplying_model(tmp_path / "times.onnx", 2)
     (tmp_path / "times.toml").write_text("preload = false\n")
-    opened, may_go_on = library.Library._opened, threading.Event()
+    opened, may_go_on = library.Library._open, threading.Event()
 
     def held(self: library.Library, entry: Any) -> Any:
         assert may_go_on.wait(live.PATIENCE_S)
         return opened(self, entry)
 
-    monkeypatch.setattr(library.Library, "_opened", held)
+    monkeypatch.setattr(library.Library, "_open", held)
     with live.running(tmp_path, grpc_port=None) as server:
         with pytest.raises(Refused, match="loading") as refused:
             ask(server, "times", timeout=20_000)

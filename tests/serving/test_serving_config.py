@@ -261,6 +261,7 @@ drain_s = 5
 access_log = true
 learn_s = 5
 learn_first = true
+compile_s = 6
 max_compute_s = 5
 otlp = "http://localhost:4318"
 isolation = "group:all"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from weft.base.errors import BadRequest, RequestError, Unsupported
+from weft.serving.client_settings import parameters_of, requested_settings
 from weft.serving.config import ModelConfig
-from weft.serving.triton_config import parameters_of, requested_settings
 
 CURRENT = ModelConfig(slo_ms=100, shapes={"x": [1, 3]}, labels={"y": "labels.txt"})
 SHOWN = {

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from weft.base.errors import BadRequest, RequestError, Unsupported
-from weft.serving.log_settings import FORMAT, LogSettings
+from weft.serving.client_settings import FORMAT, LogSettings, TraceSettings
 from weft.serving.segment_observer import LaneSpan, Recorder
-from weft.serving.trace_settings import TraceSettings
 
 # The log
 

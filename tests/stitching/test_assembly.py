@@ -23,7 +23,7 @@ from weft.base.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY, STITCHED_KEY
 from weft_stitch import Stitched, generate, stitch
 from weft_stitch.assembly import assemble, uniform
-from weft_stitch.counts import count
+from weft_stitch.cost import Modelled, count
 from weft_stitch.discovery import discover
 from weft_stitch.family import model_kinds, part, wire
 from weft_stitch.forms import FORMS
@@ -34,7 +34,6 @@ from weft_stitch.lowering import formed_layers
 from weft_stitch.making.generator import save_nets
 from weft_stitch.net import Net
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.grouping import LimitsUnmet
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.sessions import largest_difference

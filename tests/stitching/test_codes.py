@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft_stitch.counts import MOST_BITS, TOGETHER, coded, packed
+from weft_stitch.cost import MOST_BITS, TOGETHER, coded, packed
 from weft_tune.numbers.arrays import pack
 
 

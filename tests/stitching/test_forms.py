@@ -13,7 +13,7 @@ from tests.stitching.families import TANGLED
 from tests.stitching.graphs import Runner, assert_close, execute, separately
 from tests.stitching.nets import TINY, _unary, images, macs, tiny
 from weft.base.errors import StitchError
-from weft_stitch.counts import count
+from weft_stitch.cost import count
 from weft_stitch.family import Block, ChannelSpace, Sharing, wire
 from weft_stitch.graph import DYNAMIC, Builder
 from weft_stitch.graph_steps import plain_graph

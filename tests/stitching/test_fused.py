@@ -16,7 +16,7 @@ from tests.stitching.families import TANGLED, TANGLES, Drawing, family_of, plant
 from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images
 from weft.base.errors import StitchError
-from weft_stitch.counts import count
+from weft_stitch.cost import count
 from weft_stitch.discovery import discover
 from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.graph_steps import plain_graph
@@ -25,8 +25,7 @@ from weft_stitch.making.generator import generate
 from weft_stitch.net import Op, Port, Window, assemble
 from weft_stitch.packing import Activation, columns, pack
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.fused import FusedConv, Shape, activated, plain
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import FusedConv, Shape, StitchedModule, activated, plain
 from weft_stitch.summary import count_kernels
 
 RELU = Activation("Relu")
@@ -394,7 +393,7 @@ def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
 
 def test_more_weights_than_places_can_count_are_refused(monkeypatch):
     planted = random_family(["conv"], 2, 0)
-    monkeypatch.setattr("weft_stitch.forms.fused.LARGEST", 100)
+    monkeypatch.setattr("weft_stitch.forms.whole.LARGEST", 100)
     with pytest.raises(
         StitchError, match=r"conv\d: the form 'fused' cannot do it, its \d+ weights are more than the 100"
     ):

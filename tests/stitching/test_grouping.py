@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
 from weft.base.errors import StitchError
-from weft_stitch.counts import count
+from weft_stitch.cost import Modelled, count
 from weft_stitch.family import model_kinds, part
 from weft_stitch.lowering import lower
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.grouping import (
     NOTHING,
     SIZES,

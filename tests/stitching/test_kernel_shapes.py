@@ -15,9 +15,8 @@ from tests.stitching.nets import tiny
 from weft_stitch.lowering import lower
 from weft_stitch.reading.alignment import align
 from weft_stitch.running import kernel_shapes
-from weft_stitch.running.fused import FusedConv, Shape
 from weft_stitch.running.kernel_shapes import FLOAT_SHAPES, shapes
-from weft_stitch.running.module import StitchedModule, torch
+from weft_stitch.running.module import FusedConv, Shape, StitchedModule, torch
 
 
 class Bench:

@@ -13,11 +13,10 @@ from tests.stitching import files as stitch_files
 from tests.stitching.files import assert_close, assert_reads_as_itself, inputs_of, kinds, model, node, numbers, run
 from weft.base.errors import ModelError, StitchError
 from weft.models.packaged import packaged_models
-from weft_stitch.counts import count
+from weft_stitch.cost import Modelled, count
 from weft_stitch.graph import Builder
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.onnx_writer import to_onnx, write_onnx
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.reading.onnx_reader import read_net
 
 W = numbers(8, 4, 3, 3)

@@ -15,10 +15,10 @@ from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
 from weft.base.errors import StitchError
 from weft_stitch.assembly import PlanContest
+from weft_stitch.cost import CPU, H200, Machine, Modelled, machine
 from weft_stitch.graph import DYNAMIC, Builder, Graph, signature
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import formed_layers, lower
-from weft_stitch.planning.cost import CPU, H200, Machine, Modelled, machine
 from weft_stitch.planning.planner import ANYWHERE, MIXED, Plan, lower_plan, plan
 from weft_stitch.planning.segments import segments
 from weft_stitch.reading.alignment import align

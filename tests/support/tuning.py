@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from weft.models.weighted_layers import find_layers
 from weft.runtime.timing import Turns
 from weft_tune import Tuning, find_formats
 from weft_tune.evaluation import CallableEvaluator, Subset
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format, TwosComplement
+from weft_tune.weighted_layers import find_layers
 
 
 def small_network(layers: int = 2) -> Network:

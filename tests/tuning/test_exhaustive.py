@@ -10,7 +10,7 @@ import pytest
 from tests.tuning.synthetic_nets import SyntheticNet
 from weft.base.errors import TuneError
 from weft_tune import find_formats
-from weft_tune.exhaustive import exhaustive
+from weft_tune.baselines import exhaustive
 from weft_tune.objective import parse_objective
 from weft_tune.platform import Platform, parse_platform
 from weft_tune.search_space import TuningSetting, space_of

@@ -12,7 +12,6 @@ from tests.support.tuning import FORMAT_CASES, formats_for, network_of
 from tests.tuning.onnx_nets import NETS, samples, save, tangle
 from weft.base.errors import TuneError
 from weft.models.classifiers import model_path, validation
-from weft.models.weighted_layers import find_layers, flat, load_flat
 from weft_tune.export import FORMATS, export, write_export
 from weft_tune.network import Network, Target
 from weft_tune.numbers.arrays import rounded
@@ -29,6 +28,7 @@ from weft_tune.numbers.format import (
 )
 from weft_tune.quantised.opened import make_plan, open_for_tuning
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
+from weft_tune.weighted_layers import find_layers, flat, load_flat
 
 RUNNABLE = ("qdq", "packed", "simulated")
 

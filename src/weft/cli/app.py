@@ -140,16 +140,16 @@ class _Root(TyperGroup):
             self.commands = commands
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
-        with _interrupted():
+        with _raise_interrupted():
             return super().make_context(*arguments, **settings)
 
     def invoke(self, ctx: Any) -> Any:
-        with _interrupted():
+        with _raise_interrupted():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _interrupted() -> Iterator[None]:
+def _raise_interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:

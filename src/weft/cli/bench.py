@@ -40,25 +40,29 @@ def command(
         how(
             "--deadlines",
             show_default="strict, or as planned",
-            help="strict: the server gives up at the deadline; soft: it knows it; none: it does not.",
+            help="strict: the server drops late requests; soft: it answers them late; none: it gets no deadline.",
         ),
     ] = None,
     load: Annotated[
         float | None, how("--load", help="Multiply all rates, as 0.9; a plan's prediction is then made for that load.")
     ] = None,
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
-    warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
-    seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
+    warmup: Annotated[
+        float | None, how("--warmup", help="Seconds at the start that are not counted, instead of warmup_s.")
+    ] = None,
+    seed: Annotated[int | None, how("--seed", help="Seed, instead of the workload's own.")] = None,
     shape: common.Shapes = None,
-    connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
+    connections: Annotated[int, how("--connections", "-c", help="Largest number of connections at a time.")] = 512,
     grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
-    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    api_key: Annotated[
+        str | None, how("--api-key", envvar="WEFT_API_KEY", help="The key to send as a bearer token.")
+    ] = None,
     json_file: common.JsonFile = None,
     save_latencies: Annotated[
-        bool, out("--save-latencies", help="Write every request's time and fate into the JSON, too.")
+        bool, out("--save-latencies", help="Also write the latency and the result of every request into the JSON.")
     ] = False,
 ) -> None:
-    """Send requests to a server of the Open Inference Protocol at the times a workload draws."""
+    """Send a workload's requests at their arrival times to a server of the Open Inference Protocol."""
     from weft.load import run_load
 
     plan = _plan(workload)
@@ -67,7 +71,7 @@ def command(
     sent = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
         sent = _at_load(sent, load)
-        plan = _predicted_at(plan, workload, sent)
+        plan = _predict_load(plan, workload, sent)
     seconds = max(1, round(sent.duration_s))
     with progress_bar("sending", seconds) as advance:
 
@@ -91,8 +95,7 @@ def command(
 
 def _plan(path: str | None) -> Plan | None:
     """Read the plan to compare with, if *path* is a plan's folder."""
-    from weft.planning.layout import is_plan
-    from weft.planning.plan import read_plan
+    from weft.planning.plan import is_plan, read_plan
 
     return read_plan(path) if path is not None and is_plan(path) else None
 
@@ -105,9 +108,9 @@ def _at_load(workload: Workload, load: float) -> Workload:
     return workload.scaled(load)
 
 
-def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
+def _predict_load(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
     """Return the plan with its prediction for another load."""
-    from weft.planning.load_prediction import planned_host, predict
+    from weft.planning.prediction import planned_host, predict
 
     if plan is None or folder is None:
         return None
@@ -116,7 +119,7 @@ def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> 
 
 def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     """Print the predicted and measured figures next to each other; returns them for the JSON."""
-    from weft.planning.measured_comparison import compare
+    from weft.planning.prediction import compare
 
     comparison = compare(plan, result)
     headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
@@ -127,12 +130,12 @@ def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
             table,
             stream.model,
             *(number(value, 2) for value in (predicted.p50_ms, measured.p50_ms)),
-            _signed(stream.p50_off, " %"),
+            _signed_percent(stream.p50_off, " %"),
             mark_largest(number(predicted.p99_ms, 2), predicted.p99_max_of),
             mark_largest(number(measured.p99_ms, 2), measured.p99_max_of),
-            _signed(stream.p99_off, " %"),
+            _signed_percent(stream.p99_off, " %"),
             *(number(value, 2, scale=100, suffix=" %") for value in (predicted.missed, measured.missed)),
-            _signed(stream.missed_off, " points"),
+            _signed_percent(stream.missed_off, " points"),
         )
     console.print(table)
     for line in (comparison.verdict(), *(f"remark    {remark}" for remark in comparison.remarks)):
@@ -140,14 +143,14 @@ def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     return {"plan": comparison.as_dict()}
 
 
-def _signed(share: float | None, suffix: str) -> str:
+def _signed_percent(share: float | None, suffix: str) -> str:
     return "-" if share is None else f"{share * 100:+.1f}{suffix}"
 
 
 def _workload(
     path: str | None, streams: list[str] | None, options: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
-    from weft.planning.layout import is_plan, planned_workload
+    from weft.planning.plan import is_plan, planned_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")

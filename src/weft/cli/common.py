@@ -110,7 +110,7 @@ def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path,
     return ""
 
 
-def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def _name_completion(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a shell completion of the last of several names with commas between them."""
 
     def complete(incomplete: str) -> list[str]:
@@ -147,8 +147,8 @@ def _policy_names() -> Iterable[str]:
     return POLICIES
 
 
-complete_models, complete_devices = _completed(model_names), _completed(_device_names)
-complete_socs, complete_policies = _completed(_soc_names), _completed(_policy_names)
+complete_models, complete_devices = _name_completion(model_names), _name_completion(_device_names)
+complete_socs, complete_policies = _name_completion(_soc_names), _name_completion(_policy_names)
 
 Policies = Annotated[
     str,
@@ -156,7 +156,7 @@ Policies = Annotated[
         "--policies",
         "-p",
         autocompletion=complete_policies,
-        help="Names to compare, a,b,c; 'all' for all that have something to say.",
+        help="Policies to compare, a,b,c; 'all' for all that apply.",
     ),
 ]
 PolicyOptions = Annotated[list[str] | None, how("--option", help="NAME=VALUE of the policy; repeatable.")]

@@ -46,7 +46,7 @@ def command(
         how(
             "--segments",
             min=1,
-            help="host: about how many are simulated, over all policies, 0.1 to 0.3 ms each; "
+            help="host: approximate number of simulated requests over all policies, 0.1 to 0.3 ms each; "
             "a longer workload is cut short.",
         ),
     ] = MOST_SEGMENTS,
@@ -59,7 +59,7 @@ def command(
         str | None, file_option("--html", help="Write a page: table, bars and timelines of all policies.")
     ] = None,
 ) -> None:
-    """Run several policies on the same models and show them side by side."""
+    """Run several policies on the same models and print their results side by side."""
     from weft.simulation.comparison import ALL, compare
 
     options = SaturatedOptions(**typed)

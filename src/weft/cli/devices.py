@@ -16,7 +16,7 @@ app = typer.Typer(help="List and inspect devices.", no_args_is_help=True)
 
 @app.command("list", cls=Command)
 def list_devices() -> None:
-    """The presets that ship with weft."""
+    """List the devices that come with weft."""
     _list_npus()
     console.print()
     _list_gpus()
@@ -28,7 +28,7 @@ def list_devices() -> None:
 def show(
     device: Annotated[str, typer.Argument(autocompletion=complete_devices, help="A preset or a TOML file.")],
 ) -> None:
-    """Every value of a device; a starting point for a file of your own."""
+    """Print all values of a device, as a start for a file of your own."""
     from weft.devices import Host, Soc, as_toml, load_any, soc_as_toml
 
     loaded = load_any(device)

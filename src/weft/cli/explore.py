@@ -37,25 +37,31 @@ def explore_npu(
         what("--model", "-m", autocompletion=complete_models, help="A zoo name or an .onnx file; repeatable."),
     ],
     platform: Annotated[str, what("--platform", help="zc706, zcu104 or a TOML file.")] = "zc706",
-    max_batch: Annotated[int, how("--max-batch", help="Batch sizes from 1 to this one count.")] = 8,
+    max_batch: Annotated[int, how("--max-batch", help="Batch sizes from 1 to this number.")] = 8,
     weights: Annotated[
-        str | None, how("--weights", show_default="all the same", help="What each batch size counts, as 1,1,2.")
+        str | None, how("--weights", show_default="all the same", help="Weights of the batch sizes, as 1,1,2.")
     ] = None,
     batching: Annotated[
         Literal["fluid", "r", "p", "fc", "none"], how("--batching", help="How batches enter a product.")
     ] = "fluid",
-    stackable: Annotated[bool, how("--stackable/--no-stackable", help="PEs that pair up or split.")] = True,
+    stackable: Annotated[bool, how("--stackable/--no-stackable", help="Whether PEs may pair up or split.")] = True,
     p_reading: Annotated[
-        Literal["straddle", "refetch", "groups", "broadcast"], how("--p-reading", help="What samples side by side do.")
+        Literal["straddle", "refetch", "groups", "broadcast"],
+        how("--p-reading", help="How samples side by side read their input."),
     ] = "straddle",
     elementwise: Annotated[
-        Literal["free", "ddr"], how("--elementwise", help="What layers that are no product cost.")
+        Literal["free", "ddr"], how("--elementwise", help="The cost of layers that are not a matrix product.")
     ] = "free",
     edges: Annotated[
-        Literal["added", "within", "none"], how("--edges", help="What filling and draining a layer costs.")
+        Literal["added", "within", "none"], how("--edges", help="How the time to fill and drain a layer is counted.")
     ] = "added",
     bandwidth: Annotated[
-        str | None, how("--bandwidth", show_default="the platform's", help="GB/s, or a calibration of the platform.")
+        str | None,
+        how(
+            "--bandwidth",
+            show_default="the platform's",
+            help="Memory bandwidth in GB/s, or a calibration of the platform.",
+        ),
     ] = None,
     shape: common.Shapes = None,
     top: Annotated[int, how("--top", help="Designs to list.")] = 10,

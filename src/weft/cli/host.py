@@ -31,10 +31,10 @@ AnyDevice = Annotated[
     ),
 ]
 LaneCount = Annotated[
-    int | None, how("--lanes", show_default="cores less one", help="host: segments computed at a time.")
+    int | None, how("--lanes", show_default="cores less one", help="host: number of segments that run at a time.")
 ]
-Seconds = Annotated[float, how("--seconds", help="host: how long to watch all models together.")]
-Cache = Annotated[str | None, how("--cache", help="host: where cut models are kept, the folder of weft serve --cache.")]
+Seconds = Annotated[float, how("--seconds", help="host: length of the joint measurement of all models.")]
+Cache = Annotated[str | None, how("--cache", help="host: folder for cut models, as in weft serve --cache.")]
 
 
 def measure(

@@ -32,7 +32,7 @@ app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
 
 @app.command("list", cls=Command)
 def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
-    """The zoo, the networks with exits trained by the project, and real models found inside installed packages."""
+    """List the zoo, the project's networks with exits, and models found in installed packages."""
     from weft.models.packaged import PACKAGED, packaged_models
     from weft.models.sources import load_model
     from weft.models.trained import TRAINED
@@ -73,9 +73,10 @@ def show(
     json_file: common.JsonFile = None,
     layers: Annotated[bool, out("--layers", help="List every layer.")] = False,
     exits: Annotated[
-        str | None, what("--exits", help="Exits to place, as a number; or outputs that are exits: early,later,end.")
+        str | None,
+        what("--exits", help="The number of exits to place, or the outputs that are exits: early,later,end."),
     ] = None,
-    exit_head: Annotated[str, what("--exit-head", help="What placed exits compute: fc or conv.")] = "fc",
+    exit_head: Annotated[str, what("--exit-head", help="Head of the placed exits: fc or conv.")] = "fc",
 ) -> None:
     """Count a model: MACs, weights and layers in execution order."""
     from weft.models.sources import load_model
@@ -173,12 +174,12 @@ def export(
     output: Annotated[str, file_option("--output", "-o", panel=None, help="The .onnx file to write.")],
     seq_len: SeqLen = 16,
     tables: Tables = "stream",
-    seed: Annotated[int, what("--seed", help="Draws the random weights.")] = 0,
+    seed: Annotated[int, what("--seed", help="Seed of the random weights.")] = 0,
 ) -> None:
     """Write a known model as an ONNX file.
 
-    A zoo model gets seeded random weights; a trained one comes with its exit record and some test images; one of an
-    installed package stays as it is.
+    A zoo model gets seeded random weights. A trained model comes with its exit record and some test images. A model of
+    an installed package is copied as it is.
     """
     from weft.base.errors import ModelError, unknown_name
     from weft.base.files import replacing
@@ -212,7 +213,7 @@ def export(
 def fetch_models(
     source: Annotated[
         str,
-        typer.Option("--from", help="A checkout of weft, or an address (https://...) that has one's files."),
+        typer.Option("--from", help="A checkout of weft, or an address (https://...) with its files."),
     ],
     names: Annotated[
         list[str] | None,

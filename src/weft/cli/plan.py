@@ -53,13 +53,14 @@ def command(
         str | None, what("--memory", show_default="no limit", help="Memory limit of the server, as 2g.")
     ] = None,
     objective: Annotated[
-        str, what("--objective", help="What counts first: deadlines, load, memory or latency.")
+        str, what("--objective", help="The first criterion: deadlines, load, memory or latency.")
     ] = "deadlines",
     deadlines: Annotated[
-        str, what("--deadlines", help="strict: late requests are given up; soft: they are answered late.")
+        str, what("--deadlines", help="strict: late requests are dropped; soft: they are answered late.")
     ] = "strict",
     machines: Annotated[
-        int | None, what("--machines", help="Divide the models among so many machines like this one; a plan for each.")
+        int | None,
+        what("--machines", help="Divide the models among this number of machines like this one; a plan for each."),
     ] = None,
     isolation: Annotated[
         str, what("--isolation", help="Where models run: threads, process (a worker each) or group:NAME (one).")
@@ -67,7 +68,7 @@ def command(
     int8: Annotated[
         bool, what("--int8", help="Also try models in 8 bits, calibrated on the samples= of their streams.")
     ] = False,
-    limit: Annotated[float, how("--limit", help="Share of deadlines any stream may miss.")] = 0.01,
+    limit: Annotated[float, how("--limit", help="Fraction of deadlines that any stream may miss.")] = 0.01,
     device: Annotated[
         list[str] | None,
         how(
@@ -77,22 +78,22 @@ def command(
             help="cuda:0: plan for a GPU. Or files of weft profile -o, instead of measuring; repeatable.",
         ),
     ] = None,
-    seconds: Annotated[float, how("--seconds", help="How long to watch all models together, each time.")] = 1.5,
+    seconds: Annotated[float, how("--seconds", help="Length of each joint measurement of all models.")] = 1.5,
     cache: Annotated[
-        str | None, how("--cache", show_default="~/.cache/weft/plan", help="Where measurements are kept.")
+        str | None, how("--cache", show_default="~/.cache/weft/plan", help="Folder for cached measurements.")
     ] = None,
-    fresh: Annotated[bool, how("--fresh", help="Measure again what was measured before and kept.")] = False,
+    fresh: Annotated[bool, how("--fresh", help="Measure again instead of using cached measurements.")] = False,
     check: Annotated[
         str | None,
         how(
             "--check",
             metavar="FOLDER",
-            help="Time its models again, say what has changed since a plan was made, and end.",
+            help="Time the models of a plan again, print what has changed since, and exit.",
         ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Plan how to serve models on this machine, or a GPU of it: measured, simulated, and written as a folder to serve.
+    """Measure models on this machine or its GPU, choose the best settings by simulation, and write a folder to serve.
 
     [bold]weft plan -s camera.onnx:rate=50,deadline=20 -s intent.onnx:rate=20,deadline=100 -o plan/[/bold], then
     [bold]weft serve plan/[/bold]. See docs/plan.md.
@@ -147,15 +148,17 @@ def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | N
 
 def _check(context: typer.Context, folder: str) -> None:
     """Time a plan's models again and print the differences; the exit code is 1 if there are any."""
-    from weft.planning.drift import drift
+    from weft.planning.plan import read_plan
+    from weft.planning.plan_check import drift
 
     nothing = "it looks at a plan that is there; leave it out"
     others = ("workload", "output", "streams", "shape", "device", "json_file")
     refuse_unused(context, "--check", dict.fromkeys(others, nothing))
+    read_plan(folder)  # PlanError where it is none: a mistyped folder is no difference
     changes = drift(folder)
     for sentence in changes:
         say(sentence, soft_wrap=True)
-    differences = _timed(folder, changes)
+    differences = _time_again(folder, changes)
     for sentence in differences:
         say(sentence, soft_wrap=True)
     if changes or differences:
@@ -163,9 +166,9 @@ def _check(context: typer.Context, folder: str) -> None:
     say(f"{folder}: nothing has changed since it was planned")
 
 
-def _timed(folder: str, changes: list[str]) -> list[str]:
+def _time_again(folder: str, changes: list[str]) -> list[str]:
     """Time a plan's models now and return the differences; *changes*: sentences printed about the plan before."""
-    from weft.planning.timed_now import timed_now
+    from weft.planning.plan_check import timed_now
 
     try:
         with progress_bar("timing", 1) as advance:

@@ -47,7 +47,7 @@ def command(
         str | None, file_option("--output", "-o", suffixes=(".json",), help="The profile to write (.json).")
     ] = None,
 ) -> None:
-    """Price a model's layers on a device, or measure what the server runs on host or cuda:0. -o keeps it."""
+    """Estimate a model's layers on a device, or measure them on host or cuda:0; -o writes the result."""
     from weft.devices import is_measured, write_host
     from weft.devices.costs.layer_costs import estimate, write_profile
     from weft.models.sources import load_models, model_names_in

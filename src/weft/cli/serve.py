@@ -52,30 +52,34 @@ def command(
     ] = None,
     config: Annotated[str | None, what("--config", help="A TOML file with all settings.")] = None,
     check: Annotated[
-        bool, how("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
+        bool,
+        how(
+            "--check",
+            help="Load the models, report, and exit without listening: 0 if the server would be ready, else 2.",
+        ),
     ] = False,
-    unchecked: Annotated[
-        bool, how("--unchecked", help="Serve a plan although its models are not those it was written with.")
-    ] = False,
+    unchecked: Annotated[bool, how("--unchecked", help="Serve a plan although its model files have changed.")] = False,
     no_tools: Annotated[
         bool, how("--no-tools", help="Load no third-party tools (weft tools lists them); so does WEFT_TOOLS=own.")
     ] = False,
     typed: Annotated[Typed, From(*HELP_ORDER, policy_options=parse_options, grpc_port=_grpc_port)],
     api_key_file: Annotated[
         str | None,
-        typer.Option(rich_help_panel="Network", help="Requests must carry its key; or set WEFT_API_KEY."),
+        typer.Option(
+            rich_help_panel="Network", help="A file with the key that requests must carry; or set WEFT_API_KEY."
+        ),
     ] = None,
 ) -> None:
-    """Serve ONNX models over the Open Inference Protocol (REST and gRPC), and keep deadlines.
+    """Serve ONNX models over the Open Inference Protocol (REST and gRPC), with deadlines.
 
     Models are cut into short segments, and between segments the policy decides again what runs next.
     A dashboard is at [bold]/[/bold], Prometheus metrics at [bold]/metrics[/bold].
-    Every setting is a variable too, as WEFT_LANES=2, which goes before a file and after an option.
+    Every setting is also a variable, as WEFT_LANES=2. Options override variables, and variables override a file.
     """
     import asyncio
 
+    from weft.serving.client_settings import FORMAT
     from weft.serving.environment import near_misses
-    from weft.serving.log_settings import FORMAT
     from weft.serving.process import end_with_stdin, leave, leave_if_stuck
     from weft.serving.server import fastest_loop, serve
 
@@ -112,7 +116,7 @@ def command(
 
 def _plan_among(sources: list[str], config: str | None) -> str | None:
     """Return the plan to serve, if one is named; it has models and settings of its own, so it must be named alone."""
-    from weft.planning.layout import is_plan
+    from weft.planning.plan import is_plan
 
     plan = next((source for source in sources if is_plan(source)), None)
     if plan is not None and (len(sources) > 1 or config):

@@ -119,7 +119,7 @@ def command(
     bench: Annotated[
         str | None, what("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare.")
     ] = None,
-    late: Annotated[str, how("--late", help="--workload: weave, keep, demote or drop late requests.")] = "weave",
+    late: Annotated[str, how("--late", help="With --workload: weave, keep, demote or drop late requests.")] = "weave",
     typed: Annotated[Typed, From(SaturatedOptions)],
     shape: common.Shapes = None,
     option: common.PolicyOptions = None,
@@ -129,7 +129,7 @@ def command(
     perfetto: common.PerfettoFile = None,
     figure: common.FigureFile = None,
 ) -> None:
-    """Weave models on a simulated NPU, or serve the arriving requests of a workload file there or on this machine."""
+    """Simulate woven models on an NPU, or a workload's requests on an NPU or this machine."""
     from weft.simulation import simulate
 
     if file is not None and workload is not None:
@@ -288,8 +288,8 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
     overheads = ", ".join(f"{stream.model} {stream.overhead_s * 1e3:.2f} ms" for stream in prediction.streams)
     columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
     table = plain_table(f"measured and simulated on {counted(prediction.lanes, 'lane')}", columns, left=2)
-    measured = f"measured under {_named(prediction.measured_policy, prediction.measured_options)}"
-    simulated = f"simulated under {_named(prediction.policy, prediction.policy_options)}"
+    measured = f"measured under {_policy_text(prediction.measured_policy, prediction.measured_options)}"
+    simulated = f"simulated under {_policy_text(prediction.policy, prediction.policy_options)}"
     for stream in prediction.streams:
         add_row(table, stream.model, measured, str(stream.requests), *_figures(stream.measured))
         add_row(table, "", simulated, "", *_figures(stream.predicted))
@@ -302,7 +302,7 @@ def predict_bench(path: str, policy: str | None, options: dict[str, Option], jso
     write_result(json_file, prediction.as_dict())
 
 
-def _named(policy: str, options: Mapping[str, Option]) -> str:
+def _policy_text(policy: str, options: Mapping[str, Option]) -> str:
     """Return a policy with its options, as a user writes it."""
     return " ".join([policy, *(f"{key}={value}" for key, value in options.items())])
 

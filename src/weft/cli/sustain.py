@@ -25,11 +25,13 @@ def command(
     shape: common.Shapes = None,
     seconds: Seconds = SECONDS,
     cache: Cache = None,
-    late: Annotated[str, how("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
-    limit: Annotated[float, how("--limit", help="Share of deadlines any stream may violate.")] = 0.01,
+    late: Annotated[str, how("--late", help="Weave, keep, demote or drop late requests.")] = "weave",
+    limit: Annotated[float, how("--limit", help="Fraction of deadlines that any stream may miss.")] = 0.01,
     seeds: Annotated[int, how("--seeds", help="Runs per load.")] = 2,
-    tolerance: Annotated[float, how("--tolerance", help="How closely to search, relative.")] = 0.01,
-    processes: Annotated[int, how("--processes", "-j", show_default="one per core", help="Searches at a time.")] = 0,
+    tolerance: Annotated[float, how("--tolerance", help="Relative accuracy of the search.")] = 0.01,
+    processes: Annotated[
+        int, how("--processes", "-j", show_default="one per core", help="Number of parallel searches.")
+    ] = 0,
     figure: common.FigureFile = None,
     json_file: common.JsonFile = None,
 ) -> None:

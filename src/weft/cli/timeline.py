@@ -20,7 +20,7 @@ def command(
     perfetto: PerfettoFile = None,
     figure: FigureFile = None,
 ) -> None:
-    """Draw a trace that was written before."""
+    """Draw a stored trace."""
     from weft.base.errors import InputError
     from weft.reports.trace import read_trace
 

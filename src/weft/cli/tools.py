@@ -10,7 +10,7 @@ from weft.cli.printing import add_row, console, plain_table, write_result
 
 
 def command(json_file: common.JsonFile = None) -> None:
-    """List the tools of this installation, and what each needs and adds."""
+    """List the installed tools, with what each adds and which packages it needs."""
     installed = registry()
     table = plain_table("tools", ("tool", "what it does", "commands", "from", "state"), left=5)
     for tool in installed.tools:

@@ -25,6 +25,7 @@ from weft.devices.soc import (
     load_any,
     load_soc,
     parse_soc,
+    relative_speed,
     soc_as_toml,
     socs,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "platforms",
     "presets",
     "read_host",
+    "relative_speed",
     "soc_as_toml",
     "socs",
     "write_host",

@@ -206,10 +206,10 @@ class Shares:
         if key not in self._kept:
             if len(self._kept) >= MOST_KEPT:
                 self._kept.clear()
-            self._kept[key] = self._corrected(kinds, lanes)
+            self._kept[key] = self._correct_speeds(kinds, lanes)
         return self._kept[key]
 
-    def _corrected(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
+    def _correct_speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """Predicted speeds, corrected by the factors of observed pairs."""
         speeds = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:

@@ -149,8 +149,8 @@ def load_soc(name_or_path: str) -> Soc:
     if name_or_path.endswith(".toml"):
         return parse_soc(read_description("device", name_or_path), name_or_path)
     if name_or_path.endswith(".json"):
-        return _calibrated(name_or_path)
-    names = _named(name_or_path)
+        return _read_calibrated(name_or_path)
+    names = _matching_names(name_or_path)
     if len(names) > 1:
         raise DeviceError(f"SoC {name_or_path!r} may be {' or '.join(names)}; write more of the name")
     if not names and name_or_path in presets():
@@ -160,7 +160,7 @@ def load_soc(name_or_path: str) -> Soc:
     return parse_soc(read_description("device", names[0]), names[0])
 
 
-def _calibrated(path: str) -> Soc:
+def _read_calibrated(path: str) -> Soc:
     """A machine as ``weft map calibrate --json`` measured it, as a device."""
     raw = read_json(path, DeviceError)
     if not is_calibration(raw):
@@ -180,14 +180,14 @@ def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
     named = name_or_path in presets() or name_or_path in gpus()
     if named or is_measured(name_or_path) or name_or_path.endswith(".json"):
         return load_device(name_or_path)
-    if _named(name_or_path):
+    if _matching_names(name_or_path):
         return load_soc(name_or_path)
     raise DeviceError(
         unknown_name("device", name_or_path, [*presets(), *gpus(), *socs()]) + " (a device file ends in .toml)"
     )
 
 
-def _named(text: str) -> list[str]:
+def _matching_names(text: str) -> list[str]:
     """The shipped SoCs that *text* may mean: the one of that name, else those whose name it is a part of."""
     return [name for name in socs() if name == text] or [name for name in socs() if text and text.lower() in name]
 

@@ -74,7 +74,7 @@ class Admission:
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
         ahead, begun = 0, _by_batch(self._rests())
-        if newcomer and len(begun) >= self._lanes and (victim := self._stopped(newcomer)):
+        if newcomer and len(begun) >= self._lanes and (victim := self._victim(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
             if queue.waiting:
@@ -87,9 +87,9 @@ class Admission:
                 if min(dues) <= latest and max(dues) >= earliest and not self._yields(queue, batch, newcomer):
                     key = queue.stream, batch.query
                     begun[key] = begun.get(key, 0) + self._queues.rest(batch)
-        return _poured(ahead, begun.values(), self._lanes)
+        return _free_time(ahead, begun.values(), self._lanes)
 
-    def _stopped(self, newcomer: _Newcomer) -> Candidate | None:
+    def _victim(self, newcomer: _Newcomer) -> Candidate | None:
         """Return the running layer that would be stopped for a request; none of a batch with strict requests."""
         victim = newcomer.stops(self._abortable())
         batch = self._queues.batch_of(victim) if victim else None
@@ -138,7 +138,7 @@ def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], i
     return begun
 
 
-def _poured(waiting: int, begun: Iterable[int], count: int) -> int:
+def _free_time(waiting: int, begun: Iterable[int], count: int) -> int:
     """Return when the first of *count* lanes is free.
 
     Each batch that has begun keeps one lane, the longest placed first; waiting work is divided over all lanes freely.

@@ -67,9 +67,9 @@ class Arrivals:
 
     def take(self, now: int) -> Iterable[Ticket]:
         """Open arrivals first, then returning clients."""
-        return self._taken(now) if self._soonest <= now else ()
+        return self._take_due(now) if self._soonest <= now else ()
 
-    def _taken(self, now: int) -> Iterator[Ticket]:
+    def _take_due(self, now: int) -> Iterator[Ticket]:
         for stream, returning in enumerate(self._returning):
             while self._next[stream] <= now:
                 arrival = self._next[stream]

@@ -67,13 +67,15 @@ class Batcher:
         heads = [self.head(queue, batch, now=now) for batch in going_on]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
-        if ready and (not batches or (len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)))):
+        if ready and (
+            not batches or (len(batches) < queue.places and self._may_begin(queue, self._batches_to_offer(batches)))
+        ):
             members = list(islice(queue.waiting, most))
-            batch = _formed(queue, members)
+            batch = _form_batch(queue, members)
             heads.append(self.head(queue, batch, now=now, own=len(members)))
         return heads
 
-    def _behind(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
+    def _latest_end(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
         """Return the latest end of a batch with which the batches behind it in its stream can be on time.
 
         Batches that cannot be on time anyway do not count. own: the number of waiting requests that the batch takes.
@@ -104,7 +106,7 @@ class Batcher:
             min(t.due for t in batch.members) for batch in on_time
         )
 
-    def _unissued(self, batches: list[Batch]) -> list[Batch]:
+    def _batches_to_offer(self, batches: list[Batch]) -> list[Batch]:
         """Return the batches that still need a lane, or may need one again because their last layer can be stopped.
 
         Where lanes take layers ahead, the next batch may begin behind the last layer of another.
@@ -124,7 +126,7 @@ class Batcher:
         if not queue.late or len(queue.by_query) == queue.places:
             return []
         members = list(islice(queue.late, queue.terms.max_batch))
-        return [self.head(queue, _formed(queue, members, late=True))]
+        return [self.head(queue, _form_batch(queue, members, late=True))]
 
     def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
         """Return the waiting batches, and beginnings of every size with which all of these would fit into one batch.
@@ -132,7 +134,7 @@ class Batcher:
         Beginnings take requests that can still be on time first, then late ones.
         """
         batches, most = queue.batches, queue.terms.max_batch
-        begun = sum([len(batch.members) for batch in self._unissued(batches)])
+        begun = sum([len(batch.members) for batch in self._batches_to_offer(batches)])
         standing = self._going_on(batches)
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
@@ -171,7 +173,7 @@ class Batcher:
     def alone(self, ticket: Ticket) -> Candidate:
         """Return the first layer of a request in a batch by itself, for a comparison; nothing is begun."""
         queue = self._queues[ticket.stream]
-        return self.head(queue, _formed(queue, [ticket]))
+        return self.head(queue, _form_batch(queue, [ticket]))
 
     def head(
         self,
@@ -192,7 +194,7 @@ class Batcher:
             priority = max([ticket.priority for ticket in members])
         share = None
         if self._shares:
-            share = ShareUse(queue.lately, NO_DEADLINE if now is None else self._behind(queue, batch, own, now))
+            share = ShareUse(queue.lately, NO_DEADLINE if now is None else self._latest_end(queue, batch, own, now))
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, queue.served, batch.home, refill,
@@ -208,12 +210,12 @@ class Batcher:
         ]
         for ticket in waiting:
             self._queues.count(ticket, -1)
-        batch = _formed(queue, waiting, late)
+        batch = _form_batch(queue, waiting, late)
         queue.begin(batch)
         return batch
 
 
-def _formed(queue: StreamQueue, members: list[Ticket], late: bool = False) -> Batch:
+def _form_batch(queue: StreamQueue, members: list[Ticket], late: bool = False) -> Batch:
     """Return a batch that could begin; of its members those that can be on time come first."""
     program = queue.terms.programs + len(members) - 1
     return Batch(program, queue.queries, members, late, NO_DEADLINE if late else members[0].due)

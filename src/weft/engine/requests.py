@@ -79,7 +79,7 @@ class Requests:
         """Switch to another policy and rule for late requests; waiting and running requests are kept."""
         self._configure(policy, late)
         for stream, requested in self._requested_terms.items():
-            terms = self._allowed(requested)
+            terms = self._allowed_terms(requested)
             self.queues[stream].rearrange(terms, self._places(terms))
 
     def open(self, terms: Terms, steered: Steered | None = None, *, stream: int | None = None) -> int:
@@ -89,11 +89,11 @@ class Requests:
         stream: the number of an idle stream to replace.
         """
         number = len(self.queues) if stream is None else stream
-        self._requested_terms[number], terms = terms, self._allowed(terms)
+        self._requested_terms[number], terms = terms, self._allowed_terms(terms)
         self.queues.add(StreamQueue(number, terms, self._places(terms), steered))
         return number
 
-    def _allowed(self, terms: Terms) -> Terms:
+    def _allowed_terms(self, terms: Terms) -> Terms:
         return terms if self._shares_batches else terms._replace(max_batch=1)
 
     def _places(self, terms: Terms) -> int:

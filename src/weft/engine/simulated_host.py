@@ -159,9 +159,9 @@ class SimulatedHost:
     def held(self) -> tuple[LaneState, ...]:
         if not self._shares:
             return ()
-        return tuple([self._held(lane) if lane.tasks else IDLE_LANE for lane in self._queues])
+        return tuple([self._lane_state(lane) if lane.tasks else IDLE_LANE for lane in self._queues])
 
-    def _held(self, lane: _Lane) -> LaneState:
+    def _lane_state(self, lane: _Lane) -> LaneState:
         holds = tuple([segment.candidate for segment in lane.tasks])
         return LaneState(holds, self._lane_rest(lane), has_room(lane, self._ahead))
 
@@ -173,9 +173,9 @@ class SimulatedHost:
 
     def completions(self) -> list[Completion]:
         unseen, self._unseen = self._unseen, []
-        return unseen + self._ended()
+        return unseen + self._take_ended()
 
-    def _ended(self) -> list[Completion]:
+    def _take_ended(self) -> list[Completion]:
         over = [segment for segment in self._running if segment.end <= self._now]
         if over:
             self._settle()
@@ -251,9 +251,9 @@ class SimulatedHost:
         started_at = self._now + self._step_ticks
         while self._now < started_at:
             self._pass(started_at)
-            self._unseen += self._ended()
+            self._unseen += self._take_ended()
         self._stepped = self._step_ticks > 0
-        segment = self._drawn(start.candidate)
+        segment = self._draw_segment(start.candidate)
         self._settle()
         self._running.append(segment)
         if self._queues:
@@ -262,7 +262,7 @@ class SimulatedHost:
             segment.begin_at(max(self._now, start.not_before))
         self._regulate()
 
-    def _drawn(self, candidate: Candidate) -> _Segment:
+    def _draw_segment(self, candidate: Candidate) -> _Segment:
         if self._crowd is None:
             return _Segment(candidate, 0, candidate.compute)
         work = self._crowd.work_of(candidate)

@@ -101,19 +101,19 @@ def settled(policy: Policy) -> Policy:
         cut = setting.cut(pieces)
         if best and _issues(cut) == _issues(best[0].policy.setting):
             continue
-        tried = [_tried(contender, judge, ROUNDS) for contender in replace(policy, setting=cut).contenders()]
-        tried = _confirmed(tried, judge, kind)
+        tried = [_try_policy(contender, judge, ROUNDS) for contender in replace(policy, setting=cut).contenders()]
+        tried = _confirm(tried, judge, kind)
         if setting.mix is None:
-            kept = [_tried(contender, judge, ROUNDS) for contender in _kept_at_mixes(tried, judge, kind)]
-            tried = _confirmed([*tried, *kept], judge, kind)
+            kept = [_try_policy(contender, judge, ROUNDS) for contender in _keep_mixes(tried, judge, kind)]
+            tried = _confirm([*tried, *kept], judge, kind)
         if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
             best = tried
         if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
             break
-    return _winner(_confirmed(best, judge, kind, CLOSE), kind).policy
+    return _winner(_confirm(best, judge, kind, CLOSE), kind).policy
 
 
-def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
+def _keep_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
     """Yield policies that starve no stream: the best of *kind* at the mixes of its rivals, and rivals that starved one.
 
     Of every other kind only the best rival counts, and only if it is close to the best of *kind* once its starved
@@ -129,15 +129,15 @@ def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]
     for other in others.values():
         shares = raised(other.shares)
         halfway = [(a / sum(shares) + b / own.stp) / 2 for a, b in zip(shares, own.shares, strict=True)]
-        yield from (_kept(own.policy, mix, judge) for mix in (shares, halfway))
+        yield from (_keep_shares(own.policy, mix, judge) for mix in (shares, halfway))
         if other.starves:
-            yield _kept(other.policy, shares, judge)
+            yield _keep_shares(other.policy, shares, judge)
             starved = tuple(stream for stream, share in enumerate(other.shares) if share < shares[stream])
             if len(other.shares) - len(starved) > 1:  # else there is nothing to weave
                 yield WithLeastShares(other.policy.setting, other.policy, starved)
 
 
-def _kept(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
+def _keep_shares(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
     """Return the policy with a band that keeps the streams at these shares of the throughput."""
     rates = [share / demand.alone for share, demand in zip(shares, judge.demands, strict=True)]
     mix = tuple(rate / min(rates) for rate in rates)
@@ -159,7 +159,7 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
+def _confirm(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
     """Repeat the trials of the winner and of those within *close* of it for more rounds, until the winner's is long.
 
     Within a band a stream may run ahead by a part of a round, and with a rare stream a round is long: 24 rounds of work
@@ -173,14 +173,14 @@ def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], cl
         if not again:
             return results
         for place in again:
-            results[place] = _tried(results[place].policy, judge, FINAL_ROUNDS)
+            results[place] = _try_policy(results[place].policy, judge, FINAL_ROUNDS)
 
 
 def _stp(outcome: Tried) -> float:
     return outcome.stp
 
 
-def _tried(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
+def _try_policy(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
     """Run a policy for at most *rounds* rounds."""
     rounds = min(policy.setting.rounds, rounds)
     shares = judge.shares(replace(policy, setting=replace(policy.setting, rounds=rounds)))

@@ -83,7 +83,7 @@ class AnswerParser:
         """Return the answer if its body ends with the connection; None if the connection ended too early."""
         if self._take != self._rest:
             return None
-        return self._done(b"")
+        return self._finish_answer(b"")
 
     def _head(self, data: bytes) -> Answer | None:
         if self._buffer:
@@ -101,7 +101,7 @@ class AnswerParser:
             self._reset()
             return self._head(rest) if rest else None
         if self._take == self._length and self._left == 0:
-            return self._done(rest)
+            return self._finish_answer(rest)
         return self._take(rest) if rest else None
 
     def _begin(self, head: bytes) -> None:
@@ -139,7 +139,7 @@ class AnswerParser:
             return None
         if self._room:
             self._keep(data[: self._left])
-        return self._done(data[self._left :])
+        return self._finish_answer(data[self._left :])
 
     def _rest(self, data: bytes) -> Answer | None:
         self._keep(data)
@@ -182,10 +182,10 @@ class AnswerParser:
     def _trailer(self, data: bytes) -> Answer | None:
         data = self._buffer + data
         if data.startswith(b"\r\n"):
-            return self._done(data[2:])
+            return self._finish_answer(data[2:])
         end = data.find(b"\r\n\r\n")
         if end >= 0:
-            return self._done(data[end + 4 :])
+            return self._finish_answer(data[end + 4 :])
         if len(data) > MAX_HEAD_BYTES:
             raise NotHttp("its trailer has no end")
         self._buffer = data
@@ -196,7 +196,7 @@ class AnswerParser:
             self._kept.append(data[: self._room])
             self._room -= len(self._kept[-1])
 
-    def _done(self, beyond: bytes) -> Answer:
+    def _finish_answer(self, beyond: bytes) -> Answer:
         answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._read)
         self._reset()
         return answer

@@ -476,9 +476,9 @@ class ServerConnection(Receiver):
         self._clear()
         self._tail, self._framing_bytes = b"", 0
         if not self._pieces:
-            self._answered()
+            self._after_answer()
 
-    def _answered(self) -> None:
+    def _after_answer(self) -> None:
         """Go on with the next request, or end the connection, after an answer was written to its end."""
         if not self._keeps or self._server.draining:
             self._finish()
@@ -522,7 +522,7 @@ class ServerConnection(Receiver):
         if self._pieces and not self._write_paused:
             asyncio.get_running_loop().call_soon(self._pour)
         elif not self._pieces and self._exchange is None:
-            self._answered()
+            self._after_answer()
 
     def _unsent(self) -> int:
         """Return the bytes written for the client that are not in the kernel yet."""
@@ -646,7 +646,7 @@ class ServerConnection(Receiver):
     def _sweep_unread(self, transport: asyncio.Transport, now_s: float) -> None:
         unsent_bytes = self._unsent() + kernel_unsent_bytes(transport.get_extra_info("socket"))
         if self._taking is None or unsent_bytes > self._unsent_bytes:
-            self._taking = self._watched(now_s, -unsent_bytes)
+            self._taking = self._start_progress(now_s, -unsent_bytes)
         elif self._taking.stalled(now_s, -unsent_bytes):
             self.abort()
         self._unsent_bytes = unsent_bytes
@@ -657,12 +657,12 @@ class ServerConnection(Receiver):
             if now_s - began_s > limits.read_s:
                 self._refuse(error_response(408, f"the head did not end within {limits.read_s:g} s; send it faster"))
         elif self._reading is None:
-            self._reading = self._watched(now_s, self._received_bytes)
+            self._reading = self._start_progress(now_s, self._received_bytes)
         elif self._reading.stalled(now_s, self._received_bytes):
             least = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
             self._refuse(error_response(408, f"the body did not come at {least}; send it faster"))
 
-    def _watched(self, now_s: float, passed: int) -> TransferProgress:
+    def _start_progress(self, now_s: float, passed: int) -> TransferProgress:
         return TransferProgress(self._limits.read_s, self._limits.bytes_per_s, now_s, passed)
 
 

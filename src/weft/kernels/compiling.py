@@ -88,7 +88,7 @@ def part(function: F) -> F:
     return compiled
 
 
-def _called(function: F) -> F:
+def _compile_inner(function: F) -> F:
     """Compile a function that only loops call: without entries for Python and for C, and kept only as a part of them.
 
     That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
@@ -97,8 +97,8 @@ def _called(function: F) -> F:
     return compiled
 
 
-untyped_called: Any = _called
-"""``_called`` for functions without types."""
+untyped_called: Any = _compile_inner
+"""``_compile_inner`` for functions without types."""
 
 
 def called(function: F) -> F:
@@ -133,14 +133,14 @@ def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 
 @intrinsic
-def _uncounted(typing: Any, arrays: Any) -> tuple[Any, Any]:
+def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
     def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _without_owner(context, builder, arrays, given[0])
 
     return arrays(arrays), make
 
 
-borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _uncounted)
+borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _drop_owner)
 """The same array, or tuple of arrays, whose references are not counted, so that it costs nothing to hand it on.
 
 The caller of the loop must keep it alive: a loop borrows what it was given, not what it made, and returns none of it.

@@ -152,7 +152,7 @@ def _blocking(
 
     @wraps(send)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> LoadResult:
-        with _undisturbed(), asyncio.Runner(loop_factory=precise_loop) as runner:
+        with _quiet_interpreter(), asyncio.Runner(loop_factory=precise_loop) as runner:
             return runner.run(send(*arguments, **options))
 
     return run
@@ -169,13 +169,13 @@ async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
         began_s = time.perf_counter()
         answer = await call(pool, request)
         took_s = time.perf_counter() - began_s
-        served_us = _served_us(answer.body) if answer.status == OK else None
+        served_us = _server_time_us(answer.body) if answer.status == OK else None
         if served_us is not None:
             overheads_s.append(took_s - served_us / 1e6)
     return max(0.0, statistics.median(overheads_s)) if overheads_s else None
 
 
-def _served_us(body: bytes) -> int | None:
+def _server_time_us(body: bytes) -> int | None:
     """Return the time of queueing and computing in an answer's parameters; None if it has none."""
     try:
         answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
@@ -195,7 +195,7 @@ def _check(deadlines: str, connections: int, grace_s: float) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _quiet_interpreter() -> Iterator[None]:
     """Keep garbage collection off and thread switches quick: both would delay the sending of requests."""
     interval_s, collecting = sys.getswitchinterval(), gc.isenabled()
     gc.collect()
@@ -438,7 +438,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
         inputs = read_inputs(stream.model, metadata)
         if unknown := unshaped(stream, inputs):
             answer = await _call(control, "GET", f"{model_path(stream)}/config", key)
-            known = read_shapes(_parsed(answer.body) if answer.status == OK else None)
+            known = read_shapes(_parse_json(answer.body) if answer.status == OK else None)
             stated = {name: shape for name, shape in known.items() if name in unknown}
             stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
         have_exits.append(announces_exits(metadata))
@@ -484,7 +484,7 @@ def _content(control: Pool, path: str, answer: Answer) -> Any:
         raise InputError(f"{control.target.url}: the server wants another key than this one; give --api-key")
     if answer.status != OK:
         raise InputError(f"{control.target.url}: GET {path} has status {answer.status}: {_error_text(answer.body)}")
-    return _parsed(answer.body)
+    return _parse_json(answer.body)
 
 
 async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
@@ -494,7 +494,7 @@ async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
     if answer.status not in (400, 404):
         return _content(control, path, answer)
     index = await _call(control, "POST", "v2/repository/index", key, b"{}")
-    rows = _parsed(index.body) if index.status == OK else None
+    rows = _parse_json(index.body) if index.status == OK else None
     known = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row] if rows else []
     hint = unknown_name("model", name, known) if known else f"unknown model {name!r}; {_error_text(answer.body)}"
     raise InputError(f"{control.target.url}: {hint}")
@@ -515,7 +515,7 @@ async def _profile(control: Pool, key: str | None) -> Any:
         answer = await call(control, request_bytes(control.target, "GET", "weft/profile", key=key))
     except OSError:
         return None
-    return _parsed(answer.body) if answer.status == OK else None
+    return _parse_json(answer.body) if answer.status == OK else None
 
 
 def _exit_count(profile: Any, stream: Stream) -> int:
@@ -527,7 +527,7 @@ def _exit_count(profile: Any, stream: Stream) -> int:
     return len(early) + 1 if isinstance(early, list) and 0 < len(early) < MOST_EXITS else 0
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     def refuse(token: str) -> Any:
         raise ValueError(f"{token} is no JSON")
 
@@ -539,7 +539,7 @@ def _parsed(body: bytes) -> Any:
 
 def _error_text(body: bytes) -> str:
     """Return the error message in the body of an answer on one line; servers of the protocol use several keys."""
-    content = _parsed(body)
+    content = _parse_json(body)
     if isinstance(content, dict):
         message = next((content[key] for key in ("error", "detail", "message") if key in content), None)
         if message is not None:

@@ -158,7 +158,7 @@ class _RequestTemplate(NamedTuple):
                 raw += data
                 entry["parameters"] = {"binary_data_size": len(data)}
             else:
-                entry["data"] = _listed(tensor)
+                entry["data"] = _to_list(tensor)
             entries.append(entry)
         parameters = {**self.parameters, "binary_data_output": True} if self.binary else self.parameters
         text = json.dumps({"parameters": parameters, "inputs": entries}, allow_nan=False).encode()
@@ -244,7 +244,7 @@ def _raw(tensor: Array) -> bytes:
     return tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def _listed(tensor: Array) -> list[Any]:
+def _to_list(tensor: Array) -> list[Any]:
     if tensor.dtype == np.object_:
         return [word.decode() for word in tensor.ravel().tolist()]
     values: list[Any] = tensor.ravel().tolist()
@@ -278,12 +278,12 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
     try:
         held, needed = array_names(path), [spec.name for spec in inputs]
         require_arrays(held, needed)
-        return _checked(read_arrays(path, {*needed, *({LABEL} & {*held})}, MAX_ARRAY_BYTES), inputs)
+        return _check_samples(read_arrays(path, {*needed, *({LABEL} & {*held})}, MAX_ARRAY_BYTES), inputs)
     except InputError as error:
         raise WorkloadError(f"{path}: {error}") from error
 
 
-def _checked(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[TensorSpec]) -> Samples:
+def _check_samples(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[TensorSpec]) -> Samples:
     if not inputs:
         raise WorkloadError("the model takes no input that a sample could fill")
     tensors = {spec.name: _tensors(spec, stored[spec.name]) for spec in inputs}

@@ -375,29 +375,28 @@ def stream_load(
 ) -> StreamLoad:
     """Sort a stream's requests by their scheduled times and compute its figures."""
     order = np.argsort(scheduled_s, kind="stable")
-    scheduled_s, lag_s, latency_s, status = scheduled_s[order], lag_s[order], latency_s[order], status[order]
-    contents = contents.take(order) if contents else AnswerContents()
-    figures = _figures(workload, stream, scheduled_s, lag_s, latency_s, status, contents)
-    return StreamLoad(stream, scheduled_s, lag_s, latency_s, status, dict(messages), figures, contents)
+    counted = order[scheduled_s[order] >= workload.warmup_s]
+    contents = contents or AnswerContents()
+    figures = _figures(
+        stream.deadline_ms,
+        workload.duration_s - workload.warmup_s,
+        lag_s[counted],
+        latency_s[counted],
+        status[counted],
+        contents.take(counted[status[counted] == OK]),
+    )
+    requests = scheduled_s[order], lag_s[order], latency_s[order], status[order]
+    return StreamLoad(stream, *requests, dict(messages), figures, contents.take(order))
 
 
 def _figures(
-    workload: Workload,
-    stream: Stream,
-    scheduled_s: Floats,
-    lag_s: Floats,
-    latency_s: Floats,
-    status: Statuses,
-    contents: AnswerContents,
+    deadline_ms: float | None, span_s: float, lag_s: Floats, latency_s: Floats, status: Statuses, read: AnswerContents
 ) -> StreamFigures:
-    counted = scheduled_s >= workload.warmup_s
-    contents = contents.take(counted & (status == OK))
-    lag_s, latency_s, status = lag_s[counted], latency_s[counted], status[counted]
-    span_s = workload.duration_s - workload.warmup_s
+    """Compute the figures of the requests after the warm-up; *read*: the contents of those with status 200."""
     codes, counts = np.unique(status, return_counts=True)
     bins = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
     good = latency_s[status == OK]
-    due_s = np.inf if stream.deadline_ms is None else stream.deadline_ms / 1e3
+    due_s = np.inf if deadline_ms is None else deadline_ms / 1e3
     met = int(np.count_nonzero(good <= due_s))
     times_s = ranks(good, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return StreamFigures(
@@ -409,12 +408,12 @@ def _figures(
         offered_per_s=len(status) / span_s,
         answered_per_s=len(good) / span_s,
         met=met,
-        met_share=met / len(status) if len(status) and stream.deadline_ms is not None else None,
+        met_share=met / len(status) if len(status) and deadline_ms is not None else None,
         mean_s=float(good.mean()) if len(good) else None,
         **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
-        accuracy=_accuracy(contents),
-        exit_shares=_exit_shares(contents),
+        accuracy=_accuracy(read),
+        exit_shares=_exit_shares(read),
         p99_max_of=largest_of(len(good)),
     )
 

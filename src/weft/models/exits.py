@@ -42,7 +42,7 @@ def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int |
         _head(f"exit{number}", model, place, head, wanted)
         for number, place in enumerate(_places(model, count), start=1)
     ]
-    return _joined(model, heads)
+    return _insert_heads(model, heads)
 
 
 def subnets(model: Model) -> tuple[range, ...]:
@@ -163,7 +163,7 @@ def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
     )
 
 
-def _joined(model: Model, heads: Sequence[_HeadLayers]) -> Model:
+def _insert_heads(model: Model, heads: Sequence[_HeadLayers]) -> Model:
     """The model with the heads inserted; block ends move along, and each head adds one."""
     taken = {layer.name for layer in model.layers}
     if clash := next((layer.name for head in heads for layer in head.layers if layer.name in taken), None):

@@ -65,13 +65,13 @@ PACKAGED: dict[str, PackagedModel] = {
 
 def packaged_models() -> dict[str, Path]:
     """Name -> file of every known model whose package is installed here; shapes are in ``PACKAGED``."""
-    files = {name: _located(model) for name, model in PACKAGED.items()}
+    files = {name: _locate(model) for name, model in PACKAGED.items()}
     return {name: path for name, path in files.items() if path is not None}
 
 
 def packaged_file(name: str) -> Path:
     """The file of a model of ``PACKAGED``; ModelError where its package is not installed."""
-    path = _located(PACKAGED[name])
+    path = _locate(PACKAGED[name])
     if path is None:
         package = PACKAGED[name].package
         raise ModelError(
@@ -80,7 +80,7 @@ def packaged_file(name: str) -> Path:
     return path
 
 
-def _located(model: PackagedModel) -> Path | None:
+def _locate(model: PackagedModel) -> Path | None:
     try:
         path = Path(str(distribution(model.package).locate_file(model.file)))
     except PackageNotFoundError:

@@ -88,9 +88,11 @@ def _import_named(
         wanted = {key: value for key, value in parameters.items() if key in known}
         return load(name_or_path, shapes=shapes, **wanted)
     if name_or_path in TRAINED:
-        return import_onnx(TRAINED[name_or_path].path(), shapes=_one_image(name_or_path, shapes), exits=exits)
+        return import_onnx(
+            TRAINED[name_or_path].path(), shapes=shapes or {"image": (1, *TRAINED[name_or_path].shape)}, exits=exits
+        )
     if name_or_path in PACKAGED:
-        return _packaged(name_or_path, shapes, exits)
+        return _import_packaged(name_or_path, shapes, exits)
     file, task = file_and_task(name_or_path)
     if task:
         return import_onnx(file, shapes=shapes, exits=exits, task=task)
@@ -106,9 +108,5 @@ def _with_exits(model: Model, count: int, head: str) -> Model:
     return with_exits(model, count, head=head)
 
 
-def _one_image(name: str, shapes: Mapping[str, Shape] | None) -> Mapping[str, Shape]:
-    return shapes or {"image": (1, *TRAINED[name].shape)}
-
-
-def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
+def _import_packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
     return import_onnx(packaged_file(name), shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name, exits=exits)

@@ -58,11 +58,11 @@ def folder() -> Path:
 
 def place(file: str) -> Path:
     """The path at which a fetched *file*, named from the package on, is stored."""
-    shipped = _shipped(file)
+    shipped = _shipped_path(file)
     return shipped if shipped.exists() else folder() / file
 
 
-def _shipped(file: str) -> Path:
+def _shipped_path(file: str) -> Path:
     """The path of a file in a checkout or a whole wheel; files keep the names from before tools were packages."""
     room, _, inside = file.partition("/")
     tool = registered("modules").get(room)
@@ -106,7 +106,7 @@ def _read(source: str, file: str) -> bytes:
     from urllib.error import URLError
     from urllib.request import urlopen
 
-    where = f"{source.rstrip('/')}/src/{_shipped(file).relative_to(_PACKAGE.parent).as_posix()}"
+    where = f"{source.rstrip('/')}/src/{_shipped_path(file).relative_to(_PACKAGE.parent).as_posix()}"
     try:
         if source.startswith(("http://", "https://")):
             with urlopen(where, timeout=_TIMEOUT_S) as answer:

@@ -6,6 +6,6 @@ that cannot win, ``trials`` simulates the rest in short runs, ``choice`` ranks t
 runs the best again with fresh requests, ``deciding`` takes one (differences within the error of the runs do not count),
 ``segment_length`` tries longer segments, ``early_exits`` chooses thresholds, ``reasons`` and ``busiest`` explain the
 choice. ``process_pool`` has the processes that simulate in parallel. ``plan`` is the resulting value, ``folder`` writes
-and reads it, ``page`` shows it; ``drift`` compares it with the present machine and files, ``timed_now`` with present
-times of its models, ``measured_comparison`` with a bench run.
+and reads it, ``page`` shows it; ``plan_check`` compares it with the present machine and files and times its
+models again, ``prediction`` predicts other loads and compares with a bench run.
 """

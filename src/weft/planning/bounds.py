@@ -144,7 +144,7 @@ def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> 
     least = min((min(run) for run in model.spread), default=1.0)
     sizes = range(1, arrangement.batches[runs.name] + 1)
     over_s = [
-        share * min(max(0.0, _kept_s(arrangement, model, size, place) * least - spare_s) / size for size in sizes)
+        share * min(max(0.0, _lane_time_s(arrangement, model, size, place) * least - spare_s) / size for size in sizes)
         for place, share in enumerate(reaching(runs.leaving, model.exits, len(model.segments)))
     ]
     longest = max(range(len(over_s)), key=lambda place: model.times_at(1)[place])
@@ -158,7 +158,7 @@ def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> 
     )
 
 
-def _kept_s(arrangement: Arrangement, model: HostModel, size: int, place: int) -> float:
+def _lane_time_s(arrangement: Arrangement, model: HostModel, size: int, place: int) -> float:
     """Return the least time that a segment occupies its lane: the time to stop it where the policy preempts."""
     host, took_s = arrangement.host, model.times_at(size)[place]
     stops = POLICIES[arrangement.settings.policy].aborts is not Policy.aborts

@@ -35,7 +35,7 @@ SMALL_BATCH = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A way to serve the models: one option among those that a plan chooses from."""
+    """A way to serve the models: one of the options among which a plan chooses."""
 
     host: Host
     """The machine, measured with as many lanes and threads."""
@@ -121,7 +121,9 @@ def _settings(asked: PlanRequest, host: Host, choice: Mapping[str, Any]) -> Plan
 
 def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
     """Return the batch limits to try, model -> limit: as far as measured batches pay, ``SMALL_BATCH``, and 1."""
-    pays = {model.name: _most(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models}
+    pays = {
+        model.name: _upper_limit(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models
+    }
     distinct: list[dict[str, int]] = []
     for most in (max(pays.values()), SMALL_BATCH, 1):
         limits = {name: min(most, size) for name, size in pays.items()}
@@ -130,7 +132,7 @@ def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
     return distinct
 
 
-def _most(set_by_user: int | None, measured: int) -> int:
+def _upper_limit(set_by_user: int | None, measured: int) -> int:
     return measured if set_by_user is None else min(set_by_user, measured)
 
 

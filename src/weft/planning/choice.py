@@ -140,7 +140,7 @@ def choose(
         if progress:
             progress(done, len(options))
         trial = trial_of(asked, arrangement, memory_of(arrangement))
-        if why := _too_large(asked, trial) or (_ruled_out(order, trial, best) if best else ""):
+        if why := _too_large(asked, trial) or (_rejection_text(order, trial, best) if best else ""):
             left_out.append(LeftOut(arrangement, why))
         elif best is None or _beats(order, trial, best):
             beaten += [best] if best else []
@@ -148,7 +148,11 @@ def choose(
         else:
             beaten.append(trial)
     if best is None:
-        raise InputError(_no_room(asked, min(map(memory_of, options), default=0)))
+        least_bytes = min(map(memory_of, options), default=0)
+        raise InputError(
+            f"memory_bytes = {asked.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
+            f"allow {ceil(least_bytes / 2**20)}m or more"
+        )
     simpler = list(islice(_simpler(asked, best, beaten), SIMPLE))
     nearest = sorted((trial for trial in beaten if trial not in simpler), key=lambda trial: _distance(asked, trial))
     return Chosen(best, (*simpler, *nearest), tuple(left_out))
@@ -175,22 +179,19 @@ def _without_load(objective: str) -> Sequence[Criterion]:
     return [criterion for criterion in wanted if not isinstance(criterion, LoadCarried)]
 
 
-def _ruled_out(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
+def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
     """Return why the bounds show that a challenger cannot win; empty if they do not.
 
-    Only the first criterion decides by bounds alone; a later one does where the best cannot be beaten in those before.
+    Only the first criterion decides by bounds alone; a later one only if the best option cannot be beaten in all
+    earlier ones.
     """
     for criterion in order:
         if why := criterion.hopeless(trial, best):
             return why
-        if not _unbeatable(criterion, best):
+        # no option is better by this criterion than a best one that keeps its deadlines, only equal
+        if not (isinstance(criterion, DeadlinesKept) and best.holds):
             return ""
     return ""
-
-
-def _unbeatable(criterion: Criterion, best: OptionTrial) -> bool:
-    """Return whether no option can be better than the best by this criterion, only equal."""
-    return isinstance(criterion, DeadlinesKept) and best.holds
 
 
 def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> bool:
@@ -205,13 +206,6 @@ def _too_large(asked: PlanRequest, trial: OptionTrial) -> str:
     if asked.memory_bytes is None or trial.memory_bytes <= asked.memory_bytes:
         return ""
     return f"needs {trial.memory_bytes / 2**20:.0f} MiB of memory"
-
-
-def _no_room(asked: PlanRequest, least_bytes: int) -> str:
-    return (
-        f"memory_bytes = {asked.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
-        f"allow {ceil(least_bytes / 2**20)}m or more"
-    )
 
 
 def _distance(asked: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:

@@ -15,9 +15,9 @@ from math import floor, inf, log
 from weft.planning.bounds import SLACK
 from weft.planning.candidates import Arrangement
 from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
-from weft.planning.load_prediction import stream_predictions
 from weft.planning.plan import Prediction
 from weft.planning.plan_request import PlanRequest
+from weft.planning.prediction import stream_predictions
 from weft.planning.process_pool import Helpers, PendingResult
 from weft.planning.trials import (
     LOWEST,
@@ -45,7 +45,7 @@ FINE, WIDEST = 1.03, 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finalist:
-    """An option with the numbers that are told of it."""
+    """An option with the results that the plan reports."""
 
     trial: OptionTrial
     reports: tuple[RequestReport, ...]
@@ -60,7 +60,7 @@ class Finalist:
 
     @property
     def report(self) -> RequestReport:
-        """What becomes of the first set of requests at the asked load."""
+        """The simulation of the first set of requests at the asked load."""
         return self.reports[0]
 
     @property
@@ -75,12 +75,12 @@ class Finalist:
 
     @property
     def prediction(self) -> Prediction:
-        """The numbers as a plan has them."""
+        """The results in the form that a plan stores."""
         return prediction(self.trial.asked, self.report, self.trial.memory_bytes, self.factor)
 
     @property
     def scores(self) -> Scores:
-        """The numbers as they are compared."""
+        """The values that are compared between finalists."""
         limit = self.trial.asked.limit
         return Scores(
             missed=tuple(0.0 if keeps(report, limit) else missed_in(report) for report in self.reports),
@@ -92,7 +92,7 @@ class Finalist:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Finalists, the one that is taken first, and what decided between them."""
+    """Finalists, the winner first, and the criteria that decided between them."""
 
     finalists: tuple[Finalist, ...]
     equal: int = 0
@@ -106,7 +106,7 @@ class Ranking:
 
 
 def rank(asked: PlanRequest, finalists: Sequence[Finalist]) -> Ranking:
-    """Decide between finalists by what is asked for."""
+    """Order finalists by the criteria of the request."""
     decision = decide(
         criteria(asked.objective, asked.has_rates),
         [finalist.scores for finalist in finalists],
@@ -127,12 +127,12 @@ def finals(
     progress: Callable[[str, int, int], None] | None = None,
     helpers: Helpers | None = None,
 ) -> Ranking:
-    """The first few of these that differ, compared."""
+    """Compare the first few trials that differ."""
     helpers = helpers or Helpers()
     tell = progress or (lambda label, done, of: None)
     finalists: list[Finalist] = []
     loads: list[PendingResult[float | None]] = []
-    for seen in _seen(asked, trials[:ENTRANTS], helpers, tell):
+    for seen in _predict_finalists(asked, trials[:ENTRANTS], helpers, tell):
         twin = next((number for number, finalist in enumerate(finalists) if _alike(finalist, seen)), None)
         if twin is not None:
             finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, seen.trial))
@@ -143,16 +143,16 @@ def finals(
             loads.append(helpers.begin(_largest_load, seen.trial, seen.at_best, trials[0].factor, near, USUAL))
         if len(finalists) == FINALISTS:
             break
-    loaded = [_by_its_simplest(finalist) for finalist in _loaded(finalists, loads, tell)]
+    loaded = [_by_its_simplest(finalist) for finalist in _add_largest_loads(finalists, loads, tell)]
     return rank(asked, _with_more_sets(loaded, helpers) if asked.has_rates else loaded)
 
 
-def _seen(
+def _predict_finalists(
     asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
-    """What options do at the asked load, and at the largest one of the best, before their own are looked for.
+    """Yield each entrant, simulated at the asked load and at the largest load of the best entrant.
 
-    As many as will be told are begun at once; the others only if they are asked for.
+    The first ``FINALISTS`` runs are begun at once, in parallel; further ones only when the caller asks for them.
     """
     largest = entrants[0].factor if asked.has_rates else 0.0
     lengths = (LONG, *[USUAL] * (SETS - 1))
@@ -164,10 +164,10 @@ def _seen(
         yield Finalist(trial, reports, at_best=at_best)
 
 
-def _loaded(
+def _add_largest_loads(
     finalists: list[Finalist], loads: list[PendingResult[float | None]], tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
-    """Finalists with their largest loads, where these were looked for."""
+    """Yield the finalists with their largest loads, where these were searched for."""
     for place, (finalist, load) in enumerate(zip_longest(finalists, loads)):
         tell(finalist.trial.arrangement.label, FINALISTS + place, 2 * FINALISTS)
         factor = load.result() if load else None
@@ -175,7 +175,7 @@ def _loaded(
 
 
 def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Finalist]:
-    """The same, with the largest loads that the other sets of requests show of those that come near the best."""
+    """Return the finalists; those near the best get their largest loads with the other sets of requests, too."""
     best = max(finalist.factor or 0.0 for finalist in finalists)
     begun = {
         place: [helpers.begin(_load_near, finalist.trial, finalist.factor, number, USUAL) for number in range(1, SETS)]
@@ -191,7 +191,11 @@ def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Fin
 def _look(
     asked: PlanRequest, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
 ) -> tuple[tuple[RequestReport, ...], tuple[bool, float] | None]:
-    """What an option does at the asked load with each set of requests, and at another load where that is not 0."""
+    """Simulate an option at the asked load with each set of requests.
+
+    largest: another load to simulate, as a multiple of the asked one; 0: none. The second result says whether deadlines
+    are kept at that load, and is None without one.
+    """
     reports = tuple(
         simulated(asked, arrangement, 1.0, length, seed=_seed(asked, number))[1].report
         for number, length in enumerate(lengths)
@@ -238,10 +242,10 @@ def longest_wait(report: RequestReport) -> float:
 def _largest_load(
     trial: OptionTrial, at_middle: tuple[bool, float] | None, middle: float, near: float | None, length: RunLength
 ) -> float | None:
-    """The largest multiple of the asked load that an option sustains, looked for from that of the best on; None: none.
+    """Search the largest multiple of the asked load that an option sustains; None if it sustains none.
 
-    middle, at_middle: the load of the best, and what is known of this option there. near: what the first finalist
-    carries, which is most often about as much.
+    middle, at_middle: the largest load of the best option, and what this option did there: the search begins there.
+    near: the largest load of the first finalist, a good guess; None if unknown.
     """
     asked, arrangement = trial.asked, trial.arrangement
     if trial.highest < LOWEST or at_middle is None:
@@ -259,9 +263,9 @@ def _largest_load(
 
 
 def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) -> float:
-    """The largest multiple of the asked load that an option sustains with another set of requests; 0 where none.
+    """Search the largest multiple of the asked load that an option sustains with another set of requests.
 
-    near: what it sustains with the first set, where the search begins.
+    near: its largest load with the first set, where the search begins. 0: it sustains none.
     """
     seed = _seed(trial.asked, number)
 
@@ -273,7 +277,7 @@ def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) 
 
 
 def prediction(asked: PlanRequest, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
-    """A run at the asked load, and the largest load, as a plan tells them."""
+    """Return a run at the asked load and the largest load in the form that a plan stores."""
     return Prediction(
         streams=stream_predictions(asked.workload, report),
         load=round(report.load or 0.0, 4),

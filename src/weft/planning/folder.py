@@ -18,7 +18,7 @@ from weft.base.errors import PlanError, unknown_name
 from weft.base.files import replacing_folder, write_text
 from weft.base.tomlfile import as_toml
 from weft.devices.host import Host, write_host
-from weft.planning.layout import (
+from weft.planning.plan import (
     DATA,
     HOST_FILE,
     MODELS,
@@ -27,8 +27,11 @@ from weft.planning.layout import (
     REPORT_FILE,
     SETTINGS_FILE,
     WORKLOAD_FILE,
+    Plan,
+    PlannedModel,
+    read_plan,
+    write_plan_file,
 )
-from weft.planning.plan import Plan, PlannedModel, read_plan, write_plan_file
 from weft.runtime.external import external_files
 from weft.serving.config import ModelConfig, ServerConfig, read_server_config, read_toml
 from weft.serving.repository import MODEL_FILE, Repository

@@ -51,7 +51,7 @@ class LaneShape(NamedTuple):
 
 
 class LaneSurvey(Protocol):
-    """Measures models with several numbers of lanes; ``weft.planning.survey.survey_lanes``."""
+    """The signature of ``weft.planning.survey.survey_lanes``, which measures models with several numbers of lanes."""
 
     def __call__(
         self,
@@ -96,7 +96,7 @@ def measured_hosts(
     shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
     keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
     files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
-    hosts = {} if fresh else {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
+    hosts = {} if fresh else {shape: host for shape in shapes if (host := _cached_host(files[shape])) is not None}
     left = [shape for shape in shapes if shape not in hosts]
     if not left:
         return [hosts[shape] for shape in shapes]
@@ -147,7 +147,7 @@ def _source(model: RequestedModel) -> str:
     return f"{model.body}.onnx/{model.name}" if model.body else model.name
 
 
-def _kept(file: Path) -> Host | None:
+def _cached_host(file: Path) -> Host | None:
     """Return a measurement in the cache, or None if it is absent or cannot be read."""
     try:
         return read_host(file)

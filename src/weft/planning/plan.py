@@ -1,10 +1,12 @@
 """A plan: the models as they are served, the settings to serve them with, and what is predicted of them.
 
-``plan.json`` of a plan folder holds one (docs/formats.md). Nothing here looks at models or at this machine.
+``plan.json`` of a plan folder holds one; the names of the other files are here, too (docs/formats.md). Nothing here
+looks at models or at this machine.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -24,8 +26,8 @@ from pydantic import (
 from weft.base.errors import PlanError
 from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.devices.conditions import Conditions
-from weft.planning.layout import PLAN_FILE
 from weft.reports.pictures import Shown
+from weft.workloads.requests import Workload, read_workload
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -41,9 +43,15 @@ PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=Fal
 AS_GIVEN = "as given"
 """What was done to a model to which nothing was done."""
 
+PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE = "plan.json", "weft.toml", "workload.toml"
+HOST_FILE, REPORT_FILE = "host.json", "report.html"
+MODELS, DATA = "models", "data"
+OF_A_PLAN = frozenset({PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPORT_FILE, MODELS, DATA})
+"""Everything that a plan's folder may hold."""
+
 
 def _inside(text: str) -> str:
-    """A path as seen from the folder, which does not lead out of it."""
+    """Return a path relative to the folder; it must not lead out of it."""
     path = PurePosixPath(text)
     if not text.isprintable() or "\\" in text or path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a path inside the plan's folder, such as models/camera/1/model.onnx")
@@ -54,7 +62,7 @@ Inside = Annotated[str, AfterValidator(_inside)]
 
 
 class PlanMachine(BaseModel, extra="forbid", frozen=True):
-    """The machine that the plan was made on, the whole of it."""
+    """The whole machine on which the plan was made."""
 
     cores: Count
     memory_bytes: Bytes
@@ -64,14 +72,14 @@ class PlanMachine(BaseModel, extra="forbid", frozen=True):
 
 
 class PlanBudget(BaseModel, extra="forbid", frozen=True):
-    """What of its machine a plan may use; None: all of it."""
+    """The part of its machine that a plan may use; None: all of it."""
 
     cores: Count | None = None
     memory_bytes: Bytes | None = None
 
 
 class PlannedModel(BaseModel, extra="forbid", frozen=True):
-    """A model file as it is served; a stitched one holds several models under names of their own."""
+    """A model file as it is served; a stitched file holds several models with their own names."""
 
     name: Name
     """Its folder below ``models/``."""
@@ -97,12 +105,12 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
 
     @property
     def source(self) -> str:
-        """What it was made of, in one line."""
+        """Its source file, in one line."""
         return ", ".join(self.sources)
 
     @property
     def digests(self) -> dict[str, str]:
-        """Every file of it -> its digest."""
+        """Return the digest of each of its files."""
         return {self.file: self.sha256, **self.others}
 
 
@@ -132,7 +140,7 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
         return self
 
     @model_serializer(mode="wrap")
-    def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _write(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         keys: dict[str, Any] = written(self)
         return keys if self.device is None else {key: keys[key] for key in keys if key not in OF_CORES}
 
@@ -194,7 +202,7 @@ class PlanOption(BaseModel, extra="forbid", frozen=True):
     left_out: Text = ""
 
     @model_validator(mode="after")
-    def _judged(self) -> PlanOption:
+    def _check_prediction(self) -> PlanOption:
         if (self.predicted is None) != bool(self.left_out):
             raise ValueError(f"option {self.label}: either predicted or left_out, the reason, must be given")
         return self
@@ -265,7 +273,7 @@ def read_plan(path: str | Path) -> Plan:
 
 
 def parse_plan(raw: Any, where: str) -> Plan:
-    """*raw* as a plan; *where* opens the message if it is none."""
+    """Parse *raw* as a plan; *where* begins the error message if it is none."""
     if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
         raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
     try:
@@ -283,3 +291,16 @@ _PARTS = (
 def write_plan_file(plan: Plan, path: str | Path) -> None:
     """Write the plan alone, as the ``plan.json`` of a folder has it."""
     write_json(path, plan.model_dump(mode="json"))
+
+
+def is_plan(path: str | Path) -> bool:
+    """Return whether this is the folder of a plan."""
+    return os.path.isfile(os.path.join(path, PLAN_FILE))
+
+
+def planned_workload(folder: str | Path) -> Workload:
+    """Read the workload that a plan was made for, as ``weft bench`` sends it."""
+    file = Path(folder) / WORKLOAD_FILE
+    if not file.is_file():
+        raise PlanError(f"{folder}: the plan has no {WORKLOAD_FILE}; plan again")
+    return read_workload(file)

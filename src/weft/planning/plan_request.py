@@ -78,7 +78,7 @@ class RequestedModel:
 
     @property
     def home(self) -> str:
-        """Its folder in a repository."""
+        """Return its folder in a repository."""
         return self.body or self.name
 
     @property
@@ -160,8 +160,8 @@ def ask(
 ) -> PlanRequest:
     """Check a request and find its models; models that have no file yet are written to *scratch*."""
     here = usable_cores()
-    _known("objective", objective, OBJECTIVES)
-    _known("kind of deadlines", deadlines, DEADLINES)
+    _check_known("objective", objective, OBJECTIVES)
+    _check_known("kind of deadlines", deadlines, DEADLINES)
     ServerConfig(isolation=isolation, device=device)
     if device is not None and cores is not None:
         raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
@@ -189,7 +189,7 @@ def ask(
         isolation=isolation,
         device=device,
         soonest=soonest_rates(sent),
-        remarks=() if device is None else tuple(_untried(device, models)),
+        remarks=() if device is None else tuple(_gpu_remarks(device, models)),
     )
 
 
@@ -200,7 +200,7 @@ def _for_device(model: RequestedModel) -> RequestedModel:
     return replace(model, config=model.config.model_copy(update={"grain_ms": DEVICE_GRAIN_S * 1e3}))
 
 
-def _untried(device: str, models: Sequence[RequestedModel]) -> Iterator[str]:
+def _gpu_remarks(device: str, models: Sequence[RequestedModel]) -> Iterator[str]:
     """Yield remarks on the options that a plan for a GPU leaves out, and on models that gain nothing there."""
     yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, for all models."
     for home, model in {model.home: model for model in models}.items():
@@ -208,7 +208,7 @@ def _untried(device: str, models: Sequence[RequestedModel]) -> Iterator[str]:
             yield f"{home} is in 8 bits, which {device} computes in floating point, with conversions between."
 
 
-def _known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:
+def _check_known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:
     if name not in known:
         raise InputError(unknown_name(kind, name, known))
 
@@ -296,12 +296,11 @@ def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
     if task and task not in names:
         raise ModelError(f"{file}: {unknown_name('model in it', task, names)}")
     if not task and len(names) > 1:
-        raise ModelError(f"{file} holds {', '.join(names)}; say which a stream asks for, as {_line_of(file, names[0])}")
+        raise ModelError(
+            f"{file} holds {', '.join(names)}; say which a stream asks for, as "
+            f"-s {file}/{names[0]}:rate=10,deadline=100"
+        )
     return repository.entry(task or names[0])
-
-
-def _line_of(file: str, task: str) -> str:
-    return f"-s {file}/{task}:rate=10,deadline=100"
 
 
 def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:

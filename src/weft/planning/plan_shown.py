@@ -33,7 +33,8 @@ def tables(plan: Plan) -> tuple[ResultTable, ...]:
 def options_table(plan: Plan) -> ResultTable:
     """The options that were simulated, the best first."""
     rows = [
-        TableRow(_cells(option, predicted), best=place == 0) for place, (option, predicted) in enumerate(_shown(plan))
+        TableRow(_cells(option, predicted), best=place == 0)
+        for place, (option, predicted) in enumerate(_options_to_show(plan))
     ]
     few = largest_notes((stream.model, stream.p99_max_of) for stream in plan.predicted.streams)
     return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late(plan), *few))
@@ -48,7 +49,7 @@ def _late(plan: Plan) -> str:
 
 def figure(plan: Plan) -> Figure:
     """Latency beside deadline, and the largest load, of each option."""
-    shown, streams = _shown(plan), plan.predicted.streams
+    shown, streams = _options_to_show(plan), plan.predicted.streams
     labels, loads = [option.label for option, _ in shown], [predicted.sustainable_factor for _, predicted in shown]
     times = {
         stream.model: [predicted.streams[place].p99_ms or 0.0 for _, predicted in shown]
@@ -71,7 +72,7 @@ def figure(plan: Plan) -> Figure:
     return draw(_title(plan), panels, size=size, columns=2, share_y=True)
 
 
-def _shown(plan: Plan) -> list[tuple[PlanOption, Prediction]]:
+def _options_to_show(plan: Plan) -> list[tuple[PlanOption, Prediction]]:
     return [(option, option.predicted) for option in plan.options if option.predicted][:SHOWN]
 
 

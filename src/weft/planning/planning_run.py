@@ -78,7 +78,7 @@ class MadePlan:
         return plan_page(self.plan, self.asked, self.busiest, self.host.source)
 
     def write(self, folder: str | Path) -> None:
-        """Write the folder that ``weft serve`` and ``weft bench`` take."""
+        """Write the folder that ``weft serve`` and ``weft bench`` read."""
         write_plan(
             self.plan, folder, models=self.models, workload=self.asked.workload, host=self.host, report=self.report()
         )
@@ -274,7 +274,7 @@ def _final_plan(
         machine=this_machine(asked.device),
         measured=conditions,
         budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
-        models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
+        models=tuple(_plan_model(asked, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,
         options=tuple(_options(chosen, ranking.finalists)),
@@ -327,7 +327,7 @@ def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangemen
     }
 
 
-def _planned(asked: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
+def _plan_model(asked: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
     """Describe a file in the plan; all models in one file are cut alike."""
     first = next(model for model in asked.models if model.home == home)
     preparation = first.preparation

@@ -80,7 +80,7 @@ class Helpers:
         return [child.pid for child, _ in self._children]
 
     def close(self) -> None:
-        """Kill the children, whatever they compute."""
+        """Kill the children, even during a computation."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

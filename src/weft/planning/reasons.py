@@ -5,13 +5,15 @@ Models that share weights are searched for here, so that a plan can say where st
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 from weft.base.errors import ModelError
 from weft.devices.host import usable_cores
-from weft.models.weighted_layers import shared_share, weight_digests
+from weft.models.onnx_graph import load, to_array
 from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
 from weft.planning.deciding import Criterion
@@ -25,6 +27,8 @@ from weft.serving.isolation import THREADS
 
 LEAST_SHARE = 0.2
 """Models that share less of their weights gain too little from stitching to be mentioned."""
+LEAST_BYTES = 1024
+"""Smaller tensors, such as shapes and scales, are often equal by chance and do not count as shared."""
 MOST_BYTES = 2 << 30
 """Larger files are not read for shared weights: that would take longer than the advice is worth."""
 
@@ -44,14 +48,35 @@ def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
     if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
         return []
     try:
-        digests = [(model.source, weight_digests(path)) for path, model in files.items()]
+        digests = [(model.source, _weight_digests(path)) for path, model in files.items()]
     except ModelError:  # it can be served all the same, and this is only advice
         return []
     pairs = [
-        SharedWeights(one, other, shared_share(first, second))
+        SharedWeights(one, other, _shared_share(first, second))
         for (one, first), (other, second) in combinations(digests, 2)
     ]
     return sorted((pair for pair in pairs if pair.share >= LEAST_SHARE), key=lambda pair: -pair.share)
+
+
+def _weight_digests(path: Path) -> dict[str, int]:
+    """Return the digest of every weight tensor of a file -> its bytes."""
+    try:
+        graph = load(path, weights=True).graph
+    except Exception as error:  # protobuf and the file system each raise their own kinds
+        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
+    digests: dict[str, int] = {}
+    for tensor in graph.initializer:
+        data = tensor.raw_data or to_array(tensor).tobytes()
+        if len(data) >= LEAST_BYTES:
+            key = hashlib.sha256(f"{tensor.data_type}:{list(tensor.dims)}:".encode() + data).hexdigest()
+            digests[key] = len(data)
+    return digests
+
+
+def _shared_share(one: dict[str, int], other: dict[str, int]) -> float:
+    """Return the bytes that two files have in common, relative to those of the smaller one."""
+    smaller = min(sum(one.values()), sum(other.values()))
+    return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0
 
 
 AMPLE = 1.5
@@ -70,15 +95,15 @@ def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Seque
     """Return the sentences that explain a choice."""
     best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
-        won=tuple(_won(asked, chosen, ranking)),
+        won=tuple(_winner_reasons(asked, chosen, ranking)),
         limits=tuple(_limits(asked, best, predicted)),
         next=tuple(_next(asked, best, predicted, sharing)),
     )
 
 
-def _won(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+def _winner_reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     winner = ranking.winner
-    yield f"{_label(winner)}: {_kept(ranking)}{_carries(winner.prediction)}."
+    yield f"{_label(winner)}: {_deadline_text(ranking)}{_carries(winner.prediction)}."
     yield from decided(ranking)
     for finalist in ranking.finalists:
         if finalist.twins:
@@ -113,30 +138,30 @@ def decided(ranking: Ranking) -> Iterator[str]:
         yield f"The next best, {_label(loser)}, {_LOST[loss.by](loser, better, than)}."
 
 
-def _missed_more(loser: Finalist, better: Finalist, than: str) -> str:
+def _more_misses_text(loser: Finalist, better: Finalist, than: str) -> str:
     if better.keeps_deadlines:
         return f"does not keep the deadlines at the asked load, as {than} does"
-    return f"misses more deadlines at the asked load than {than}: {_missed(loser)}"
+    return f"misses more deadlines at the asked load than {than}: {_missed_text(loser)}"
 
 
-def _carried_less(loser: Finalist, better: Finalist, than: str) -> str:
+def _lower_load_text(loser: Finalist, better: Finalist, than: str) -> str:
     return f"carries less than {than}: {loser.prediction.sustainable_factor or 0.0:.2f} times the load"
 
 
-def _held_more(loser: Finalist, better: Finalist, than: str) -> str:
+def _more_memory_text(loser: Finalist, better: Finalist, than: str) -> str:
     return f"needs {_mib(loser.trial.memory_bytes - better.trial.memory_bytes)} more memory than {than}"
 
 
-def _waited_longer(loser: Finalist, better: Finalist, than: str) -> str:
+def _longer_wait_text(loser: Finalist, better: Finalist, than: str) -> str:
     times = " / ".join("-" if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f}" for stream in loser.report.streams)
     return f"takes longer for its deadlines than {than}: a p99 of {times} ms"
 
 
 _LOST: dict[Criterion, Callable[[Finalist, Finalist, str], str]] = {
-    "missed": _missed_more,
-    "load": _carried_less,
-    "memory": _held_more,
-    "wait": _waited_longer,
+    "missed": _more_misses_text,
+    "load": _lower_load_text,
+    "memory": _more_memory_text,
+    "wait": _longer_wait_text,
 }
 """Criterion -> how an option that lost by it compares with one that is better, whose name comes last."""
 
@@ -154,16 +179,16 @@ def _leaving(asked: PlanRequest) -> Iterator[str]:
             yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{sinks}."
 
 
-def _kept(ranking: Ranking) -> str:
+def _deadline_text(ranking: Ranking) -> str:
     winner, *others = ranking.finalists
     if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"
     fewest = all(winner.prediction.worst_missed <= other.prediction.worst_missed for other in others)
     remark = ", no option that was compared fewer" if others and fewest else ""
-    return f"misses deadlines at the asked load ({_missed(winner)}{remark})"
+    return f"misses deadlines at the asked load ({_missed_text(winner)}{remark})"
 
 
-def _missed(finalist: Finalist) -> str:
+def _missed_text(finalist: Finalist) -> str:
     worst = max(finalist.prediction.streams, key=lambda stream: stream.missed)
     return f"{worst.missed:.1%} of {worst.model}'s"
 
@@ -177,7 +202,7 @@ def _carries(predicted: Prediction) -> str:
 
 def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    if block := _blocked(asked, best, predicted):
+    if block := _find_blocking(asked, best, predicted):
         yield (
             f"One long operator: {block.segment} of {block.runs} keeps the only lane for {block.length_s * 1e3:.1f} ms "
             f"at a stretch, and {block.waits} has {block.spare_s * 1e3:.1f} ms to spare."
@@ -200,7 +225,7 @@ def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Ite
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 
 
-def _blocked(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+def _find_blocking(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
     """Return the segment that limits the load by delaying others, if there is one."""
     block = blocking(asked, best.arrangement)
     near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
@@ -225,12 +250,15 @@ def _next(
     asked: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
 ) -> Iterator[str]:
     full = (predicted.sustainable_factor or 0.0) < AMPLE
-    yield from _uncounted(asked, best)
+    yield from _uncounted_exits(asked, best)
     if full:
         yield from _more_to_compute_with(asked, best)
     for pair in sharing:
-        yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(pair)}"
-    if block := _blocked(asked, best, predicted):
+        yield (
+            f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
+            "-o both.onnx --dynamic says whether one file for both pays."
+        )
+    if block := _find_blocking(asked, best, predicted):
         yield _cut_finer(asked, best, block)
     if full:
         yield _faster(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
@@ -249,22 +277,17 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
     """Suggest additional cores or GPUs."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     if asked.device is not None:
-        yield "A second GPU of that kind: weft serve has every model on each of several; plans are made for one."
+        yield "A second GPU of that kind: weft serve loads every model on each GPU; a plan is made for one."
     elif asked.cores < usable_cores():
         yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
     elif used == asked.cores:
         yield f"A machine with more cores: all {asked.cores} of this one are in use."
 
 
-def _stitching(pair: SharedWeights) -> str:
-    """Suggest stitching for two models with common weights."""
-    return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
-
-
 def _faster(asked: PlanRequest, name: str) -> str:
     """Suggest number formats that may make a model faster and change its answers."""
     if asked.device is None:
-        return f"A faster {name}: weft tune --target onnxruntime looks for number formats that are."
+        return f"A faster {name}: weft tune --target onnxruntime looks for faster number formats."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
@@ -278,7 +301,7 @@ def _cut_finer(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
     )
 
 
-def _uncounted(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
+def _uncounted_exits(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Yield the models whose exits no stream mentions, with the option that takes them into account."""
     silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
     for name, stream in silent.items():

@@ -113,7 +113,7 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
     times_s = {batch: tuple(round(sum(times[part]), 7) for part in parts) for batch, times in model.times_s.items()}
     return model.model_copy(
         update={
-            "segments": tuple(_called(model.segments[part]) for part in parts),
+            "segments": tuple(_range_text(model.segments[part]) for part in parts),
             "times_s": times_s,
             "spread": _spread(model, parts),
             "exits": tuple(bounds.index(end) for end in model.exits),
@@ -121,7 +121,7 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
     )
 
 
-def _called(names: Sequence[str]) -> str:
+def _range_text(names: Sequence[str]) -> str:
     """Name merged segments by the first and the last of them."""
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 

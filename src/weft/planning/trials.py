@@ -27,12 +27,12 @@ FIRST_GUESS = 0.85
 
 
 def run_workload(asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
-    """The asked streams at a multiple of their rates, for as long as it takes."""
+    """Return the asked streams at a multiple of their rates, for as long as the run needs."""
     return lasting(arrangement.serving(asked.workload).scaled(factor), length)
 
 
 def late_rule(asked: PlanRequest, arrangement: Arrangement) -> str:
-    """What becomes of late requests: clients whose deadlines are strict want no late answer."""
+    """Return what happens to late requests: they are dropped if deadlines are strict."""
     return "drop" if asked.deadlines == "strict" else arrangement.settings.late
 
 
@@ -89,9 +89,9 @@ def _most_missed(case: Case, limit: float) -> list[float]:
 
 
 def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: int, stride: int = 2) -> int:
-    """The largest step that is sustained, looked for from *start* on; *low* is taken to be, and *high* not.
+    """Search the largest step that is sustained, beginning at *start*.
 
-    stride: how far from *start* is looked first, if it is not there.
+    low: assumed to be sustained; high: assumed not to be. stride: the distance of the first probe from *start*.
     """
     step = max(low + 1, min(high - 1, start))
     while high - low > 1:
@@ -106,7 +106,7 @@ def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: i
 
 @dataclass(eq=False, slots=True)
 class OptionTrial:
-    """A way to serve, and what is known of it so far; asking may take a simulation."""
+    """An arrangement and what is known of it so far; its properties may simulate."""
 
     asked: PlanRequest
     arrangement: Arrangement
@@ -122,7 +122,7 @@ class OptionTrial:
 
     @property
     def report(self) -> RequestReport:
-        """What becomes of the requests at the asked load."""
+        """The simulated run at the asked load."""
         if self._report is None:
             self.runs += 1
             self._report = simulated(self.asked, self.arrangement, 1.0, USUAL)[1].report
@@ -130,7 +130,7 @@ class OptionTrial:
 
     @property
     def missed(self) -> float:
-        """The share of deadlines that the stream which suffers most misses at the asked load."""
+        """The largest share of deadlines that a stream misses at the asked load."""
         return missed_in(self.report)
 
     @property
@@ -145,19 +145,19 @@ class OptionTrial:
 
     @property
     def seen_latency(self) -> float:
-        """The same where the asked load was simulated already; else without end."""
+        """As ``latency`` if the asked load was simulated already; else infinite."""
         return inf if self._report is None else self.latency
 
     @property
     def highest(self) -> int:
-        """The step that the bound allows."""
+        """The largest step that the bound allows."""
         most = self.bound.factor * SLACK
         if most == inf:
             return HIGHEST
         return max(LOWEST - 1, min(HIGHEST, floor(step_of(most)))) if most > 0 else LOWEST - 1
 
     def sustained(self, step: int) -> bool:
-        """Whether it keeps the deadlines at a step of the load."""
+        """Return whether it keeps the deadlines at a step of the load."""
         if step > self.highest:
             return False
         if step not in self._sustained:
@@ -168,7 +168,7 @@ class OptionTrial:
         return self._sustained[step]
 
     def level(self, start: int | None = None) -> int:
-        """The largest step that it sustains, looked for from *start* on; below ``LOWEST`` if there is none."""
+        """Return the largest step that it sustains, searched from *start* on; below ``LOWEST`` if there is none."""
         if self._level is None:
             guess = floor(step_of(max(1e-9, self.bound.factor * FIRST_GUESS))) if start is None else start
             self._level = largest_step(self.sustained, LOWEST - 1, self.highest + 1, guess)
@@ -192,12 +192,12 @@ class OptionTrial:
 
 
 def step_of(factor: float) -> float:
-    """The step of a multiple of the asked load."""
+    """Return the step of a multiple of the asked load."""
     return log(factor) / log(STEP)
 
 
 def missed_in(report: RequestReport) -> float:
-    """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
+    """Return the largest share of deadlines that a stream misses; 1 if a stream sent no request to judge by."""
     return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
 
 
@@ -207,5 +207,5 @@ def keeps(report: RequestReport, limit: float) -> bool:
 
 
 def trial_of(asked: PlanRequest, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
-    """What is known of a way to serve before it is simulated."""
+    """Return the trial of an arrangement before any simulation."""
     return OptionTrial(asked, arrangement, bound_of(asked, arrangement), memory_bytes)

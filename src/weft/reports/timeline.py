@@ -192,7 +192,7 @@ def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours
     fills = _fills(trace, lane, colours)
     # a darker seam separates bars while there are few; a light one would look like idle time
     few = len(np.unique(lane.spans)) <= READABLE_SPANS
-    seams = [_toned(fill, 0.0, 0.3) for fill in fills] if few else "none"
+    seams = [_mix_colour(fill, 0.0, 0.3) for fill in fills] if few else "none"
     bars = list(zip(lane.start.tolist(), lane.duration.tolist(), strict=True))
     axes.broken_barh(bars, (bottom, TALL), facecolors=fills, edgecolors=seams, linewidths=0.3)
     _name_layers(axes, trace, lane, fills, bottom + TALL / 2)
@@ -204,7 +204,7 @@ def _draw_stalls(axes: Axes, trace: Trace, stalls: DrawnLane, bottom: float, col
     for model, colour in colours.items():
         rows = np.flatnonzero(models == model)  # a collection has one hatch, hence one collection for each model
         bars = list(zip(stalls.start[rows].tolist(), stalls.duration[rows].tolist(), strict=True))
-        hatch, pale = _toned(colour, 1.0, 0.35), _toned(colour, 1.0, 0.85)
+        hatch, pale = _mix_colour(colour, 1.0, 0.35), _mix_colour(colour, 1.0, 0.85)
         axes.broken_barh(bars, (bottom, TALL), facecolors=pale, edgecolors=hatch, hatch=HATCH, linewidths=0)
 
 
@@ -247,12 +247,12 @@ def _lane(intervals: Intervals, scale: Scale) -> DrawnLane:
 
 def _fills(trace: Trace, lane: DrawnLane, colours: dict[str, str]) -> list[str]:
     """Return the colour of each bar; odd queries are lighter, which shows where a query ends and the next begins."""
-    shades = [(colours[model], _toned(colours[model], 1.0, 0.38)) for model in trace.streams]
+    shades = [(colours[model], _mix_colour(colours[model], 1.0, 0.38)) for model in trace.streams]
     streams, odd = trace.stream[lane.spans].tolist(), (trace.query[lane.spans] % 2).tolist()
     return [shades[stream][shade] for stream, shade in zip(streams, odd, strict=True)]
 
 
-def _toned(colour: str, towards: float, share: float) -> str:
+def _mix_colour(colour: str, towards: float, share: float) -> str:
     """Mix *colour* with black (*towards* 0) or white (1)."""
     red, green, blue = ((1 - share) * part + share * towards for part in to_rgb(colour))
     return to_hex((red, green, blue))
@@ -339,7 +339,7 @@ def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
 
 def _draw_heading(figure: Figure, trace: Trace, scale: Scale, title: str | None, *, dense: bool) -> None:
     figure.text(LEFT, 0.955, title or _title(trace), fontsize=13, fontweight="bold", color=INK, va="center")
-    window = f"{_shown(scale.start_s)} to {_shown(scale.end_s)} of {_shown(trace.makespan_s)}"
+    window = f"{_time_text(scale.start_s)} to {_time_text(scale.end_s)} of {_time_text(trace.makespan_s)}"
     reading = "height is each model's share of the time" if dense else "every other query of a model is lighter"
     figure.text(LEFT, 0.895, f"{window}; {reading}", color=MUTED, va="center")
 
@@ -362,7 +362,7 @@ def _title(trace: Trace) -> str:
     return models if len(models) <= 90 else f"{len(trace.streams)} streams"
 
 
-def _shown(seconds: float) -> str:
+def _time_text(seconds: float) -> str:
     if seconds == 0:
         return "0"
     unit, per_second = next((u for u in UNITS if seconds * u[1] >= 1), UNITS[0])

@@ -124,7 +124,7 @@ class Trace:
         )
 
 
-def _checked(span: Span) -> Span:
+def _check_span(span: Span) -> Span:
     times = (span.fetch_start_s, span.fetch_end_s, span.compute_start_s, span.compute_end_s)
     if not (0 <= times[0] <= times[1] <= times[2] <= times[3] <= LAST_S):
         raise ValueError(f"the times of layer {span.layer!r} of query {span.query} do not follow each other")
@@ -152,7 +152,7 @@ def read_trace(path: str | Path) -> Trace:
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise InputError(f"{path}: not a weft trace of format {FORMAT}")
     try:
-        spans = [_checked(Span(**entry)) for entry in raw["spans"]]
+        spans = [_check_span(Span(**entry)) for entry in raw["spans"]]
         return Trace.from_spans(spans, raw["streams"], raw.get("settings"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{path}: a span does not have the fields of the format: {error}") from error

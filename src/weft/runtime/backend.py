@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from weft.base.errors import ModelError, unknown_name
 from weft.runtime.breaker import Breaker
@@ -31,6 +31,10 @@ Values = Any
 backend. They are freed with the last reference."""
 
 Progress = Callable[[str], None]
+
+Engine = Literal["onnxruntime", "compiled", "auto"]
+ONNXRUNTIME: Engine = "onnxruntime"
+COMPILED: Engine = "compiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,12 @@ class LoadOptions:
     """Batch the model although an operator mixes rows; a file may state this in its metadata, too."""
     learn_s: float | None = None
     """Time limit for runs with generated inputs to cut, measure and warm it up; None: no limit."""
+    engine: Engine = ONNXRUNTIME
+    """What runs an ONNX file on a device; "auto": the faster one."""
+    compile_s: float = 300.0
+    """Time limit of the compiler. Not a part of the model."""
+    packages: str | None = None
+    """The folder of what was compiled of it, for the worker that runs it. Not a part of the model."""
     shares: bool = False
     """Whether it is also captured and measured on parts of a device that can be cut."""
     rests: bool = False

@@ -51,10 +51,10 @@ def _by_entry_point(name: str, known: list[str]) -> Backend:
         DeprecationWarning,
         stacklevel=3,
     )
-    return _loaded(points[name])
+    return _load_backend(points[name])
 
 
-def _loaded(point: EntryPoint) -> Backend:
+def _load_backend(point: EntryPoint) -> Backend:
     try:
         backend: Backend = point.load()()
     except ImportError as error:

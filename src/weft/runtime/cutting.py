@@ -98,7 +98,7 @@ def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
     """Refuse exits out of order: the deeper one shares more nodes with the others, or else needs more nodes."""
     if not needed[0]:
         raise ModelError(f"exit {exits[0]!r} is known before anything is computed; name exits shallow to deep")
-    depths = [(_shared(places, needed), len(places)) for places in needed]
+    depths = [(_count_shared(places, needed), len(places)) for places in needed]
     for at, (before, after) in enumerate(pairwise(exits)):
         if needed[at + 1] <= needed[at]:
             raise ModelError(f"exit {after!r} is known as soon as exit {before!r} is; name exits shallow to deep")
@@ -106,7 +106,7 @@ def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
             raise ModelError(f"exit {before!r} is deeper than {after!r}, which follows it; name exits shallow to deep")
 
 
-def _shared(nodes: set[int], needed: Sequence[set[int]]) -> int:
+def _count_shared(nodes: set[int], needed: Sequence[set[int]]) -> int:
     """How many of an exit's nodes other exits need, too."""
     return len(nodes & set[int]().union(*(others for others in needed if others is not nodes)))
 

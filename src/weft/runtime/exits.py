@@ -68,7 +68,7 @@ def keep(values: Values, rows: Sequence[int] | npt.NDArray[np.intp], rowless: Ro
     """The values of a batch of which only some rows go on, in the order of *rows*."""
     picked = np.asarray(rows, np.intp)
     return {
-        name: value[picked] if name not in rowless else _resized(value, rowless[name], len(picked))
+        name: value[picked] if name not in rowless else _resize(value, rowless[name], len(picked))
         for name, value in values.items()
     }
 
@@ -81,8 +81,8 @@ def join(batches: Sequence[Values], rowless: Rowless) -> Values:
     joined = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
     rows = len(next(iter(joined.values()), ()))
     others = {name: value for name, value in batches[0].items() if name in rowless}
-    return joined | {name: _resized(value, rowless[name], rows) for name, value in others.items()}
+    return joined | {name: _resize(value, rowless[name], rows) for name, value in others.items()}
 
 
-def _resized(value: Any, counted: Counted | None, rows: int) -> Any:
+def _resize(value: Any, counted: Counted | None, rows: int) -> Any:
     return value if counted is None else counted.at(rows)

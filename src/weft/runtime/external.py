@@ -91,7 +91,7 @@ def external_tensors(model: Path) -> list[ExternalTensor]:
             tensors = list(_tensors(Glance(file), 0, size, _MODEL, _MODEL))
         except Exception:  # protocol buffers raise several kinds: it is no model, and ONNX Runtime reports that
             return []
-    return [_placed(model, tensor, replaceable) for tensor, replaceable in tensors]
+    return [_locate_data(model, tensor, replaceable) for tensor, replaceable in tensors]
 
 
 def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> list[OnnxValue]:
@@ -147,7 +147,7 @@ def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None
     for tensor, replaceable in chain(weights, others):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        external = _placed(path, tensor, replaceable)
+        external = _locate_data(path, tensor, replaceable)
         if external.is_given:
             continue
         size += external.size
@@ -194,7 +194,7 @@ def _tensors(data: Bytes, start: int, end: int, message: int, inside: int) -> It
             yield from _tensors(data, first, last, inner, message)
 
 
-def _placed(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTensor:
+def _locate_data(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTensor:
     """Locate a tensor's data; ``ModelError`` unless all of it is in a regular file of the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, named = entries.get("location", ""), f"weights {tensor.name!r}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from weft.devices.host import GpuCuts, times_at
 from weft.devices.shares import GpuLikeness
@@ -33,6 +34,8 @@ class SegmentTiming:
     """The shapes of the inputs, at batch 1, that it was measured with; None if it was not measured."""
     learned: bool = True
     """Whether it was cut, measured and warmed up as far as possible; False: it is served whole, as it was opened."""
+    engine: Literal["onnxruntime", "compiled"] = "onnxruntime"
+    """What the times are of: models of torch count as ONNX Runtime's unless torch's compiler made them."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""
@@ -42,17 +45,17 @@ class SegmentTiming:
             object.__setattr__(self, "foreseen", self.steady)
 
     @cached_property
-    def _interpolated(self) -> dict[int, SegmentTimes]:
+    def _interpolation_cache(self) -> dict[int, SegmentTimes]:
         return dict(self.times_s)
 
     def times_at(self, batch: int) -> SegmentTimes:
         """Seconds of each segment, interpolated between the measured batch sizes; zeros if nothing was measured."""
-        known = self._interpolated.get(batch)
+        known = self._interpolation_cache.get(batch)
         if known is None:
             known = times_at(self.times_s, len(self.steady), batch)
             # Clients may send batches of any size: only a bounded number of them is cached.
             if batch <= max(self.times_s, default=0):
-                self._interpolated[batch] = known
+                self._interpolation_cache[batch] = known
         return known
 
 

@@ -51,7 +51,7 @@ class LaneWork(Protocol):
 
     @property
     def loaded(self) -> LoadedModel:
-        """What computes it."""
+        """The loaded model that computes the work."""
         ...
 
     @property
@@ -296,7 +296,7 @@ class LaneExecutor:
             lane, task, end = self.ended.popleft()
             if task.ended:  # a step whose start failed may have reported its end, too
                 continue
-            completion = self._completed(lane, task, end) if isinstance(end, StepEnd) else end
+            completion = self._completion_on(lane, task, end) if isinstance(end, StepEnd) else end
             self._take_off(lane, task, completion.times)
             if not task.reported:
                 ended.append(completion)
@@ -359,14 +359,14 @@ class LaneExecutor:
 
     def _queue(self, task: LaneTask, chosen: int) -> None:
         """Queue a segment on the lane that the policy chose, or on a suitable one."""
-        lane = self.lanes[chosen] if chosen >= 0 else self._suited(task)
+        lane = self.lanes[chosen] if chosen >= 0 else self._choose_lane(task)
         task.after = awaited(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
         self._start_waiting()
 
-    def _suited(self, task: LaneTask) -> Lane:
+    def _choose_lane(self, task: LaneTask) -> Lane:
         """The lane for a segment if the policy chose none."""
         open_to = at_home(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
@@ -412,7 +412,7 @@ class LaneExecutor:
         if not self._starting or get_ident() != self._thread:
             self._wake()
 
-    def _completed(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
+    def _completion_on(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         """The completion of a segment on a lane that queues steps; it began when the one before it ended."""
         began, ended, outputs, error = end
         began = max(began, lane.free_since) if task is lane.tasks[0] else ended

@@ -17,30 +17,30 @@ _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
 
 def read_inputs(path: str | Path) -> tuple[TensorSpec, ...]:
     """The inputs that requests fill; -1 where a dimension is free."""
-    return tuple(_spec(path, value) for value in request_inputs(_loaded(path).graph))
+    return tuple(_spec(path, value) for value in request_inputs(_load(path).graph))
 
 
 def read_dimensions(path: str | Path) -> dict[str, tuple[Dimension, ...] | None]:
     """Input that requests fill -> its sizes, and the names of its axes where they are free."""
-    return {value.name: dimensions_of(value.type) for value in request_inputs(_loaded(path).graph)}
+    return {value.name: dimensions_of(value.type) for value in request_inputs(_load(path).graph)}
 
 
 def read_outputs(path: str | Path) -> tuple[str, ...]:
     """The names of the outputs."""
-    return tuple(value.name for value in _loaded(path).graph.output)
+    return tuple(value.name for value in _load(path).graph.output)
 
 
 def read_exits(path: str | Path) -> tuple[str, ...]:
     """The outputs that the file names as exits, shallow to deep, the end last; empty where it names none."""
-    return tuple(filter(None, map(str.strip, metadata(_loaded(path)).get(EXITS_KEY, "").split(","))))
+    return tuple(filter(None, map(str.strip, metadata(_load(path)).get(EXITS_KEY, "").split(","))))
 
 
 def read_operators(path: str | Path) -> frozenset[str]:
     """The types of its operators, without those in the bodies of others."""
-    return frozenset(node.op_type for node in _loaded(path).graph.node)
+    return frozenset(node.op_type for node in _load(path).graph.node)
 
 
-def _loaded(path: str | Path) -> OnnxModel:
+def _load(path: str | Path) -> OnnxModel:
     try:
         return load(path)
     except Exception as error:  # protobuf and the file system each raise their own kinds

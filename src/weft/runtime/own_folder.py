@@ -63,11 +63,11 @@ def sweep(prefix: str, place: Path) -> None:
     if fcntl is None:
         return
     for folder in place.glob(f"{prefix}*-*"):
-        if folder not in _held and _abandoned(folder / LOCK):
+        if folder not in _held and _is_abandoned(folder / LOCK):
             remove(folder)
 
 
-def _abandoned(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     """Whether no process holds a lock any more."""
     try:
         if path.is_symlink() or path.stat().st_mtime > time.time() - _FRESH_S:

@@ -158,7 +158,7 @@ class _Run:
         graph = self.model.graph
         self.weights = constants(graph)
         produced = {name for node in graph.node for name in node.output}
-        self.seen = self.runner.trace(self.model, self.feed, _asked(graph) & produced)
+        self.seen = self.runner.trace(self.model, self.feed, _names_of_read_values(graph) & produced)
 
     def follow(self) -> list[Owners | None]:
         """The owners of the outputs."""
@@ -206,7 +206,7 @@ class _Run:
             RowCase(
                 node, version, taken, shapes, shapes_out,
                 value=lambda place: self._value(node.input[place]),
-                compute=lambda plain, fed: self._computed(node, plain, fed),
+                compute=lambda plain, fed: self._compute_variant(node, plain, fed),
             ),
         )  # fmt: skip
 
@@ -218,7 +218,7 @@ class _Run:
             raise Mixed("is not known to keep rows apart")
         return to_array(self.weights[name])
 
-    def _computed(self, node: OnnxNode, plain: OnnxNode, fed: Mapping[int, Array]) -> Sequence[Array]:
+    def _compute_variant(self, node: OnnxNode, plain: OnnxNode, fed: Mapping[int, Array]) -> Sequence[Array]:
         """Run *plain*, a variant of *node*, on the inputs *fed* and the values that the other inputs had in the run."""
         single = copied(plain)
         fill(single.input, [f"in{place}" if name else "" for place, name in enumerate(plain.input)])
@@ -328,7 +328,7 @@ def _alike(one: Owners | None, other: Owners | None) -> bool:
     return np.array_equal(one, other)
 
 
-def _asked(graph: OnnxGraph) -> set[str]:
+def _names_of_read_values(graph: OnnxGraph) -> set[str]:
     """Names of the tensors whose values the row rules read."""
     names = set[str]()
     for node in graph.node:

@@ -57,19 +57,19 @@ def _generate(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -
 
 def array_names(path: str | Path) -> list[str]:
     """The names of the arrays in a file."""
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         return list(_sizes(archive))
 
 
 def read_arrays(path: str | Path, names: Iterable[str], max_bytes: int) -> dict[str, npt.NDArray[Any]]:
     """The arrays called *names*; none may take more than *max_bytes* unpacked."""
-    with _opened(path) as archive:
+    with _open_archive(path) as archive:
         sizes = _sizes(archive)
         return {name: _read(archive, name, sizes[name], max_bytes) for name in names}
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: str | Path) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive

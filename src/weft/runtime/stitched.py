@@ -127,13 +127,13 @@ def mixed(
         for name, value in sample.items():
             by_input.setdefault(name, []).append(value)
     joined = {
-        name: values[0] if len(values) == 1 else np.concatenate(_padded(values, fill.get(name, 0)))
+        name: values[0] if len(values) == 1 else np.concatenate(_pad_arrays(values, fill.get(name, 0)))
         for name, values in by_input.items()
     }
     return {**absent, **joined}
 
 
-def _padded(arrays: Sequence[Array], number: float) -> Sequence[Array]:
+def _pad_arrays(arrays: Sequence[Array], number: float) -> Sequence[Array]:
     """Arrays of equal sizes except for their rows: smaller ones are padded with *number*."""
     if all(array.shape[1:] == arrays[0].shape[1:] for array in arrays):
         return arrays

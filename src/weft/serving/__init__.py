@@ -6,13 +6,14 @@ Modules, by concern:
   ``endpoints.py`` (the table of HTTP paths and gRPC calls), ``in_process.py`` (``weft.Server``, without a network)
 - access: ``access.py`` (API keys, rate limits, quotas, host names, origins)
 - inference: ``inference.py`` and ``service.py`` (operations), ``dispatch.py`` (the engine with real clients),
-  ``request_parameters.py`` (deadlines), ``classification.py`` (outputs as classes), ``retries.py`` (retries of requests
-  whose worker died, and quarantine)
+  ``client_feed.py`` (answers, retries of requests whose worker died, quarantine), ``request_parameters.py``
+  (deadlines), ``classification.py`` (outputs as classes)
 - shared memory: ``regions.py``, ``shared_memory.py``, ``region_tensors.py``
 - models: ``repository.py`` (files), ``library.py`` (loading, eviction), ``learning.py`` (cutting in the background),
   ``gpu_sharing.py`` (shares of a GPU), ``renewal.py`` (a newer plan, without a restart)
 - observation: ``metrics.py`` (``/metrics``), ``history.py`` (the last ten minutes), ``telemetry.py`` (spans)
-- settings: ``config.py`` (files), ``environment.py`` (environment variables)
+- settings: ``config.py`` (files), ``environment.py`` (environment variables), ``client_settings.py`` (log and trace
+  settings that clients change)
 
 A request through the server:
 

@@ -153,8 +153,8 @@ class Keys:
         self.required = own is not None or file is not None
         self.callers: dict[str, Caller] = {}
         """Users of keys by name, including those whose key was removed."""
-        self._anybody = None if self.required else self._named(ANYBODY)
-        self._own = {} if own is None else {self._digest(own): self._named(OWN)}
+        self._anybody = None if self.required else self._caller(ANYBODY)
+        self._own = {} if own is None else {self._digest(own): self._caller(OWN)}
         self._by_digest: dict[bytes, Caller] = dict(self._own)
         self._look_s = 0.0
         self._seen: tuple[int, ...] | None = None
@@ -206,10 +206,10 @@ class Keys:
             caller.removed = caller.name != OWN
         self._by_digest = dict(self._own)
         for digest, config in zip(digests, configs, strict=True):
-            self._by_digest[digest] = caller = self._named(config.name)
+            self._by_digest[digest] = caller = self._caller(config.name)
             caller.limit(config)
 
-    def _named(self, name: str) -> Caller:
+    def _caller(self, name: str) -> Caller:
         return self.callers.setdefault(name, Caller(name, self._now))
 
     def _digest(self, key: str) -> bytes:

@@ -35,6 +35,7 @@ from weft.base.files import kind_of
 from weft.base.jsonfile import first_problem, printable
 from weft.base.settings import OptionPanel, how, what
 from weft.base.shapes import sizes_of
+from weft.runtime.backend import ONNXRUNTIME, Engine
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import suffixes
 
@@ -135,6 +136,8 @@ class ModelConfig(BaseModel):
     """Where it runs; by default as set for the server."""
     precision: Precision | None = None
     """Number format on a device; by default as set for the server."""
+    engine: Engine = ONNXRUNTIME
+    """What runs an ONNX file on a device; auto: the faster one."""
     labels: dict[Name, FileName] = {}
     """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
@@ -229,6 +232,8 @@ class LoadingSettings:
     """
     learn_s: Annotated[Seconds, machine()] = 60.0
     """Time to learn a model (cut and measure it); 0: serve it whole."""
+    compile_s: Annotated[Seconds, machine()] = 300.0
+    """Time to compile a model for a device, where its engine says so."""
     learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
     """Cut models before they are served.
 
@@ -426,7 +431,7 @@ class ServerConfig:
     def __init__(self, **settings: Any) -> None:
         groups = [settings.pop(name, None) or kind() for name, kind in GROUPS.items()]
         given = {key.name: getattr(group, key.name) for group in groups for key in fields(group)}
-        values = _validated(given | settings)
+        values = _validate(given | settings)
         if values["device"] is not None:  # each device has one lane
             values["lanes"] = len(values["device"].split(","))
         for name, kind in GROUPS.items():
@@ -580,10 +585,10 @@ def _schema() -> type[BaseModel]:
 def check_setting(name: str, value: Any) -> Any:
     """Convert *value* to the type of the setting *name*; InputError if it does not fit."""
     usual = ServerConfig()
-    return _validated({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
+    return _validate({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
 
 
-def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
+def _validate(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert all settings to their types, by key; InputError for a value that does not fit."""
     try:
         checked = _schema().model_validate(values)

@@ -43,7 +43,9 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name, setting in VARIABLES.items():
         if environment.get(name) and name != API_KEY_VARIABLE:
-            settings[setting] = _checked(name, setting, _value(name, environment[name], types_in(types[setting])))
+            settings[setting] = _check_variable(
+                name, setting, _value(name, environment[name], types_in(types[setting]))
+            )
     if file := environment.get(API_KEY_FILE_VARIABLE):
         settings["api_key"] = read_api_key(Path(file), {})
     return settings
@@ -60,7 +62,7 @@ def near_misses(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _checked(name: str, setting: str, value: Any) -> Any:
+def _check_variable(name: str, setting: str, value: Any) -> Any:
     """Check a value as that of its setting; the error names the variable."""
     try:
         return check_setting(setting, value)

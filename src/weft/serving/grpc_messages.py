@@ -111,7 +111,7 @@ def parse_small(kind: Any, data: bytes, limit_bytes: int = SMALL_BYTES) -> Any:
     if len(data) > limit_bytes:
         raise TooLarge(f"message has {len(data)} bytes, more than the limit of {limit_bytes} bytes")
     if len(data) > QUICK_BYTES:
-        for _ in _counted(_fields(data, 0, len(data)), kind.DESCRIPTOR, 0):
+        for _ in _count_fields(_fields(data, 0, len(data)), kind.DESCRIPTOR, 0):
             continue
     return parse(kind, data)
 
@@ -120,7 +120,7 @@ def _split(data: bytes) -> tuple[dict[str, str], bytes, list[memoryview]]:
     """The names in a ``ModelInferRequest``, its fields other than raw contents as one message, and the raw contents."""
     view, names = memoryview(data), dict[str, str]()
     raws, kept, kept_from, nested = list[memoryview](), list[memoryview](), 0, 0
-    for field in _counted(_fields(data, 0, len(data)), _Request.DESCRIPTOR, 0):
+    for field in _count_fields(_fields(data, 0, len(data)), _Request.DESCRIPTOR, 0):
         if field.kind != _LENGTH:
             continue
         if field.number == _RAW:
@@ -138,7 +138,7 @@ def _measure_tensor(data: bytes, tensor: _Field, counted: int) -> int:
     """Count the fields of an input or an output, together with those *counted* before."""
     shape = _TENSORS[tensor.number]
     fields = _fields(data, tensor.value, tensor.end)
-    for field in _counted(fields, _Request.DESCRIPTOR.fields_by_number[tensor.number].message_type, counted):
+    for field in _count_fields(fields, _Request.DESCRIPTOR.fields_by_number[tensor.number].message_type, counted):
         counted += 1
         if field.number == shape and field.end - field.value > MAX_SHAPE_BYTES:
             raise BadRequest(f"a shape of {field.end - field.value} bytes has more dimensions than any tensor")
@@ -153,7 +153,7 @@ def _name(data: bytes, field: _Field) -> str:
     return data[field.value : field.end].decode(errors="replace")  # parsing refuses what is no UTF-8
 
 
-def _counted(fields: Iterator[_Field], descriptor: Any, before: int) -> Iterator[_Field]:
+def _count_fields(fields: Iterator[_Field], descriptor: Any, before: int) -> Iterator[_Field]:
     """The fields of a message; TooLarge as soon as there are more than ``MAX_FIELDS`` with those *before*."""
     for field in fields:
         before += 1

@@ -197,7 +197,7 @@ class GrpcServer:
         began_ns, code = time.monotonic_ns(), "OK"
         self.in_flight += 1
         try:
-            with _entered(caller) if name in COUNTED else nullcontext():
+            with _in_flight(caller) if name in COUNTED else nullcontext():
                 if name == INFER:
                     return await self._model_infer(data, context, caller)
                 if name == CHECK:
@@ -265,7 +265,7 @@ class GrpcServer:
         pending = _PendingInfer(self._service.budget.give)
         try:
             self._begin(pending, data, deadline, caller, _parent(context))
-            return await self._encoded(pending, await pending.answer, serialized)
+            return await self._encode(pending, await pending.answer, serialized)
         except asyncio.CancelledError:
             pending.cancel()
             raise
@@ -300,7 +300,7 @@ class GrpcServer:
         pending.identity = _identity(message)
         return message
 
-    async def _encoded(
+    async def _encode(
         self, pending: _PendingInfer, outcome: InferResponse | RequestError, serialize: Callable[[Any], bytes]
     ) -> bytes:
         """Encode a result for gRPC; the deadline is checked last, after encoding."""
@@ -357,7 +357,7 @@ class GrpcServer:
             outcome = await pending.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
-            return await self._encoded(pending, outcome, _streamed), "OK"
+            return await self._encode(pending, outcome, _stream_message), "OK"
         except RequestError as error:
             refusal = reply(error_message=str(error), infer_response=pending.identity)
             refusal.infer_response.parameters[FINAL].bool_param = True
@@ -443,7 +443,7 @@ class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @contextmanager
-def _entered(caller: Caller) -> Iterator[None]:
+def _in_flight(caller: Caller) -> Iterator[None]:
     """Count a call as in flight. It was admitted before its message arrived; OverQuota if others were faster."""
     caller.enter()
     try:
@@ -463,7 +463,7 @@ def _identity(message: InferMessage) -> dict[str, str]:
     return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
 
 
-def _streamed(message: Any) -> bytes:
+def _stream_message(message: Any) -> bytes:
     """A result as a stream sends it."""
     if isinstance(message, bytes):
         message = proto.CLASSES["ModelInferResponse"].FromString(message)

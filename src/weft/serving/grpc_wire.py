@@ -51,7 +51,7 @@ def decode_infer(message: Any, model: ModelSpec, raws: Sequence[bytes | memoryvi
     parameters = _values(message.parameters)
     for key, value in parameters.items():
         wire.refuse_request_parameter(key, value)
-    wanted = _wanted(message.outputs, model)
+    wanted = _parse_outputs(message.outputs, model)
     shared = wire.shared_tensors(apart, _places(message.outputs, "output"))
     return InferRequest(inputs, wire.checked_id(message.id), parameters, wanted, shared)
 
@@ -119,7 +119,7 @@ def _inputs(
     return inputs, apart
 
 
-def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
+def _parse_outputs(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     if not outputs:
         return model.every_output[True]
     wire.check_wanted(len(outputs))

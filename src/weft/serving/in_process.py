@@ -265,9 +265,9 @@ class _ServerThread(threading.Thread):
         self._config = config
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
         self._ending = asyncio.Event()
-        self.started: Future[None] = _uncancelled()
+        self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
-        self.ended: Future[None] = _uncancelled()
+        self.ended: Future[None] = _uncancellable_future()
         self._asked: set[Future[Any]] = set()
         # protects _closed and additions to _asked: no request may be added after _refuse_the_rest took the list
         self._lock = threading.Lock()
@@ -472,7 +472,7 @@ def _fail(answer: Future[Any], error: BaseException) -> None:
         answer.set_exception(error)
 
 
-def _uncancelled() -> Future[None]:
+def _uncancellable_future() -> Future[None]:
     """Create a future that cannot be cancelled by those that wait for it."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()

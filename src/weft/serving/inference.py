@@ -17,6 +17,7 @@ from weft.http.messages import ANYONE, ClientRank, ServerEstimate
 from weft.runtime.client_memory import Lender
 from weft.runtime.tensors import Array
 from weft.serving.access import Caller, Keys
+from weft.serving.client_settings import TraceSettings
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import THRESHOLD
@@ -31,7 +32,6 @@ from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
-from weft.serving.trace_settings import TraceSettings
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter, SharedTensors
 
 log = logging.getLogger("weft.server")
@@ -124,7 +124,7 @@ class InferCall:
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         self.request = request
-        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.rank)
+        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._reply, self.rank)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         trace = self._service.trace
@@ -146,7 +146,7 @@ class InferCall:
             self.waiting = None
             self.begin(slot, lambda _: request)
 
-    def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
+    def _reply(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
         now = self._computed_at = self._service.now()
         # A result that is late already is not worth encoding, and its client may use the output regions for other data.
         error = outcome if isinstance(outcome, RequestError) else ticket.late(now) if ticket.strict else None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.base.errors import ModelError
 from weft.devices.host import example_devices
-from weft.runtime.backend import Backend
+from weft.runtime.backend import ONNXRUNTIME, Backend, Engine
 from weft.runtime.backends import make_backend
 from weft.runtime.breaker import BreakerLimits
 from weft.runtime.device_kinds import on_device
@@ -46,6 +46,13 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
     if wanted != "fp32" and backend.device is None:
         raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
     return wanted
+
+
+def engine_of(config: ModelConfig, backend: Backend) -> Engine:
+    """Return the engine of a model; only devices have another than ONNX Runtime."""
+    if config.engine != ONNXRUNTIME and backend.device is None:
+        raise ModelError(f'engine = "{config.engine}" needs a device; serve with --device, or leave it out')
+    return config.engine
 
 
 def check_device(path: Path, backend: Backend) -> None:

@@ -86,10 +86,10 @@ class JsonHelpers:
         self.busy += 1
         box = [make]
         begun = asyncio.get_running_loop().run_in_executor(self._threads, self._do, function, box)
-        begun.add_done_callback(partial(self._ended, box))
+        begun.add_done_callback(partial(self._end_job, box))
         return begun
 
-    def _ended(self, box: list[_Arguments], begun: asyncio.Future[Any]) -> None:
+    def _end_job(self, box: list[_Arguments], begun: asyncio.Future[Any]) -> None:
         self.busy -= 1
         box.clear()  # a job that was cancelled in the queue holds no data
         if not begun.cancelled():

@@ -50,13 +50,13 @@ def loads(data: bytes | memoryview) -> Any:
 
 def _loads(text: bytes) -> Any:
     """Parse JSON like orjson, but with the literals; ValueError, TypeError or RecursionError if it is invalid."""
-    value = json.loads(text.decode(), parse_int=_whole, parse_float=_number)
+    value = json.loads(text.decode(), parse_int=_parse_whole, parse_float=_number)
     if _HALF_A_PAIR.search(text):
         orjson.dumps(value)  # half of a surrogate pair is no text
     return value
 
 
-def _whole(text: str) -> int | float:
+def _parse_whole(text: str) -> int | float:
     value = int(text) if len(text) <= 20 else None
     return value if value is not None and -(2**63) <= value < 2**64 else _number(text)
 
@@ -74,12 +74,12 @@ def spell_out(tensors: list[dict[str, Any]]) -> bool:
     for tensor in tensors:
         data = tensor.get("data")
         if isinstance(data, np.ndarray) and data.dtype.kind == "f" and not np.isfinite(data).all():
-            tensor["data"] = orjson.Fragment(_spelled_out(data))
+            tensor["data"] = orjson.Fragment(_write_array(data))
             changed = True
     return changed
 
 
-def _spelled_out(flat: Array) -> bytes:
+def _write_array(flat: Array) -> bytes:
     """Write a flat array as JSON: each null of orjson is replaced by the literal for its element."""
     first, *rest = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
     odd = map(_literal, flat[~np.isfinite(flat)].tolist())
@@ -116,13 +116,13 @@ _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:",'))
 
 def check_parts(text: bytes) -> None:
     """Refuse JSON with more parts than ``LIMITS``, which would need many times its size in memory."""
-    if len(text) <= UNCOUNTED_BYTES or not _exceeded(_counted(text)):
+    if len(text) <= UNCOUNTED_BYTES or not _exceeded_limits(_count_parts(text)):
         return
-    if exceeded := _exceeded(exact_structure(text)):
+    if exceeded := _exceeded_limits(exact_structure(text)):
         raise TooLarge(f"the JSON has {', '.join(exceeded)}; send tensors in binary")
 
 
-def _exceeded(parts: Structure) -> list[str]:
+def _exceeded_limits(parts: Structure) -> list[str]:
     kinds = zip(Structure._fields, parts, LIMITS, strict=True)
     return [f"{count} {kind}, more than the limit of {most}" for kind, count, most in kinds if count > most]
 
@@ -134,7 +134,7 @@ def check_keys(text: bytes, keys: int) -> None:
     """
     if text.count(b":") == keys or exact_structure(text).keys == keys:
         return
-    key = _repeated_key(text)  # there may be none: the caller does not count keys in unknown objects
+    key = _find_repeated_key(text)  # there may be none: the caller does not count keys in unknown objects
     if key is not None:
         raise BadRequest(f"the key {key[:_SHOWN_CHARS]!r} is given twice in one JSON object; send it once")
 
@@ -153,15 +153,15 @@ def exact_structure(text: bytes) -> Structure:
     strings = text.count(b'"') // 2
     if strings <= LIMITS.strings:  # more are too many, whatever they hold, and would be too many pieces here
         text = b"".join(text.split(b'"')[::2])
-    return _counted(text)._replace(strings=strings)
+    return _count_parts(text)._replace(strings=strings)
 
 
-def _counted(text: bytes) -> Structure:
+def _count_parts(text: bytes) -> Structure:
     """Return an upper bound on the parts of JSON, quickly: characters within strings are counted, too."""
     return Structure(text.count(b"{"), text.count(b"["), text.count(b":"), text.count(b'"') // 2, text.count(b","))
 
 
-def _repeated_key(text: bytes) -> str | None:
+def _find_repeated_key(text: bytes) -> str | None:
     """Return a duplicate key, None if there is none; the JSON is known to be valid and within the limits."""
 
     def look(pairs: list[tuple[str, Any]]) -> None:

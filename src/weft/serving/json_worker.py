@@ -49,7 +49,7 @@ def decode(body: memoryview, header_length: int | None, model: ModelSpec) -> Inf
 
 def encode(response: InferResponse) -> tuple[list[pickle.PickleBuffer], int | None]:
     """Write an answer for HTTP."""
-    parts, length = wire.encode(_arrived(response))
+    parts, length = wire.encode(_unpack_response(response))
     return list(map(pickle.PickleBuffer, parts)), length
 
 
@@ -65,14 +65,14 @@ def encode_message(response: InferResponse) -> pickle.PickleBuffer:
     """Write an answer for gRPC."""
     from weft.serving import grpc_wire
 
-    return pickle.PickleBuffer(grpc_wire.encode_infer(_arrived(response)).SerializeToString())
+    return pickle.PickleBuffer(grpc_wire.encode_infer(_unpack_response(response)).SerializeToString())
 
 
 def _travelling(request: InferRequest) -> InferRequest:
     return replace(request, inputs=packed(request.inputs))
 
 
-def _arrived(response: InferResponse) -> InferResponse:
+def _unpack_response(response: InferResponse) -> InferResponse:
     return replace(response, outputs=unpacked(dict(response.outputs)))
 
 

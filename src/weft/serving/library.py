@@ -23,7 +23,7 @@ from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import ExitRules, record_beside
-from weft.serving.isolation import check_device, grain_s_of, group_of, precision_of
+from weft.serving.isolation import check_device, engine_of, grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.repository import ModelEntry, Repository
 from weft.serving.slots import ModelSlot, file_bytes, origin_of, signature
@@ -52,6 +52,7 @@ class Library:
         max_compute_s: float | None = None,
         isolation: str = "threads",
         precision: str = "fp32",
+        compile_s: float = 300.0,
     ) -> None:
         """learn_s: time limit for learning a model; 0: no learning. learn_first: learn before serving.
 
@@ -59,7 +60,7 @@ class Library:
         isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
         self.repository, self.backend = repository, backend
-        self._isolation, self._precision = isolation, precision
+        self._isolation, self._precision, self._compile_s = isolation, precision, compile_s
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
@@ -70,18 +71,18 @@ class Library:
         self._coming: dict[ModelSlot, int] = {}
         """Running loads in the order of their requests, with the bytes that are reserved for each."""
         self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
-        self.learner = Learner(self._learned, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
+        self.learner = Learner(self._learn, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
-        dispatcher.feed.emptied = self._emptied
+        dispatcher.feed.emptied = self._close_if_leaving
 
     @property
     def used_bytes(self) -> int:
         """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
-        held = [body.residency for body in [*self._loaded(), *self._leaving]]
+        held = [body.residency for body in [*self._loaded_bodies(), *self._leaving]]
         return sum(body.memory_bytes for body in held) + max((body.moving_bytes for body in held), default=0)
 
-    def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
+    def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
         """Return the bodies in memory that take requests, each with its models."""
         models: dict[ServedModel, list[ModelSlot]] = {}
         for slot in self._slots.values():
@@ -228,7 +229,7 @@ class Library:
         try:
             file = signature(entry.path)
             await self._make_room(self._coming[slots[0]], slots)
-            body = await run_in_background(f"loader of {entry.name}", partial(self._opened, entry), close_unwanted)
+            body = await run_in_background(f"loader of {entry.name}", partial(self._open, entry), close_unwanted)
             self._coming.pop(slots[0])
             self._install(slots, body)
             for slot, origin in zip(slots, origins, strict=True):
@@ -254,13 +255,13 @@ class Library:
             for slot in slots:
                 slot.loading = None
 
-    def _opened(self, entry: ModelEntry) -> ServedModel:
+    def _open(self, entry: ModelEntry) -> ServedModel:
         """Open a model for its first requests: learned at once if so configured or if two copies would not fit."""
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
         return self._body(entry, self._learn_s or None, learn=learn)
 
-    def _learned(self, entry: ModelEntry, learn_s: float) -> ServedModel:
+    def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
         """Open and learn a model."""
         return self._body(entry, learn_s, learn=True)
 
@@ -282,6 +283,8 @@ class Library:
             learn_s=learn_s,
             isolation=group_of(entry, self._isolation, self.backend),
             precision=precision_of(config, self._precision, self.backend),
+            engine=engine_of(config, self.backend),
+            compile_s=self._compile_s,
             shares=self._dispatcher.sharing is not None,
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
@@ -307,14 +310,14 @@ class Library:
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
         """Direct requests to a loaded body; bodies without models are closed after their last request."""
-        before, now_ns, entry = self._loaded(), self.backend.now(), slots[0].entry
+        before, now_ns, entry = self._loaded_bodies(), self.backend.now(), slots[0].entry
         self._dispatcher.installed(body)
         for slot in slots:
             try:
                 slot.take(body, now_ns)
             except ModelError as error:
                 slot.fail(str(error))
-        for unused in {*before, body} - self._loaded().keys():
+        for unused in {*before, body} - self._loaded_bodies().keys():
             self._leave(unused)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
@@ -329,12 +332,12 @@ class Library:
         a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one. Models
         that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
-        while self.budget_bytes is not None and self._wanted_before(wanted[0], needed) + needed > self.budget_bytes:
+        while self.budget_bytes is not None and self._bytes_before(wanted[0], needed) + needed > self.budget_bytes:
             self._room_changed.clear()
             if max(needed, wanted[0].size_bytes) > self.budget_bytes:
                 self._dismiss(wanted, "larger than the memory budget")
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
-            loaded = [group for group in self._loaded().values() if wanted[0] not in group or needed]
+            loaded = [group for group in self._loaded_bodies().values() if wanted[0] not in group or needed]
             together = any(slot.loading for group in loaded for slot in group) or bool(self._coming)
             free = [group for group in loaded if wanted[0] in group or not any(slot.waiters for slot in group)]
             if free:
@@ -348,7 +351,7 @@ class Library:
                 self._dismiss(wanted, "does not fit into the memory budget")
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
 
-    def _wanted_before(self, wanted: ModelSlot, needed: int) -> int:
+    def _bytes_before(self, wanted: ModelSlot, needed: int) -> int:
         """Return the bytes held, plus those reserved for earlier loads if *needed* is not 0."""
         earlier = takewhile(lambda slot: slot is not wanted, self._coming) if needed else ()
         return self.used_bytes + sum(self._coming[slot] for slot in earlier)
@@ -365,15 +368,15 @@ class Library:
             slot.served, slot.message = None, message
             if slot.state != "loading":
                 slot.state = "unloaded"
-        for body in bodies - self._loaded().keys():
+        for body in bodies - self._loaded_bodies().keys():
             self._leave(body)
 
     def _leave(self, body: ServedModel) -> None:
         self._leaving.add(body)
         if not body.leases:
-            self._emptied(body)
+            self._close_if_leaving(body)
 
-    def _emptied(self, body: ServedModel) -> None:
+    def _close_if_leaving(self, body: ServedModel) -> None:
         """Close a body without leases if it is being removed; called when its last lease is released."""
         if body in self._leaving:
             self._leaving.remove(body)

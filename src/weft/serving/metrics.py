@@ -60,6 +60,8 @@ class _ModelRow(NamedTuple):
     leaving: ExitRules | None = None
     threshold: float = 0.0
     breaker: Breaker | None = None
+    engine: str = ""
+    """What runs it; empty while it is not loaded."""
 
 
 class _Scrape(NamedTuple):
@@ -87,7 +89,7 @@ def text(service: Service) -> str:
 def values(service: Service) -> dict[str, float]:
     """Return every metric as a number, by its name and labels as in the text."""
     scrape = _scrape(service)
-    return {_named(family, sample): sample.value for family in FAMILIES for sample in family.samples(scrape)}
+    return {_sample_name(family, sample): sample.value for family in FAMILIES for sample in family.samples(scrape)}
 
 
 def _scrape(service: Service) -> _Scrape:
@@ -102,7 +104,8 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
     queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
     breaker = served.loaded.breaker
-    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker)
+    engine = served.loaded.timing.engine
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker, engine)
 
 
 # The format
@@ -112,10 +115,10 @@ def _lines(family: MetricFamily, scrape: _Scrape) -> Iterator[str]:
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     for sample in family.samples(scrape):
-        yield f"{_named(family, sample)} {_number(sample.value)}\n"
+        yield f"{_sample_name(family, sample)} {_number(sample.value)}\n"
 
 
-def _named(family: MetricFamily, sample: Sample) -> str:
+def _sample_name(family: MetricFamily, sample: Sample) -> str:
     labels = f"{{{sample.labels}}}" if sample.labels else ""
     return f"{family.name}{sample.suffix}{labels}"
 
@@ -213,7 +216,7 @@ def _triton_failures(model: _ModelRow) -> dict[str, float]:
     return {**counts, "OTHER": model.seen.faults - sum(counts.values())}
 
 
-def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
+def _count_reasons(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
     return {reason: counts.get(reason, 0) for reason in reasons}
 
 
@@ -223,10 +226,10 @@ def _answers(service: Service) -> Mapping[str, float]:
     return {str(status): counted[status] for status in sorted({*statuses, *counted})}
 
 
-def _refused(service: Service) -> dict[str, float]:
+def _count_refusals(service: Service) -> dict[str, float]:
     """Count refusals by reason: all listed reasons, and any others that occurred."""
     counts = service.refused.failures
-    return _counted(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
+    return _count_reasons(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
 
 
 def _batch_counts(seen: Statistics) -> list[int]:
@@ -260,11 +263,6 @@ def _devices(service: Service) -> dict[str, float]:
         return dict.fromkeys(labels, service.dispatcher.lanes.busy_ticks / 1e9)
     busy = _lanes(service)
     return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)} or NO_DEVICE
-
-
-def _resident_bytes() -> int | None:
-    """Physical memory of this process; None if the system does not report it."""
-    return held_bytes(os.getpid(), workers=False)
 
 
 def _budget_bytes(service: Service) -> float:
@@ -342,12 +340,12 @@ FAMILIES = (
     _counter(
         "weft_drops_total",
         "Requests that were given up, by reason.",
-        _model_by("reason", lambda m: _counted(m.seen.failures, DROPS)),
+        _model_by("reason", lambda m: _count_reasons(m.seen.failures, DROPS)),
     ),
     _counter(
         "weft_client_errors_total",
         "Requests that got none because of what they were, by reason.",
-        _model_by("reason", lambda m: _counted(m.seen.failures, CLIENT_ERRORS)),
+        _model_by("reason", lambda m: _count_reasons(m.seen.failures, CLIENT_ERRORS)),
     ),
     _counter(
         "weft_preemptions_total", "Batches left half-way for another one.", _model_each(lambda m: m.seen.preemptions)
@@ -392,11 +390,18 @@ FAMILIES = (
         _model_each(lambda m: m.memory_bytes),
     ),
     _gauge(
+        "weft_model_engine",
+        "1 for the engine that runs a loaded model: onnxruntime, or compiled by torch's compiler.",
+        _model_by("engine", lambda m: {m.engine: 1} if m.engine else NO_DEVICE),
+    ),
+    _gauge(
         "weft_queue_length",
         "Requests that wait for a lane, or for the model to be loaded.",
         _model_each(lambda m: m.queued),
     ),
-    _counter("weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _refused)),
+    _counter(
+        "weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _count_refusals)
+    ),
     _counter("weft_http_answers_total", "HTTP answers by status, whatever was asked.", _server_by("status", _answers)),
     _counter(
         "weft_grpc_answers_total",
@@ -472,7 +477,11 @@ FAMILIES = (
     _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
     _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),
     _gauge("weft_ready", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
-    _gauge("process_resident_memory_bytes", "Physical memory of the process.", _server(lambda _: _resident_bytes())),
+    _gauge(
+        "process_resident_memory_bytes",
+        "Physical memory of the process.",
+        _server(lambda _: held_bytes(os.getpid(), workers=False)),
+    ),
     _counter(
         "process_cpu_seconds_total",
         "Processor time of the process, all its threads together.",

@@ -12,8 +12,8 @@ from typing import Any
 
 from weft.base.version import __version__
 from weft.runtime.tensors import DATATYPES
-from weft.serving.log_settings import FORMATS as LOG_FORMATS
-from weft.serving.log_settings import MOST_VERBOSE
+from weft.serving.client_settings import FORMATS as LOG_FORMATS
+from weft.serving.client_settings import MOST_VERBOSE
 from weft.serving.request_parameters import MOST_WHOLE
 from weft.serving.wire import MAX_ID_CHARS
 

@@ -119,7 +119,7 @@ class RequestRegions:
         self._check(sum(place.part.byte_size for place in inputs.values()))
         if borrows:
             lent = {name: place for name, place in inputs.items() if _is_lent(place)}
-            request.inputs |= {name: _lent(place) for name, place in lent.items()}
+            request.inputs |= {name: _lend(place) for name, place in lent.items()}
             inputs = {name: place for name, place in inputs.items() if name not in lent}
         self._hold(sum(place.part.byte_size for place in inputs.values()))
         request.shared = None
@@ -139,7 +139,7 @@ class RequestRegions:
         arrays = {name: produced(response.outputs, specs[name]) for name in outputs}
 
         def write() -> InferResponse:
-            return replace(response, shared=_written(outputs, arrays))
+            return replace(response, shared=_write_outputs(outputs, arrays))
 
         if any(place.region.on_device for place in outputs.values()):
             return self._copier.run_in_device_thread(write)
@@ -188,7 +188,7 @@ def _is_lent(place: _InputPlace) -> bool:
     return kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
 
 
-def _lent(place: _InputPlace) -> LentTensor:
+def _lend(place: _InputPlace) -> LentTensor:
     _, dtype, shape, _ = place.fitted
     check_size(place.part.byte_size, place.fitted)
     return LentTensor(place.region, place.part.offset, shape, dtype)
@@ -218,7 +218,7 @@ def _payload(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _written(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
+def _write_outputs(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
     """Write outputs into their regions; if one does not fit, none is written."""
     writing = [_outgoing(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
     _check_apart(writing)

@@ -81,10 +81,14 @@ def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
 
 
 def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
-    return name if name in SECRET else f"{name} {_shown(config.value_of(name))} -> {_shown(wanted.value_of(name))}"
+    return (
+        name
+        if name in SECRET
+        else f"{name} {_value_text(config.value_of(name))} -> {_value_text(wanted.value_of(name))}"
+    )
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}={option}" for key, option in value.items()) or "none"
     if isinstance(value, tuple):
@@ -99,15 +103,15 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
     """
     before = set(library.repository.names())
     await library.rescan()
-    wanted = [slot for slot in library.slots() if _wanted(library, slot, everything=everything, preload=preload)]
+    wanted = [slot for slot in library.slots() if _must_load(library, slot, everything=everything, preload=preload)]
     for slot in library.slots():
         library.refresh(slot)
-    loaded, failed = await _reloaded(library, wanted)
+    loaded, failed = await _reload(library, wanted)
     left = before - set(library.repository.names())
     return Renewal(tuple(loaded), tuple(sorted(left)), failed)
 
 
-def _wanted(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
+def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
     """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded."""
     if slot.shut:
         return False
@@ -117,7 +121,7 @@ def _wanted(library: Library, slot: ModelSlot, *, everything: bool, preload: boo
     return preload and entry.config.preload and entry.version == slot.entry.version and library.fits(slot)
 
 
-async def _reloaded(library: Library, wanted: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
+async def _reload(library: Library, wanted: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
     loaded: list[str] = []
     failed: dict[str, str] = {}
     done: set[ModelSlot] = set()

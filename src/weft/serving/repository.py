@@ -178,9 +178,9 @@ class Repository:
             looks = [source.look() for source in self._sources]
             for known, look in zip(self._by_source, looks, strict=True):
                 _keep_known(known, look)
-            merged = _merged(looks, strict=first)
+            merged = _merge_scans(looks, strict=first)
             for name in self._shapes.keys() & merged.models.keys():
-                merged.models[name] = _shaped(merged.models[name], self._shapes[name])
+                merged.models[name] = _set_shapes(merged.models[name], self._shapes[name])
             self._by_source, self._found = looks, merged
 
 
@@ -192,7 +192,7 @@ def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> N
                 raise InputError(f"{name} is in the stitched file {entry.body}; give shapes in {entry.body}.toml")
 
 
-def _shaped(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
+def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
     """The versions of a model with these shapes over those of its settings."""
     shaped = {}
     for version, entry in versions.items():
@@ -216,7 +216,7 @@ def _keep_known(known: _Scan, look: _Scan) -> None:
             look.where[name] = known.where[name]
 
 
-def _merged(looks: Sequence[_Scan], *, strict: bool) -> _Scan:
+def _merge_scans(looks: Sequence[_Scan], *, strict: bool) -> _Scan:
     """Merge the scans of all sources. A duplicate name is an InputError, or if not *strict* the first one counts."""
     whole = _Scan()
     for look in looks:
@@ -270,13 +270,13 @@ class _Directory:
             mode = _mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
-                entries = _numbered(root, _checked(name), scan, self.programs)
+                entries = _scan_versions(root, _check_name(name), scan, self.programs)
             elif name == file:
                 return
             elif not stat.S_ISREG(mode):  # opening a pipe would block for ever
                 raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
             else:
-                entries = _flat(root, _checked(name), root / file, self.programs)
+                entries = _flat(root, _check_name(name), root / file, self.programs)
         except _Unusable as trouble:
             scan.trouble(name, "", trouble)
             return
@@ -317,10 +317,10 @@ def _flat(root: Path, name: str, path: Path, programs: bool) -> list[ModelEntry]
     return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"), programs)
 
 
-def _numbered(root: Path, name: str, scan: _Scan, programs: bool) -> list[ModelEntry]:
+def _scan_versions(root: Path, name: str, scan: _Scan, programs: bool) -> list[ModelEntry]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
-    files = _listed(root, folder)
+    files = _list_folder(root, folder)
     if TRITON_FILE in files:
         scan.remark(name, f"{TRITON_FILE} is ignored; settings go in {SETTINGS_FILE}")
     config = _settings(root, folder / SETTINGS_FILE)
@@ -338,7 +338,7 @@ def _numbered(root: Path, name: str, scan: _Scan, programs: bool) -> list[ModelE
 
 def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
     folder = root / name / number
-    files = _listed(root, folder)
+    files = _list_folder(root, folder)
     file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
     if file not in files:
         raise _Unusable(f"no file {MODEL_FILE} in it")
@@ -385,7 +385,7 @@ def _settings(root: Path | None, path: Path) -> ModelConfig:
         raise _Unusable(str(error)) from error
 
 
-def _listed(root: Path, folder: Path) -> list[str]:
+def _list_folder(root: Path, folder: Path) -> list[str]:
     """List the names in a directory, which must be inside the repository."""
     if not stat.S_ISDIR(_mode(root, folder)):
         raise _Unusable(f"{folder.relative_to(root)} is not a directory")
@@ -407,7 +407,7 @@ def _mode(root: Path, path: Path) -> int:
         raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not servable(name):
         raise _Unusable(_NO_NAME)
     return name
@@ -424,7 +424,7 @@ def _short(text: str) -> str:
 def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
     """Open a source that the user named; names of known models take precedence over directories."""
     if isinstance(given, str) and given in zoo.ZOO:
-        return _ModelFile(given, _exported(given, scratch), "zoo", config=ModelConfig())
+        return _ModelFile(given, _export_zoo_model(given, scratch), "zoo", config=ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
         config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
@@ -441,7 +441,7 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
     if path.suffix not in suffixes():
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
-        return _ModelFile(_checked(path.stem), path.absolute(), "file", programs)
+        return _ModelFile(_check_name(path.stem), path.absolute(), "file", programs)
     except _Unusable as trouble:
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 
@@ -466,7 +466,7 @@ def _near(path: Path) -> Iterator[str]:
         yield str(path.parent / name)
 
 
-def _exported(name: str, scratch: Path) -> Path:
+def _export_zoo_model(name: str, scratch: Path) -> Path:
     """Return the file of a zoo model, written on first use; the folder's name has a hash of the model and version."""
     graph = zoo.build(name).SerializeToString(deterministic=True)
     digest = hashlib.sha256(__version__.encode() + graph).hexdigest()[:16]

@@ -192,7 +192,7 @@ class Routes:
         admitted = exchange.passage
         if call is None and isinstance(admitted, _AdmittedInfer):
             self._service.trace_refusal(admitted.route.name, error, exchange.headers.get(PARENT, ""))
-        exchange.respond(self._reported(exchange, refusal(error)))
+        exchange.respond(self._add_estimate(exchange, refusal(error)))
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Answer a request other than inference; below /v2 without compression, which not all clients support."""
@@ -201,7 +201,7 @@ class Routes:
         else:
             self._answer_packed(exchange, response)
 
-    def _reported(self, exchange: HttpExchange, response: HttpResponse) -> HttpResponse:
+    def _add_estimate(self, exchange: HttpExchange, response: HttpResponse) -> HttpResponse:
         """Add the estimate for the next request to an answer, if it goes to a gate."""
         admitted = exchange.passage
         if not isinstance(admitted, _AdmittedInfer) or admitted.age is None:
@@ -211,7 +211,7 @@ class Routes:
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
         """Answer, compressed on a thread if the client accepts that and the body is large enough."""
-        response = self._reported(exchange, response)
+        response = self._add_estimate(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         wanted = bodies.wanted_encoding(accepted) if accepted else ""
         if not wanted or exchange.method == "HEAD" or bodies.body_bytes(response) < bodies.LEAST_BYTES:
@@ -225,7 +225,7 @@ class Routes:
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
         """Send an answer; the deadline of an inference request is checked right before."""
         if call is not None and (error := call.settle()):
-            response = self._reported(exchange, refusal(error))
+            response = self._add_estimate(exchange, refusal(error))
         exchange.respond(response)
 
     # Inference
@@ -265,7 +265,7 @@ class Routes:
 
         def done(outcome: InferResponse | RequestError) -> None:
             if isinstance(outcome, RequestError):
-                exchange.respond(self._reported(exchange, refusal(outcome)))
+                exchange.respond(self._add_estimate(exchange, refusal(outcome)))
             elif is_large(outcome):
                 self._soon(exchange, self._write_large(exchange, outcome, call), call)
             else:
@@ -283,13 +283,13 @@ class Routes:
 
     def _write(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         try:
-            self._answer_packed(exchange, _computed(*encode(result)), call)
+            self._answer_packed(exchange, _infer_response(*encode(result)), call)
         except Exception as error:
             self._refuse(exchange, error, call)
 
     async def _write_large(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         if exchange.open:
-            self._answer_packed(exchange, _computed(*await self._service.json.encode(result)), call)
+            self._answer_packed(exchange, _infer_response(*await self._service.json.encode(result)), call)
 
 
 def refusal(error: RequestError) -> HttpResponse:
@@ -304,7 +304,7 @@ def refusal(error: RequestError) -> HttpResponse:
     return error_response(error.status, str(error), headers)
 
 
-def _computed(parts: list[bytes], header_length: int | None) -> HttpResponse:
+def _infer_response(parts: list[bytes], header_length: int | None) -> HttpResponse:
     if header_length is None:
         return HttpResponse(200, parts)
     length = ("Inference-Header-Content-Length", str(header_length))

@@ -40,7 +40,7 @@ class LaneSpan(NamedTuple):
     """Which batch of its shapes."""
     outcome: str
     traced: bool = True
-    """Whether one of its requests is traced (``trace_settings``); the dashboard shows it all the same."""
+    """Whether one of its requests is traced (``client_settings``); the dashboard shows it all the same."""
 
 
 class Recorder:

@@ -151,6 +151,7 @@ class Server:
             max_compute_s=scheduling.max_compute_s or None,
             isolation=config.workers.isolation,
             precision=execution.precision,
+            compile_s=loading.compile_s,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
         if self._again:
@@ -261,12 +262,12 @@ class Server:
         """Close lanes, models and helpers; what does not end in time is abandoned (``process``)."""
         self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
         self.service.close_regions()
-        await self._ended("end of large JSON", self.service.json.close, patience_s)
+        await self._end_in_background("end of large JSON", self.service.json.close, patience_s)
         await self.service.library.close(self._at_most_s(patience_s))
-        await self._ended("end of the backend", self.backend.close, patience_s)
-        await self._ended("end of the spans", self.service.telemetry.close, patience_s)
+        await self._end_in_background("end of the backend", self.backend.close, patience_s)
+        await self._end_in_background("end of the spans", self.service.telemetry.close, patience_s)
         self.service.log_settings.restore()
-        await self._ended("end of the scratch", self.remove_scratch)
+        await self._end_in_background("end of the scratch", self.remove_scratch)
 
     def _at_most_s(self, patience_s: float) -> float:
         """Return the timeout, shortened after ``hurry``."""
@@ -277,7 +278,7 @@ class Server:
         if self._scratch:
             remove(self._scratch)
 
-    async def _ended(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
+    async def _end_in_background(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
         """Close something on a background thread, and wait for it at most *patience_s*.
 
         None: without timeout, until ``hurry`` is called.
@@ -305,7 +306,7 @@ class _Signals:
         self.server: Server | None = None
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._received)
+            self._loop.add_signal_handler(number, self._on_signal)
 
     def reread_keys(self, server: Server) -> None:
         """Read the keys file again on SIGHUP."""
@@ -317,7 +318,7 @@ class _Signals:
         if hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, server.look_again)
 
-    def _received(self) -> None:
+    def _on_signal(self) -> None:
         if not self.stop_requested.is_set():
             self.exit_timer.within(self._drain_s + GRACE_S)
             self.stop_requested.set()
@@ -353,13 +354,13 @@ async def serve(
     if again:
         signals.reread_settings(server)
     try:
-        return await _served(server, signals, say, started, finishing)
+        return await _serve_until_stopped(server, signals, say, started, finishing)
     finally:
         if not to_the_end:
             signals.exit_timer.disarm()
 
 
-async def _served(
+async def _serve_until_stopped(
     server: Server,
     signals: _Signals,
     say: Callable[[str], None] | None,

@@ -18,6 +18,7 @@ from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotF
 from weft.base.version import __version__
 from weft.serving.access import Keys
 from weft.serving.background_tasks import run_in_background
+from weft.serving.client_settings import LogSettings, parameters_of, requested_settings
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.held_memory import HeldMemory
@@ -25,11 +26,9 @@ from weft.serving.history import History
 from weft.serving.inference import InferenceService
 from weft.serving.isolation import THREADS
 from weft.serving.library import Library
-from weft.serving.log_settings import LogSettings
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
 from weft.serving.slots import ModelSlot
 from weft.serving.telemetry import Telemetry
-from weft.serving.triton_config import parameters_of, requested_settings
 from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.server")
@@ -138,9 +137,10 @@ class Service(InferenceService):
             "platform": self.library.backend.platform,
             "backend": self.library.backend.name,
             "max_batch_size": batch,
-            "input": [_configured(tensor, batched=batch > 0) for tensor in spec.inputs],
+            "input": [_tensor_config(tensor, batched=batch > 0) for tensor in spec.inputs],
             "output": [
-                _labelled(_configured(tensor, batched=batch > 0), slot.config.labels) for tensor in spec.outputs
+                _add_label_file(_tensor_config(tensor, batched=batch > 0), slot.config.labels)
+                for tensor in spec.outputs
             ],
             "parameters": parameters_of(slot.config),
         }
@@ -189,9 +189,9 @@ class Service(InferenceService):
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
     async def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Load a model, with the settings in the client's *parameters* (``triton_config``), if any."""
+        """Load a model, with the settings in the client's *parameters* (``client_settings``), if any."""
         self.check_writable()
-        settings = await self._requested_settings(name, parameters) if parameters else None
+        settings = await self._parse_settings(name, parameters) if parameters else None
         try:
             await self.library.load(name, settings)
         except LoadFailed as error:
@@ -224,7 +224,7 @@ class Service(InferenceService):
             log.log(logging.WARNING if renewal.failed else logging.INFO, "renewed: %s", renewal)
             return renewal
 
-    async def _requested_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
+    async def _parse_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
         backend = self.library.backend
         shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
@@ -276,12 +276,12 @@ def _tensor(spec: Any) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
 
 
-def _configured(spec: Any, *, batched: bool) -> dict[str, Any]:
+def _tensor_config(spec: Any, *, batched: bool) -> dict[str, Any]:
     kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
     return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
 
 
-def _labelled(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+def _add_label_file(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
     file = labels.get(configured["name"])
     return {**configured, "label_filename": file} if file else configured
 

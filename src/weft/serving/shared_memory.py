@@ -117,7 +117,7 @@ def _why_not(enabled: bool) -> RequestError | None:
 
 def _open(name: str, key: str, end: int) -> int:
     """Open an object and check that it has at least *end* bytes."""
-    number = _opened(name, key)
+    number = _open_region(name, key)
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
@@ -133,7 +133,7 @@ def _open(name: str, key: str, end: int) -> int:
     return number
 
 
-def _opened(name: str, key: str) -> int:
+def _open_region(name: str, key: str) -> int:
     file = _file_of(name, key)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe does not block
     try:

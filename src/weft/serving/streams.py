@@ -96,7 +96,7 @@ class ServedModel:
         """The inputs and outputs of requests, under the names of the task if the model is stitched."""
         inputs, outputs = self.loaded.inputs, self.loaded.outputs
         if self.task:
-            inputs, outputs = _renamed(inputs, self.task.inputs), _renamed(outputs, self.task.outputs)
+            inputs, outputs = _rename_tensors(inputs, self.task.inputs), _rename_tensors(outputs, self.task.outputs)
         exits = self.leaving.names if self.leaving else ()
         return ModelSpec(self.name, self.version, inputs, outputs_of(outputs, exits[-1] if exits else None), exits[:-1])
 
@@ -295,7 +295,7 @@ class ServedStreams:
         """
         for size in range(1, stream.batches + 1):
             index = stream.first_program + size - 1
-            now, loaded = self.programs[index], _estimated(stream.model, stream.shapes, stream.rows, size)
+            now, loaded = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
             if stream.measured and now.total_compute > loaded.total_compute:
                 compute = tuple((3 * a + min(a, b)) // 4 for a, b in zip(now.compute, loaded.compute, strict=True))
                 self._put(index, replace(now, compute=compute))
@@ -314,7 +314,7 @@ class ServedStreams:
             rows = _rows(model.name, shapes)
             joins = not alone and (batching.any_shapes or _as_measured(timing, shapes))
             batches = max(1, batching.max_batch // max(1, rows)) if joins else 1
-        programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
+        programs = [_estimate_program(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.leaving.steered if model.leaving else None
         fitting = [old for old in self._spare if old.places >= batches]
@@ -358,7 +358,7 @@ class ServedStreams:
         self._spare.append(stream)
 
 
-def _renamed(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
+def _rename_tensors(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
     """Return the tensors of one task under the task's names."""
     by_name = {spec.name: spec for spec in specs}
     return tuple(by_name[inner]._replace(name=name) for name, inner in names.items())
@@ -385,7 +385,7 @@ def _likes(stream: ServedStream) -> list[GpuLikeness]:
     return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
 
 
-def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
+def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
     """Estimate the segment times at a batch size from those that were measured when the model was loaded.
 
     Larger shapes than the measured ones are assumed to be as fast, so that admission refuses no request on a guess, and

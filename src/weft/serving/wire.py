@@ -169,7 +169,7 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
     request_id = checked_id(message.get("id"))
     inputs, apart = _inputs(message.get("inputs"), tail, model)
     outputs = message.get("outputs")
-    wanted = _wanted(outputs, binary, model)
+    wanted = _parse_outputs(outputs, binary, model)
     shared = shared_tensors(apart, _places(outputs) if outputs else {}) if apart or outputs else None
     return InferRequest(inputs, request_id, parameters, wanted, shared)
 
@@ -472,7 +472,7 @@ def _binary_data(
     return tail[read : read + size]
 
 
-def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
     if listed is None or listed == []:
         return model.every_output[binary]
     if type(listed) is not list:
@@ -489,7 +489,7 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
 
 
 def _places(listed: Any) -> dict[str, RegionPart]:
-    """Return the parts of regions for the requested outputs, of a list that ``_wanted`` has checked."""
+    """Return the parts of regions for the requested outputs, of a list that ``_parse_outputs`` has checked."""
     return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
 

@@ -266,7 +266,7 @@ def left_out() -> str:
 def request_names(policies: str | Sequence[str], host: Host | None = None) -> list[str]:
     """The policies that are asked for, of those that serve requests; on a GPU that can be shared some more."""
     serving = [name for name, kind in POLICIES.items() if kind.traits.serves_requests]
-    return _checked(policies, [*serving, *(ON_SHARES if host and host.gpu else ())])
+    return _check_policies(policies, [*serving, *(ON_SHARES if host and host.gpu else ())])
 
 
 def check_host(device: Device) -> Host:
@@ -280,7 +280,7 @@ def _saturated_names(policies: str | Sequence[str], sweep: bool) -> list[str]:
     woven = [
         name for name, kind in POLICIES.items() if not (kind.traits.for_deadlines or kind.traits.pointless_saturated)
     ]
-    names = _checked(policies, woven)
+    names = _check_policies(policies, woven)
     if sweep and "aimt" not in names:
         raise InputError(
             f"sweep = True does not apply to policies = {','.join(names)}: it is for aimt; add that, or leave it out"
@@ -288,7 +288,7 @@ def _saturated_names(policies: str | Sequence[str], sweep: bool) -> list[str]:
     return names
 
 
-def _checked(policies: str | Sequence[str], known: list[str]) -> list[str]:
+def _check_policies(policies: str | Sequence[str], known: list[str]) -> list[str]:
     if policies == ALL:
         return known
     names = [policies] if isinstance(policies, str) else list(policies)

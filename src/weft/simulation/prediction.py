@@ -195,7 +195,7 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
             )
     name = policy or profile.policy
     asked = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
-    ends = _simulated(bench, profile, name, asked)
+    ends = _simulate_ends(bench, profile, name, asked)
     streams = []
     for stream, end_s in zip(bench.streams, ends, strict=True):
         counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
@@ -206,7 +206,7 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
                 stream.model,
                 int(counted.sum()),
                 overhead_s,
-                _figures(_measured(stream)[counted], stream.deadline_s),
+                _figures(_measured_latencies(stream)[counted], stream.deadline_s),
                 _figures(predicted_s[counted], stream.deadline_s),
             )
         )
@@ -266,7 +266,7 @@ def _queues(bench: _BenchFile, profile: _Profile) -> list[int]:
     return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
 
 
-def _simulated(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
+def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
     """When each request would have been done, in seconds of the run; NaN where it would not."""
     programs: list[Program] = []
     terms: list[Terms] = []
@@ -376,7 +376,7 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
     return Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
 
 
-def _measured(stream: _Stream) -> Floats:
+def _measured_latencies(stream: _Stream) -> Floats:
     return np.array(
         [
             np.nan if latency_s is None or status != 200 else latency_s

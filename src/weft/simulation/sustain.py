@@ -106,7 +106,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             ).report
             for seed in range(question.seeds)
         ]
-        tried[factor] = [_missed(report) for report in reports[factor]]
+        tried[factor] = [_worst_missed(report) for report in reports[factor]]
         return _mean(tried[factor]) <= question.limit
 
     low, high = _bracket(sustained)
@@ -192,7 +192,7 @@ def _answer(
     )
 
 
-def _missed(report: RequestReport) -> float:
+def _worst_missed(report: RequestReport) -> float:
     """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
     return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
 

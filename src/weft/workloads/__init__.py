@@ -1,8 +1,7 @@
 """Streams of requests: which models want to run, how often, in which proportion.
 
 ``Saturated`` is the workload of streams that never run dry. Modules: ``requests.py``, workload files; ``arrivals.py``,
-arrival processes; ``exits.py``, the exits by which samples leave; ``traces.py``, recorded arrivals of many callers;
-``traffic.py``, generated ones; ``traffic_fit.py``, generated traffic fitted to a trace.
+arrival processes; ``exits.py``, the exits by which samples leave.
 """
 
 from __future__ import annotations

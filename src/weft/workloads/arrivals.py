@@ -119,7 +119,7 @@ def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int,
     """Index of the column that holds the times, and the numbered rows below a header."""
     numbered = list(enumerate(rows, start=1))
     if column is None:  # a first cell that is no time is a header
-        return 0, numbered if _parsed(rows[0][0] if rows[0] else "") is not None else numbered[1:]
+        return 0, numbered if _parse_time(rows[0][0] if rows[0] else "") is not None else numbered[1:]
     if column not in rows[0]:
         raise WorkloadError(f"{path}: no column {column!r} in the header {', '.join(rows[0])}")
     return rows[0].index(column), numbered[1:]
@@ -129,13 +129,13 @@ def _time(path: Path, number: int, row: list[str], index: int) -> float:
     text = row[index].strip() if index < len(row) else ""
     if not text:
         raise WorkloadError(f"{path}, line {number}: no time here; a trace has no gaps")
-    value = _parsed(text)
+    value = _parse_time(text)
     if value is None:
         raise WorkloadError(f"{path}, line {number}: {text!r} is neither a number of seconds nor a date and time")
     return value
 
 
-def _parsed(text: str) -> float | None:
+def _parse_time(text: str) -> float | None:
     """Seconds of a number or an ISO date and time; None for other text."""
     try:
         value = float(text)

@@ -116,10 +116,10 @@ def miscounted(key: str, count: int, early_exits: int) -> str:
 def check_rates(rates: Sequence[float]) -> None:
     """Raise ValueError unless *rates* are the shares of a whole."""
     if any(not 0 <= rate <= 1 for rate in rates):  # false for NaN
-        raise ValueError(f"exit_rates = {_listed(rates)}: each must be 0 to 1")
+        raise ValueError(f"exit_rates = {_rates_text(rates)}: each must be 0 to 1")
     whole = math.fsum(rates)
     if abs(whole - 1) > RATE_TOLERANCE:
-        raise ValueError(f"exit_rates = {_listed(rates)} sum to {whole:g}, must sum to 1; the last is the end's")
+        raise ValueError(f"exit_rates = {_rates_text(rates)} sum to {whole:g}, must sum to 1; the last is the end's")
 
 
 def read_record(path: str | Path) -> ExitRecord:
@@ -127,7 +127,7 @@ def read_record(path: str | Path) -> ExitRecord:
     try:
         with zipfile.ZipFile(path) as archive:
             confidence, correct = (_array(archive, name) for name in ("confidence", "correct"))
-            return _checked(confidence, correct)
+            return _check_record(confidence, correct)
     except WorkloadError as error:
         raise WorkloadError(f"{path}: {error}") from error
     except OSError as error:
@@ -158,7 +158,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def _checked(confidence: npt.NDArray[Any], correct: npt.NDArray[Any]) -> ExitRecord:
+def _check_record(confidence: npt.NDArray[Any], correct: npt.NDArray[Any]) -> ExitRecord:
     if confidence.dtype.kind != "f":
         raise WorkloadError(f"confidence is of type {confidence.dtype}, must be floating point")
     if correct.dtype.kind != "b":
@@ -183,5 +183,5 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def _listed(rates: Sequence[float]) -> str:
+def _rates_text(rates: Sequence[float]) -> str:
     return "[" + ", ".join(f"{rate:g}" for rate in rates) + "]"

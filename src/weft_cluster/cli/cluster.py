@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft_cluster.routing.simulate import ClusterRun
 
 
-app = typer.Typer(help="Several machines: simulated, or as they stand.", no_args_is_help=True)
+app = typer.Typer(help="Several machines: simulate them, or show their state.", no_args_is_help=True)
 
 
 @app.command("simulate", cls=Command)
@@ -59,15 +59,15 @@ def simulate(
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Simulate the machines of a placement behind a router: how many requests are on time."""
+    """Simulate the machines of a placement behind a router, and count requests on time."""
     from weft.workloads.requests import read_workload
-    from weft.workloads.traffic import read_traffic
     from weft_cluster.placing.demand import demands_of
     from weft_cluster.placing.judging import POLICY
     from weft_cluster.placing.machines import read_machines
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.routing.cluster import ClusterSetting, failures, placed, slowed
     from weft_cluster.routing.simulate import simulate_cluster
+    from weft_cluster.routing.traffic import read_traffic
 
     there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
     cluster = placed(read_placement(placement), there.kinds, demands_of(asked, there))
@@ -97,7 +97,9 @@ def simulate(
 @app.command("status", cls=Command)
 def status(
     url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
-    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    api_key: Annotated[
+        str | None, how("--api-key", envvar="WEFT_API_KEY", help="The key to send as a bearer token.")
+    ] = None,
     json_file: common.JsonFile = None,
 ) -> None:
     """Show the servers behind a gate: which take requests, the work queued at each, and how requests ended."""

@@ -33,23 +33,27 @@ def command(
     objective: Annotated[
         str, what("--objective", help="What to optimize: machines (fewest), cost, load or attainment.")
     ] = "machines",
-    target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
+    target: Annotated[
+        float, what("--target", help="Fraction of requests that must be on time in the simulation.")
+    ] = 0.99,
     before: Annotated[
         str | None,
-        what("--from", metavar="FOLDER", help="Adapt this placement to what changed, and load as little as can be."),
+        what(
+            "--from", metavar="FOLDER", help="Adapt this placement to the changes, and load as few models as possible."
+        ),
     ] = None,
     lost: Annotated[
         list[str] | None, what("--lost", metavar="MACHINE", help="With --from: a machine that is gone; repeatable.")
     ] = None,
     hysteresis: Annotated[
-        float, how("--hysteresis", help="With --from: how far below its cap a machine ends up that has to change.")
+        float, how("--hysteresis", help="With --from: how far below its cap a machine ends up if it has to change.")
     ] = 0.1,
     fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
     seed: Annotated[int, how("--seed", help="Seed of the sampled arrivals.")] = 0,
     shape: Shapes = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Place models on machines: how many replicas, at which share of the rate, where; with a bound beside the answer.
+    """Place models on machines: replicas, their share of the rate, and a bound that no placement exceeds.
 
     [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
     """

@@ -35,17 +35,23 @@ def _group() -> None:
 @app.command("up", cls=Command)
 def up(
     placement: Annotated[str, typer.Argument(help="The folder of a placement (weft place -o, weft plan --machines).")],
-    models: Annotated[str, what("--models", metavar="FOLDER", help="Where NAME.onnx of each model is.")] = "",
-    nodes: Annotated[int, what("--nodes", min=1, max=64, help="Nodes on this machine.")] = 3,
-    gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
-    port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate; gRPC has one 1000 higher.")] = 8100,
-    router: Annotated[str, how("--router", help="As in weft cluster simulate --routers.")] = "slack",
-    lanes: Annotated[int | None, how("--lanes", min=1, show_default="as planned, or 1", help="Of each server.")] = None,
+    models: Annotated[str, what("--models", metavar="FOLDER", help="Folder with NAME.onnx of each model.")] = "",
+    nodes: Annotated[int, what("--nodes", min=1, max=64, help="Number of Ray nodes on this machine.")] = 3,
+    gates: Annotated[
+        int, how("--gates", min=1, max=64, help="Number of gates (routers), each on a node of its own.")
+    ] = 1,
+    port: Annotated[
+        int, how("--port", min=0, max=65535, help="HTTP port of the first gate; its gRPC port is 1000 higher.")
+    ] = 8100,
+    router: Annotated[str, how("--router", help="The router, as in weft cluster simulate --routers.")] = "slack",
+    lanes: Annotated[
+        int | None, how("--lanes", min=1, show_default="as planned, or 1", help="Lanes of each server.")
+    ] = None,
     bench: Annotated[
-        str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and end.")
+        str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and exit.")
     ] = None,
     kill: Annotated[
-        str | None, what("--kill", metavar="MACHINE", help="Kill the node of this machine on the way.")
+        str | None, what("--kill", metavar="MACHINE", help="Kill the node of this machine during the run.")
     ] = None,
     json_file: common.JsonFile = None,
 ) -> None:

@@ -95,7 +95,7 @@ class RoutingBoard:
         self.estimates[place : place + 1] = [Estimate(up=False)]
         self._at[place] = machine
         for placed in machine.models:
-            self._keep(placed.model, [*self._replicas.get(placed.model, []), _placed(place, placed, machine)])
+            self._keep(placed.model, [*self._replicas.get(placed.model, []), _placed_replica(place, placed, machine)])
         self._share()
         return place
 
@@ -141,7 +141,7 @@ class RoutingBoard:
             return None
         self._turns[model] = turn = self._turns[model] + 1
         draw = self._random.random
-        request = RoutedRequest([_blurred(replica, draw()) for replica in replicas], turn, (draw(), draw()))
+        request = RoutedRequest([_break_tie(replica, draw()) for replica in replicas], turn, (draw(), draw()))
         replica = self._unheard(model, replicas, now, due) or replicas[self._route(estimates, request, now)]
         return RouteChoice(replica, expected(estimates, replica, now))
 
@@ -194,7 +194,7 @@ class RoutingBoard:
                 replicas[index] = replica._replace(compute=part, fetch=0, besides=estimate.own - part + way)
 
 
-def _blurred(replica: Replica, draw: float) -> Replica:
+def _break_tie(replica: Replica, draw: float) -> Replica:
     """Add a random part of ``SPREAD`` to a replica's cost, to break ties.
 
     Otherwise all gates would choose the same of nearly equal servers, and get no reports from the others.
@@ -202,7 +202,7 @@ def _blurred(replica: Replica, draw: float) -> Replica:
     return replica._replace(besides=replica.besides + int(draw * max(SPREAD_NS, replica.compute // SPREAD)))
 
 
-def _placed(place: int, placed: PlacedModel, machine: PlacedMachine) -> Replica:
+def _placed_replica(place: int, placed: PlacedModel, machine: PlacedMachine) -> Replica:
     """Return a replica with the costs of its placement, as used until its server reports."""
     if not placed.rate:
         return Replica(place, 0, 0)

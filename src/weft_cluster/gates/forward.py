@@ -1,26 +1,165 @@
-"""A request on its way through a gate: to a server, perhaps to a second one, and its answer back."""
+"""A request on its way through a gate: to a server, perhaps to a second one, and its answer back.
+
+A ``Link`` is a server behind a gate: its address, the connection pool to it, and its health probe.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
+from urllib.parse import quote
 
 from weft.base.errors import Expired, Failed, Overloaded, RequestError
-from weft.http.client import Answer, request_bytes
+from weft.http.client import Answer, Pool, ServerAddress, call, request_bytes
 from weft.http.messages import AGE, ANYONE, ClientRank, HttpExchange, HttpResponse, age_of, estimate_in
-from weft.serving.request_parameters import RequestDue
+from weft.serving.request_parameters import ModelTerms, RequestDue
 from weft.serving.routes import refusal
 from weft.serving.telemetry import PARENT, Telemetry
+from weft_cluster.placing.placement import PlacedMachine
 
 if TYPE_CHECKING:
     from weft_cluster.gates.board import RoutingBoard
-    from weft_cluster.gates.link import Link
     from weft_cluster.routing.router import Replica
+
+
+LOOK_S = 0.25
+"""Period of the health probe; a broken connection triggers one at once."""
+PATIENCE_S = 1.0
+"""Timeout of a health probe."""
+SILENT_NS = 5_000_000_000
+"""A server whose probes time out is down after this time without any answer: a busy one is slow to answer probes."""
+SMOOTHING = 0.05
+"""Weight of a round trip that is longer than the estimate; a shorter one replaces it, since queueing only lengthens
+it."""
+
+
+class Link:
+    """One server and its health. *changed* is called when it begins or ceases to take requests."""
+
+    def __init__(
+        self,
+        placed: PlacedMachine,
+        target: ServerAddress,
+        place: int,
+        changed: Callable[[Link], None],
+        *,
+        key: str | None,
+        connections: int,
+    ) -> None:
+        self.placed, self.target, self.place, self.key = placed, target, place, key
+        self.machine = placed.name
+        self.shown = quote(self.machine)
+        """The machine's name, quoted for an HTTP header."""
+        self.pool = Pool(target, connections)
+        self.up = False
+        self.way_ns = 0
+        """Round trip of the network, as the health probe measures it."""
+        self.terms: dict[str, ModelTerms] = {}
+        """Model -> the default deadline of its requests."""
+        self.counts: Counter[str] = Counter()
+        """How requests ended here."""
+        self.took_ns = 0
+        self.heard_ns = 0
+        """When a request was last answered here."""
+        self._well_ns = 0
+        self._changed, self._wanted = changed, True
+        self._control = Pool(target, 1)
+        self._sooner = asyncio.Event()
+        self._probes = asyncio.create_task(self._probe_forever())
+
+    def suspect(self) -> None:
+        """Probe at once, because a connection broke."""
+        self._sooner.set()
+
+    def want(self, wanted: bool) -> None:
+        """Set whether it gets new requests; those that it has are answered."""
+        self._wanted = wanted
+        self._set_up(up=self.up)
+
+    async def close(self) -> None:
+        """End the probes, and close all connections, broken requests included."""
+        self._probes.cancel()
+        await asyncio.gather(self._probes, return_exceptions=True)
+        self.pool.lose()
+        await self._control.close()
+        await self.pool.close()
+
+    async def _probe_forever(self) -> None:
+        while True:
+            self._sooner.clear()
+            await self._probe()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._sooner.wait()
+
+    async def _probe(self) -> None:
+        """Probe readiness. A probe that times out does not take the server down while it still answers requests."""
+        began = time.monotonic_ns()
+        try:
+            answer = await self._ask("v2/health/ready")
+            up, self._well_ns = answer.status == 200, time.monotonic_ns()
+            passed = self._well_ns - began
+            if up and not self.up:
+                await self._learn()
+        except TimeoutError:
+            if time.monotonic_ns() - max(self.heard_ns, self._well_ns) > SILENT_NS:
+                self._set_up(up=False)
+                self.pool.lose()
+            return
+        except OSError:
+            self._set_up(up=False)
+            self.pool.lose()
+            return
+        if up:
+            longer = self.way_ns and passed > self.way_ns
+            self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
+        self._set_up(up=up)
+
+    def _set_up(self, *, up: bool) -> None:
+        up = up and self._wanted
+        if up != self.up:
+            self.up = up
+            self._changed(self)
+
+    async def _learn(self) -> None:
+        """Read the default deadlines of its models."""
+        for placed in self.placed.models:
+            answer = await self._ask(f"v2/models/{quote(placed.model, safe='')}/config")
+            if answer.status == 200:
+                self.terms[placed.model] = _terms(answer.body)
+
+    async def _ask(self, path: str) -> Answer:
+        """GET *path*. TimeoutError without an answer within ``PATIENCE_S``, OSError without a connection."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await call(self._control, request_bytes(self.target, "GET", path, key=self.key))
+        except OSError:
+            self._control.lose()
+            raise
+
+
+def _terms(body: bytes) -> ModelTerms:
+    """Parse the default deadlines from the configuration of a model; none if it has none."""
+    try:
+        parameters = json.loads(body)["parameters"]
+        terms = {
+            key: float(parameters[f"weft_{key}"]["string_value"]) for key in _STATED if f"weft_{key}" in parameters
+        }
+    except (ValueError, KeyError, TypeError):
+        return ModelTerms()
+    return ModelTerms(**terms)
+
+
+_STATED = ("slo_ms", "timeout_ms")
+
 
 log = logging.getLogger("weft.gate")
 
@@ -105,7 +244,7 @@ class Forward:
         if not self._send(now, None):
             gate.counts["nowhere"] += 1
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
-        self._exchange.gone = self._left
+        self._exchange.gone = self._on_client_left
         if self._due and self._due.strict:
             left_s = max(0, self._due.at - now) / 1e9
             self._timer = asyncio.get_running_loop().call_later(left_s + LATE_S, self._expire)
@@ -145,7 +284,7 @@ class Forward:
         """Called when the request has been written. It was counted before, when it was given to the connection pool."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
-        link, now = self._ended()
+        link, now = self._end_try()
         link.heard_ns = now
         estimate = estimate_in(answer.head)
         if estimate is not None:
@@ -162,7 +301,7 @@ class Forward:
         self._respond(_response(answer, link.shown))
 
     def broken(self, number: int, why: str, now_s: float) -> None:
-        link, now = self._ended()
+        link, now = self._end_try()
         link.counts["lost"] += 1
         link.suspect()
         if self._again(now, link.place) or self._again(now, None):
@@ -171,7 +310,7 @@ class Forward:
         said = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
         self._respond(refusal(Overloaded(said)))
 
-    def _ended(self) -> tuple[Link, int]:
+    def _end_try(self) -> tuple[Link, int]:
         link, self._link = self._link, None
         assert link is not None
         self._gate.board.ended(link.place)
@@ -186,7 +325,7 @@ class Forward:
 
     # How it ends otherwise.
 
-    def _left(self) -> None:
+    def _on_client_left(self) -> None:
         """Its client went away."""
         self._forget()
         self._hop.end({"weft.tries": self._tries})
@@ -201,7 +340,7 @@ class Forward:
         """Stop waiting for the server."""
         link = self._link
         if link is not None:
-            self._ended()
+            self._end_try()
             link.counts["left"] += 1
             link.pool.abandon(self)
         self._stop_timer()

@@ -2,7 +2,7 @@
 
 Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
 queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
-(``link``). What is not inference is asked of any server that has the model.
+(``Link``). What is not inference is asked of any server that has the model.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from weft.serving.routes import SMALL_BODY_BYTES, header_length, peeked, refusal
 from weft.serving.server import grpc_tls_of, limits_of, tls_of
 from weft.serving.telemetry import make_telemetry
 from weft_cluster.gates.board import RoutingBoard
-from weft_cluster.gates.forward import Forward
+from weft_cluster.gates.forward import Forward, Link
 from weft_cluster.gates.grpc_face import GateGrpc
-from weft_cluster.gates.link import Link
 from weft_cluster.placing.placement import PlacedMachine
 
 if TYPE_CHECKING:
@@ -207,9 +206,11 @@ class Gate:
 
     def _join(self, url: str, machine: PlacedMachine) -> None:
         target, place = parse_url(url, self.settings.context), self.board.add(machine)
-        self.links[place] = Link(machine, target, place, self._changed, key=self.settings.key, connections=CONNECTIONS)
+        self.links[place] = Link(
+            machine, target, place, self._on_link_change, key=self.settings.key, connections=CONNECTIONS
+        )
 
-    def _changed(self, link: Link) -> None:
+    def _on_link_change(self, link: Link) -> None:
         self.board.set_up(link.place, up=link.up)
         log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
 

@@ -112,11 +112,11 @@ class GateGrpc:
             try:
                 message = grpc_messages.parse_small(proto.METHODS[method][0], data)
                 path = endpoint.path.format(model=quote(getattr(message, "name", ""), safe=""))
-                answer = await self._asked("GET", path, _headers(context), b"")
+                answer = await self._send_to_gate("GET", path, _headers(context), b"")
                 if endpoint.schema == HEALTH:
                     ok = answer.status == 200
                     return grpc_wire.filled(f"{method}Response", {"live": ok, "ready": ok})
-                return grpc_wire.filled(f"{method}Response", write(orjson.loads(_succeeded(answer))))
+                return grpc_wire.filled(f"{method}Response", write(orjson.loads(_success_body(answer))))
             except RequestError as error:
                 refuse(context, error)
             return b""
@@ -124,13 +124,13 @@ class GateGrpc:
         return grpc.unary_unary_rpc_method_handler(answered, None, serialized)
 
     async def _check(self, _: bytes, context: Any) -> Any:
-        ready = (await self._asked("GET", "/v2/health/ready", {}, b"")).status == 200
+        ready = (await self._send_to_gate("GET", "/v2/health/ready", {}, b"")).status == 200
         return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
 
     async def _infer(self, data: bytes, context: Any) -> Any:
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
-            return await self._computed(message, _headers(context), context.time_remaining())
+            return await self._forward_infer(message, _headers(context), context.time_remaining())
         except RequestError as error:
             refuse(context, error)
         return b""
@@ -141,13 +141,13 @@ class GateGrpc:
             return as_body(message.head, message.raws, timeout_us)
         return await self._helpers.call(body_of_data, message.data, timeout_us)
 
-    async def _computed(self, message: InferMessage, headers: dict[str, str], left_s: float | None) -> Any:
+    async def _forward_infer(self, message: InferMessage, headers: dict[str, str], left_s: float | None) -> Any:
         body = await self._body(message, None if left_s is None else max(1, round(left_s * 1e6)))
         sent = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
         version = f"/versions/{quote(message.model_version, safe='')}" if message.model_version else ""
         path = f"/v2/models/{quote(message.model_name, safe='')}{version}/infer"
-        answer = await self._asked("POST", path, sent, body.data)
-        data = _succeeded(answer)
+        answer = await self._send_to_gate("POST", path, sent, body.data)
+        data = _success_body(answer)
         length = next((value for name, value in answer.headers if name.lower() == _HEAD_BYTES), None)
         return as_message(data, None if length is None else int(length))
 
@@ -157,7 +157,7 @@ class GateGrpc:
 
         async def read() -> None:
             async for data in messages:
-                await begun.put(asyncio.create_task(self._answered(data, headers)))
+                await begun.put(asyncio.create_task(self._answer_in_stream(data, headers)))
             await begun.put(None)
 
         reader = asyncio.create_task(read())
@@ -170,12 +170,12 @@ class GateGrpc:
                 if (left := begun.get_nowait()) is not None:
                     left.cancel()
 
-    async def _answered(self, data: bytes, headers: dict[str, str]) -> Any:
+    async def _answer_in_stream(self, data: bytes, headers: dict[str, str]) -> Any:
         reply, identity = proto.CLASSES["ModelStreamInferResponse"], dict[str, str]()
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
             identity = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
-            answer = reply(infer_response=await self._computed(message, headers, None))
+            answer = reply(infer_response=await self._forward_infer(message, headers, None))
         except RequestError as error:
             answer = reply(error_message=str(error), infer_response=identity)
         answer.infer_response.parameters["triton_final_response"].bool_param = True
@@ -183,7 +183,7 @@ class GateGrpc:
 
     # The way through the gate
 
-    async def _asked(self, method: str, path: str, headers: dict[str, str], body: bytes) -> HttpResponse:
+    async def _send_to_gate(self, method: str, path: str, headers: dict[str, str], body: bytes) -> HttpResponse:
         """What the gate answers to a request; a call that is cancelled is withdrawn."""
         target = parse_target(path.encode())
         assert target is not None  # names are quoted
@@ -191,7 +191,7 @@ class GateGrpc:
         if isinstance(passage, HttpResponse):
             return passage
         answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
-        exchange = HttpExchange(partial(_answered_with, answer), method, target, headers, body, "")
+        exchange = HttpExchange(partial(_end_with, answer), method, target, headers, body, "")
         exchange.passage = passage
         held = len(body) if len(body) > UNCOUNTED_BYTES else 0
         try:
@@ -207,13 +207,13 @@ class GateGrpc:
             passage.end()
 
 
-def _answered_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, response: HttpResponse) -> None:
+def _end_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, response: HttpResponse) -> None:
     exchange.end()
     if not answer.done():
         answer.set_result(response)
 
 
-def _succeeded(answer: HttpResponse) -> bytes:
+def _success_body(answer: HttpResponse) -> bytes:
     """The body of an answer; ``_NoSuccess`` where it tells of an error."""
     body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
     if answer.status == 200:

@@ -3,7 +3,7 @@
 - Input: ``machines.py`` (the file), ``demand.py`` (demands from profiles), ``problem.py`` (both as
   arrays: two linear loads per model and kind; and models that fit nowhere).
 - Search: ``bound.py`` (a linear programme over machines that are alike), ``search.py`` (fewest machines, packing, small
-  problems exactly) with ``resharing.py``; ``judging.py`` simulates machines, ``moves.py`` improves them.
+  problems exactly) with ``resharing.py``; ``judging.py`` simulates machines, and improves them.
 - Output: ``filling.py`` (a placement under construction, with its limits), ``placement.py`` (the value), ``summary.py``
   (from one to the other), ``placement_shown.py`` (tables, the folder).
 - Changes: ``adapting.py`` (loads and drops among it).

@@ -148,7 +148,7 @@ NOTHING = 1e-7
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapted:
-    """The new placement, and how to get there."""
+    """The new placement, and the loads and closures that lead to it."""
 
     placement: Placement
     change: PlacementChange
@@ -164,10 +164,10 @@ def adapt(
     judged: bool = True,
     seed: int = 0,
 ) -> Adapted:
-    """Adapt a placement to a workload and machines that may have changed, with few loads.
+    """Adapt a placement to a changed workload or changed machines, with few loads of models.
 
-    lost: machines of the file that are gone; hysteresis: how far below its cap a machine ends up that has to change.
-    judged: simulate which requests are on time afterwards.
+    lost: names of machines in the file that are gone. hysteresis: how far below its cap a machine that must change is
+    brought, as a share. judged: whether to simulate which requests meet their deadlines afterwards.
     """
     if not 0 <= hysteresis < 1:
         raise InputError(f"hysteresis = {hysteresis:g} must be at least 0 and below 1, as 0.1")
@@ -218,7 +218,10 @@ def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> fl
 
 
 def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYSTERESIS) -> Filling:
-    """*before* on the machines and for the demands of a problem; machines and models that are gone are left out."""
+    """Return the placement *before* changed for the machines and demands of *problem*.
+
+    Machines and models that no longer exist are left out.
+    """
     below = replace(problem, cap=problem.cap * (1 - hysteresis))
     filling, homeless = carried_over(below, before)
     settling = _Settling(filling)
@@ -236,7 +239,7 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
 
 
 def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, list[Piece]]:
-    """What may stay where it was, overfull machines too, and what has no place."""
+    """Return what may stay in place, on overfull machines too, and the pieces without a place."""
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
     filling = Filling(problem)
@@ -264,7 +267,7 @@ def reduce_share(filling: Filling, machine: int, model: int, share: float) -> fl
 
 
 class _Settling:
-    """A filling while models move between its machines."""
+    """A filling while models are moved between its machines."""
 
     def __init__(self, filling: Filling) -> None:
         self.filling = filling
@@ -272,7 +275,7 @@ class _Settling:
         """(machine): how long it loads what was put there so far."""
 
     def relieve(self, machine: int) -> list[Piece]:
-        """Bring a machine below its cap; what was taken off it and goes to no machine that has the model."""
+        """Bring a machine below its cap; return the pieces that no other machine with their model has room for."""
         for model in list(self.filling.shares[machine]):
             self._send(machine, model, min(self._excess(machine, model), self.filling.shares[machine][model]))
         taken = []
@@ -282,7 +285,10 @@ class _Settling:
         return taken
 
     def _excess(self, machine: int, model: int | None = None) -> float:
-        """By how much a machine is over its cap, or the share of a model that has to go for it not to be."""
+        """Return the largest excess of a machine over its cap.
+
+        model: return instead the share of this model whose removal ends the excess.
+        """
         problem, kind = self.filling.problem, self.filling.problem.kind_of[machine]
         over = self.filling.loads[machine] - problem.cap[kind]
         over[over <= ROUNDING] = 0.0
@@ -292,7 +298,7 @@ class _Settling:
             return float(np.where(over > 0, over / problem.rows[kind, :, model], 0.0).max())
 
     def _send(self, machine: int, model: int, share: float) -> None:
-        """Move requests to other machines that have the model, as far as these have room."""
+        """Move a share to other machines that have the model, as far as they have room."""
         rooms = self.filling.room(model)
         for home in self.filling.where(model):
             part = min(share, float(rooms[home]))
@@ -304,7 +310,11 @@ class _Settling:
                     return
 
     def _cheapest(self, machine: int) -> tuple[int, float]:
-        """The model, and the share of it, that best leaves a machine: alone, for another one, with few bytes."""
+        """Return the model, and its share, to remove from a machine.
+
+        In this order: one whose removal suffices, one that a single other machine has room for, the one with the fewest
+        bytes to load (the one with the largest load if none suffices).
+        """
         problem, shares, kind = (
             self.filling.problem,
             self.filling.shares[machine],
@@ -322,13 +332,13 @@ class _Settling:
         return min(options)[1:]
 
     def settle(self, pieces: list[Piece]) -> list[Piece]:
-        """Give pieces a place, largest first; what found none."""
+        """Place pieces, largest first; return those for which there is no room."""
         rows = self.filling.problem.rows.max(axis=(0, 1))
         todo = sorted(pieces, key=lambda piece: -rows[piece.model] * piece.share)
-        left = [self._placed(piece.model, piece.share) for piece in todo]
+        left = [self._place(piece.model, piece.share) for piece in todo]
         return [piece for piece in left if piece.share > NOTHING]
 
-    def _placed(self, model: int, rest: float) -> Piece:
+    def _place(self, model: int, rest: float) -> Piece:
         """Place a share: on machines that have the model, one in use, an idle one, or several; return the rest."""
         rooms = rooms_apart(self.filling, model)
         for home in self.filling.where(model):
@@ -342,7 +352,7 @@ class _Settling:
         return Piece(model, rest)
 
     def _soonest(self, among: Bools) -> int:
-        """The machine that has least to load, and of these the least busy."""
+        """Return the machine of *among* with the least to load; of equal ones the least busy."""
         where = np.flatnonzero(among)
         order = np.lexsort((self.filling.loads[where].max(axis=1), self._queue_s[where]))
         return int(where[order[0]])
@@ -360,7 +370,7 @@ class _Settling:
         return share
 
     def close_new_machines(self, inhabited: Bools) -> None:
-        """Close newly used machines if dividing the models anew makes them fit on the others."""
+        """Close newly used machines if the others have room when all models are divided anew."""
         while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
             least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
             others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]
@@ -373,7 +383,7 @@ class _Settling:
             self.filling = trial
 
     def empty_machines(self) -> None:
-        """Empty machines, the least busy first, as long as all that they have fits on others in use."""
+        """Empty machines, the least busy first, while other used machines have room for all that they have."""
         while (used := np.flatnonzero(self.filling.used)).size > 1:
             least = int(used[np.argmin(self.filling.loads[used].max(axis=1))])
             trial = _Settling(Filling(self.filling.problem, self.filling.shares))

@@ -205,7 +205,7 @@ def _demand(workload: Workload, index: int, machines: Machines, devices: dict[st
         elif isinstance(device, Host) and name not in device.models:
             continue
         elif device is not None:
-            needs[kind] = _priced(alone, device, what).at_speed(what.speed)
+            needs[kind] = _request_need(alone, device, what).at_speed(what.speed)
     if not needs:
         kinds = ", ".join(machines.kinds)
         raise PlacingError(
@@ -253,7 +253,7 @@ def stated(need: StatedNeed) -> Need:
 
 
 @cache
-def _loaded(name: str) -> Device:
+def _load_cached(name: str) -> Device:
     return load_device(name)
 
 
@@ -263,10 +263,10 @@ def _device(kind: MachineKind, folder: str) -> Device | None:
         return None
     if kind.device.endswith((".json", ".toml")):
         return load_device(str(Path(folder) / kind.device))
-    return _loaded(kind.device)
+    return _load_cached(kind.device)
 
 
-def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
+def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
     """One request of a workload's only stream on a device."""
     case = prepare(alone, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
@@ -280,8 +280,8 @@ def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
             alone_s=remaining_alone_s(case, program),
         )
     lanes = device.lanes if isinstance(device, Host) else 1
-    model = _counted(alone)
-    compute, memory, other = _divided(_until_they_leave(program, work) / lanes, model, kind)
+    model = _load_layers(alone)
+    compute, memory, other = _divide_time(_until_they_leave(program, work) / lanes, model, kind)
     return Need(
         compute,
         memory,
@@ -309,7 +309,7 @@ def _until_they_leave(program: Program, work: Sequence[float]) -> float:
     )
 
 
-def _counted(alone: Workload) -> Model | None:
+def _load_layers(alone: Workload) -> Model | None:
     """The only model of a workload with its layers; None where its file is not at hand."""
     stream = alone.stream[0]
     beside = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
@@ -323,7 +323,7 @@ def _counted(alone: Workload) -> Model | None:
         return None
 
 
-def _divided(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
+def _divide_time(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
     """Divide a measured time into computing, memory and other, by the kind's peaks.
 
     Without peaks all of it is other.

@@ -47,7 +47,7 @@ def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
         before, left = left, _missing(filling)
         if not left or _sum(left) > (1 - PROGRESS) * _sum(before):
             break
-    return _tidied(filling), left
+    return _drop_small_shares(filling), left
 
 
 def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
@@ -66,7 +66,7 @@ def _sum(pieces: list[Piece]) -> float:
     return sum(piece.share for piece in pieces)
 
 
-def _tidied(filling: Filling) -> Filling:
+def _drop_small_shares(filling: Filling) -> Filling:
     """The filling without small shares, where the model's other machines have room for them."""
     small = [
         (machine, model)

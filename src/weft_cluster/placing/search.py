@@ -17,8 +17,7 @@ import numpy as np
 
 from weft_cluster.placing.bound import ALMOST, PlacingBound, placing_bound
 from weft_cluster.placing.filling import Filling, Piece, balance, divide, pieces
-from weft_cluster.placing.judging import OnTimeJudge
-from weft_cluster.placing.moves import improve
+from weft_cluster.placing.judging import OnTimeJudge, improve
 from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import reshare, reshare_for_load

@@ -5,8 +5,7 @@ asked for more than they carry. Requests do not pass through it: clients speak t
 Nothing of Ray is imported before ``app`` is asked for.
 
 Its modules: ``application.py``, ``weft_cluster.ray:app``; ``service_registry.py``, heartbeats of servers and gates, and
-permission to shut down; ``scaling.py``, how many servers are needed; ``settings.py``; ``local.py``, a cluster on this
-machine.
+permission to shut down; ``settings.py``, and how many servers are needed; ``local.py``, a cluster on this machine.
 """
 
 from __future__ import annotations

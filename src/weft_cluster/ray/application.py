@@ -25,9 +25,17 @@ from weft.serving.in_process import InProcessServer
 from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread
 from weft_cluster.placing.placement import PlacedMachine, read_placement
-from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, UtilisationPolicy, predicted
 from weft_cluster.ray.service_registry import HEARTBEAT_EVERY_S, RegistrySnapshot, ServiceRegistry
-from weft_cluster.ray.settings import KEY_VARIABLE, RaySettings, parse_settings, sources_of
+from weft_cluster.ray.settings import (
+    BANDWIDTH,
+    COMPUTE,
+    KEY_VARIABLE,
+    RaySettings,
+    UtilisationPolicy,
+    parse_settings,
+    predicted,
+    sources_of,
+)
 
 log = logging.getLogger("weft.ray")
 
@@ -185,14 +193,14 @@ def app(args: dict[str, Any]) -> Any:
     placement = read_placement(settings.placement)
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
     config = {"models": list(placement.models)}  # Ray applies a change of user_config without a restart
-    registry = _deployed(ServiceRegistry, "weft-directory", {"num_cpus": 0}, user_config=config).bind()
+    registry = _deployment(ServiceRegistry, "weft-directory", {"num_cpus": 0}, user_config=config).bind()
     machines = [_machine(machine, settings, key).bind(
         machine, sources_of(machine, settings), _config(settings, key), registry
     ) for machine in placement.machines]  # fmt: skip
     ports = {"http_port": settings.port, "grpc_port": settings.grpc_port}
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
-    gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
+    gates = _deployment(GateServer, "weft-gate", settings.gate_actor, **how)
     router = GateSettings(router=settings.router, key=key)
     return gates.bind(face, router, settings.ca_file, registry, machines)
 
@@ -215,10 +223,10 @@ def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
         policy = {"policy_function": UtilisationPolicy, "policy_kwargs": {"busy_cap": settings.busy_cap}}
         bounds = {"min_replicas": 1, "max_replicas": settings.copies, "upscale_delay_s": UPSCALE_S}
         scaled = {"autoscaling_config": {**bounds, "policy": policy}}
-    return _deployed(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaled)
+    return _deployment(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaled)
 
 
-def _deployed(kind: type, name: str, options: dict[str, Any], **more: Any) -> Any:
+def _deployment(kind: type, name: str, options: dict[str, Any], **more: Any) -> Any:
     return serve.deployment(kind).options(
         name=name,
         ray_actor_options=options,

@@ -78,7 +78,7 @@ class ServiceRegistry:
             entry.refused.append((now, Counter(refused)))
             while entry.refused[0][0] < now - REFUSED_S:
                 entry.refused.popleft()
-        return {} if machine is None else self._missed(model.model for model in machine.models)
+        return {} if machine is None else self._refused_rates(model.model for model in machine.models)
 
     def leave(self, url: str) -> bool:
         """Remove a server or gate if it may shut down now; return whether it may.
@@ -114,7 +114,7 @@ class ServiceRegistry:
         self._entries = {url: entry for url, entry in sorted(self._entries.items()) if entry.heartbeat_s >= oldest}
         return self._entries
 
-    def _missed(self, models: Iterable[str]) -> dict[str, float]:
+    def _refused_rates(self, models: Iterable[str]) -> dict[str, float]:
         """Requests per second that gates refused, divided among the servers of each model."""
         alive, total = list(self._alive().values()), Counter[str]()
         for gate in alive:

@@ -1,11 +1,17 @@
-"""Settings of weft on Ray: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md)."""
+"""Settings of weft on Ray: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md).
+
+Autoscaling goes by the load of both resources of a machine, not by queue lengths: a queue tells that it is too late.
+What requests take of the array and of the memory channel is known beforehand (``placing``), so the rate at which they
+come says how busy a server will be. ``needed`` is a pure function; ``UtilisationPolicy`` is what Ray calls with it.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
@@ -20,7 +26,7 @@ KEY_VARIABLE = "WEFT_CLUSTER_KEY"
 """The variable of the environment that holds what gates and servers know each other by."""
 
 
-def _known(settings: dict[str, Any]) -> dict[str, Any]:
+def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in GROUP_OF:
             raise ValueError(unknown_name("setting", key, GROUP_OF))
@@ -35,7 +41,7 @@ def _router(name: str) -> str:
     return name
 
 
-ServerKeys = Annotated[dict[str, Any], AfterValidator(_known)]
+ServerKeys = Annotated[dict[str, Any], AfterValidator(_check_known)]
 
 
 class RaySettings(BaseModel, extra="forbid", frozen=True):
@@ -92,3 +98,62 @@ def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
         file = files / f"{placed.model}.onnx"
         sources.append(os.path.abspath(file) if settings.models or file.is_file() else placed.model)
     return sources
+
+
+COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
+"""Names of a server's two predicted loads among its metrics."""
+LOWER = 0.1
+"""A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
+
+
+class ServerLoad(NamedTuple):
+    """Load of a server's resources, as shares of its time, with the time that does not overlap; above 1: overload."""
+
+    compute: float
+    bandwidth: float
+
+
+def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mapping[str, float]) -> ServerLoad:
+    """The loads of a machine at the *rates* that it serves plus those that gates *refused*, in requests per second."""
+    compute = bandwidth = other = 0.0
+    for placed in machine.models:
+        asked = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
+        times = asked / placed.rate if placed.rate else 0.0
+        compute, bandwidth, other = (
+            compute + times * placed.compute,
+            bandwidth + times * placed.bandwidth,
+            other + times * placed.other,
+        )
+    beside = 1 - machine.overlap
+    return ServerLoad(compute + beside * bandwidth + other, bandwidth + beside * compute + other)
+
+
+def needed(loads: Sequence[ServerLoad], cap: float) -> int:
+    """Return the number of servers, at least one, that keeps the total of *loads* below the cap of each."""
+    if not loads:
+        return 1
+    asked = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
+    count = max(1, math.ceil(asked / cap - 1e-9))
+    if count >= len(loads):
+        return count
+    return min(len(loads), max(1, math.ceil(asked / max(cap - LOWER, cap / 2) - 1e-9)))
+
+
+class UtilisationPolicy:
+    """Ray's autoscaling by predicted loads; *busy_cap* is how busy a server may be."""
+
+    def __init__(self, busy_cap: float = 0.8) -> None:
+        self._cap = busy_cap
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
+        loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
+        if len(loads) < context.current_num_replicas:  # some have not said anything yet
+            return context.target_num_replicas, {}
+        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(most, max(least, needed(loads, self._cap))), {}
+
+
+def _last(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
+    """The latest value of each server: its rates are averages of ten seconds already."""
+    return {replica: series[-1].value for replica, series in metrics.get(name, {}).items() if series}

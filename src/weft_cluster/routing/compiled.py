@@ -17,7 +17,7 @@ from weft.kernels.request_loop import fresh_heads
 from weft.simulation.requests import estimates
 from weft.simulation.requests.compiled import fresh_state, policy_rules, program_arrays
 from weft_cluster.kernels import cluster_loop
-from weft_cluster.kernels import cluster_state as c
+from weft_cluster.kernels import cluster_loop as c
 from weft_cluster.routing.cluster import ClusterSetting
 from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, TickedRequests
 from weft_cluster.routing.router import ROUTERS

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from weft.engine.policies import Policy, Setting, make_request_policy
 from weft.engine.policies.base import UNBOUNDED_ROUNDS
 from weft.engine.tickets import Terms
-from weft.workloads.traffic import RequestBlock
 from weft_cluster.placing.demand import CLOCK, Need, Pieces, buffer_of, pieces_of
 from weft_cluster.routing.cluster import Cluster, ClusterSetting, NodeModel
 from weft_cluster.routing.router import Replica
+from weft_cluster.routing.traffic import RequestBlock
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -98,7 +98,7 @@ def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
     """Price every replica on its node."""
     setting.check(cluster)
     begin = (0, *np.cumsum(np.bincount([one.node for one in cluster.placed], minlength=len(cluster.nodes))).tolist())
-    priced = [_priced(cluster, setting, placed_model) for placed_model in cluster.placed]
+    priced = [_price(cluster, setting, placed_model) for placed_model in cluster.placed]
     streams: list[list[int]] = [[] for _ in cluster.models]
     for stream, placed_model in enumerate(cluster.placed):
         streams[placed_model.model].append(stream)
@@ -130,17 +130,17 @@ class _Priced(NamedTuple):
     """As gates see it; its share comes later."""
 
 
-def _priced(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
+def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
     node = cluster.nodes[placed.node]
     need, way_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
     pieces = pieces_of(need, node.overlap)
     due = pieces.due(float(cluster.deadlines_s[placed.model]) - way_s - need.alone_s)
     besides = CLOCK.ticks(way_s + need.alone_s) - pieces.alone
     believed = need if setting.knows_speeds else placed.need
-    return _Priced(pieces, due, besides, _seen(placed.node, believed, node.overlap, way_s))
+    return _Priced(pieces, due, besides, _replica_for_gates(placed.node, believed, node.overlap, way_s))
 
 
-def _seen(node: int, need: Need, overlap: float, way_s: float) -> Replica:
+def _replica_for_gates(node: int, need: Need, overlap: float, way_s: float) -> Replica:
     """The replica as gates see it: on an idle machine a request takes its time alone."""
     pieces = pieces_of(need, overlap)
     array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel

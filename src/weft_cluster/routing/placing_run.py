@@ -189,7 +189,7 @@ class Attaining:
                 return None
             kept = np.array([min(1.0, sum(its.get(m, 0.0) for its in bound.shares)) for m in range(len(kept))])
         live = np.flatnonzero(kept > 0.01)
-        taken = _scaled(problem.section(range(len(problem.machines)), live.tolist()), kept[live])
+        taken = _scale(problem.section(range(len(problem.machines)), live.tolist()), kept[live])
         bound = placing_bound(taken, "load")
         if bound is None:
             return None
@@ -237,7 +237,7 @@ def _copy(filling: Filling, model: int, busy: Floats) -> bool:
     return True
 
 
-def _scaled(problem: PlacingProblem, kept: Floats) -> PlacingProblem:
+def _scale(problem: PlacingProblem, kept: Floats) -> PlacingProblem:
     """The problem with only a share of each model's requests."""
     names = ("compute", "memory", "other", "rows")
     demands = [demand.scaled(float(part)) for demand, part in zip(problem.demands, kept, strict=True)]

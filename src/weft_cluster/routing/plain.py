@@ -45,7 +45,7 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
     _fail(lowered, machines, period)
     for machine in machines:
         machine.run(NO_DEADLINE)
-    return _tallied(lowered, machines, routed)
+    return _make_tally(lowered, machines, routed)
 
 
 def _node(lowered: LoweredCluster, stream: int) -> int:
@@ -197,7 +197,7 @@ class _Machine:
         return Estimate(array, channel, waiting, True, now)
 
 
-def _tallied(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
+def _make_tally(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
     counts, histogram = np.zeros((len(lowered.terms), 10), np.int64), np.zeros(k.BINS, np.int64)
     for stream, arrival, end in (ending for machine in machines for ending in machine.endings):
         if arrival < lowered.warm:

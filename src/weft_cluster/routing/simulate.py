@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from weft.base.errors import InputError
 from weft.kernels import request_state as k
-from weft.workloads.traffic import Day, RequestBlock, generated
 from weft_cluster.placing.demand import CLOCK
 from weft_cluster.routing import compiled as compiled_run
 from weft_cluster.routing import plain as plain_run
 from weft_cluster.routing.cluster import Cluster, ClusterSetting
 from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, in_ticks, lower_cluster
+from weft_cluster.routing.traffic import Day, RequestBlock, generated
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -123,10 +123,10 @@ def simulate_cluster(
     sampled = generated(cluster.rates, cluster.cv, day or Day(), duration_s, seed) if requests is None else requests
     lowered, ticked = lower_cluster(cluster, how), in_ticks(sampled, seed)
     run = compiled_run.serve if compiled else plain_run.serve
-    return _counted(cluster, how, lowered, run(lowered, how, ticked), duration_s)
+    return _count_run(cluster, how, lowered, run(lowered, how, ticked), duration_s)
 
 
-def _counted(
+def _count_run(
     cluster: Cluster, setting: ClusterSetting, lowered: LoweredCluster, tally: ClusterTally, duration_s: float
 ) -> ClusterRun:
     counts, models = tally.counts, np.array(lowered.models, np.int64)

@@ -144,12 +144,12 @@ def either_order(method: Baseline) -> Baseline:
         if len(problem.tasks) == 1:
             return listed
         turned = method(Problem(problem.soc, problem.tasks[::-1]), objective)
-        return tuple(dict.fromkeys((*listed, *(_turned_back(schedule) for schedule in turned))))
+        return tuple(dict.fromkeys((*listed, *(_reverse_tasks(schedule) for schedule in turned))))
 
     return both
 
 
-def _turned_back(schedule: Schedule) -> Schedule:
+def _reverse_tasks(schedule: Schedule) -> Schedule:
     last = len(schedule.units) - 1
     order = schedule.order or range(last + 1)
     starts = schedule.starts_s[::-1] if schedule.starts_s else None

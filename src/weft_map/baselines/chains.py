@@ -131,7 +131,9 @@ def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Object
         return ()
     units = spread(chains, mapping)
     starts = (_series_starts(chains, mapping, order) for order in _orders(chains))
-    return tuple(Schedule(units, starts_s=_held(units, first), made_by=name) for first in dict.fromkeys(starts))
+    return tuple(
+        Schedule(units, starts_s=_release_times(units, first), made_by=name) for first in dict.fromkeys(starts)
+    )
 
 
 def _ties(chains: ChainTimes) -> list[tuple[int, ...] | None]:
@@ -142,13 +144,13 @@ def _ties(chains: ChainTimes) -> list[tuple[int, ...] | None]:
 def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
     """All orders of up to three tasks, otherwise as listed and the shortest first; all respect which task waits."""
     if len(chains.tasks) <= 3:
-        return [order for order in permutations(chains.tasks) if _allowed(chains, order)]
+        return [order for order in permutations(chains.tasks) if _is_allowed(chains, order)]
     best = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]
     short = tuple(sorted(chains.tasks, key=best.__getitem__))
-    return [tuple(in_turn(chains)), *([short] if _allowed(chains, short) else [])]
+    return [tuple(in_turn(chains)), *([short] if _is_allowed(chains, short) else [])]
 
 
-def _allowed(chains: ChainTimes, order: Sequence[int]) -> bool:
+def _is_allowed(chains: ChainTimes, order: Sequence[int]) -> bool:
     place = {n: k for k, n in enumerate(order)}
     return all(place[m] < place[n] for n in chains.tasks for m in chains.waits[n])
 
@@ -170,7 +172,7 @@ def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -
     return tuple(starts)
 
 
-def _held(units: Units, first: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+def _release_times(units: Units, first: Sequence[float]) -> tuple[tuple[float, ...], ...]:
     return tuple((start, *[0.0] * (len(row) - 1)) for start, row in zip(first, units, strict=True))
 
 

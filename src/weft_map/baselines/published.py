@@ -57,7 +57,7 @@ def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
         while width > 1 and len(chains.units) ** width > MOST_TUPLES:
             width -= 1
         ways = (
-            (_placed(chains, state, mapping, chosen, units), chosen, units)
+            (_place_stretches(chains, state, mapping, chosen, units), chosen, units)
             for chosen in _parts(frontier, width, chains)
             for units in product(*(_able(chains, n, len(mapping[n])) for n in chosen))
         )
@@ -91,7 +91,7 @@ def _join(
         if not 0 <= other < len(row) or row[other] == row[i] or chains.time[n][i][row[other]] == float("inf"):
             continue
         was, row[i] = row[i], row[other]
-        moved = _beside(order, n, i, other)
+        moved = _move_next_to(order, n, i, other)
         tried = finishes(chains, mapping, moved)
         if max(tried) < max(ends):
             return moved, tried
@@ -99,7 +99,7 @@ def _join(
     return order, ends
 
 
-def _beside(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
+def _move_next_to(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
     """The order with stretch *i* of task *n* right after the one before, or right before the one after."""
     places = [place for place, task in enumerate(order) if task == n]
     moved = list(order)
@@ -122,7 +122,9 @@ def _able(chains: ChainTimes, n: int, i: int) -> list[int]:
     return [unit for unit in chains.units if chains.time[n][i][unit] < float("inf")]
 
 
-def _placed(chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]) -> _State:
+def _place_stretches(
+    chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]
+) -> _State:
     free, ready, at = [list(lane) for lane in state.free], list(state.ready), list(state.at)
     for n, unit in zip(chosen, units, strict=True):
         i = len(mapping[n])
@@ -236,7 +238,7 @@ def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     it.
     """
     chains = chains_of(problem)
-    ranked, units = _ranked(chains), len(chains.units)
+    ranked, units = _rank_units(chains), len(chains.units)
     sequences = (breadth_first(chains), depth_first(chains))
     ways = (_assign(ranked, sequence, factor, units) for sequence in sequences for factor in FACTORS)
     return candidates("herald", chains, ways)
@@ -259,7 +261,7 @@ def depth_first(chains: ChainTimes) -> list[int]:
     return [n for n in in_turn(chains) for _ in chains.time[n]]
 
 
-def _ranked(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
+def _rank_units(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
     """[task][stretch]: the units that may run it, the fastest first, and the load it puts on each."""
     return [
         [

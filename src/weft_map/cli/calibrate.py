@@ -20,7 +20,7 @@ from weft.cli.printing import (
 
 if TYPE_CHECKING:
     from weft.devices import Soc
-    from weft.devices.costs.pccs_fit import Fit, Matrix
+    from weft_map.pccs_fit import Fit, Matrix
 
 
 def command(
@@ -31,10 +31,10 @@ def command(
     toml: common.DeviceFile = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
+    """Measure the memory contention between the cores of this machine, and fit the PCCS model to it."""
     from weft.base.files import write_text
     from weft.devices import soc_as_toml
-    from weft.devices.costs.pccs_fit import calibration_as_dict, fit_matrix, read_matrix
+    from weft_map.pccs_fit import calibration_as_dict, fit_matrix, read_matrix
 
     if quick and matrix_file:
         raise InputError("--quick measures and --matrix does not; give one of them")
@@ -50,7 +50,7 @@ def command(
 
 
 def _measure(quick: bool) -> Matrix:
-    from weft.planning.survey.memory_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
+    from weft_map.memory_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
 
     with progress_bar("measuring", 1) as advance:
         return measure_host(
@@ -61,8 +61,7 @@ def _measure(quick: bool) -> Matrix:
 
 
 def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
-    from weft.planning.survey.arithmetic import core_tflops
-    from weft.planning.survey.memory_contention import host_soc, physical_cores
+    from weft_map.memory_contention import core_tflops, host_soc, physical_cores
 
     if measured:
         return host_soc(matrix, fit, instances=min(16, len(physical_cores())), peak_tflops=core_tflops())

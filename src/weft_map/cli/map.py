@@ -48,7 +48,7 @@ app = typer.Typer(
     cls=_Group,
     invoke_without_command=True,
     no_args_is_help=True,
-    help="Place the layers of several models on the units of one SoC: the best schedule, and how sure that is.\n\n"
+    help="Place the layers of several models on the units of one SoC: the best schedule, and what is proved.\n\n"
     "[bold]weft map --soc xavier --models googlenet,resnet101[/bold], or [bold]weft map scenario.toml[/bold].\n\n"
     "See docs/mapping.md.",
 )
@@ -76,13 +76,13 @@ def command(
         ),
     ] = None,
     scenario: Annotated[
-        str | None, what("--scenario", help="Take all of this from a TOML file; options given here win.")
+        str | None, what("--scenario", help="Read all of these from a TOML file; options override it.")
     ] = None,
-    phase: Annotated[int | None, what("--phase", help="Of a scenario with phases: which one, from 1.")] = None,
-    after: Annotated[list[str] | None, what("--after", help="B=A: b begins when a is through; repeatable.")] = None,
+    phase: Annotated[int | None, what("--phase", help="The phase to map, from 1, in a scenario with phases.")] = None,
+    after: Annotated[list[str] | None, what("--after", help="B=A: b begins when a has finished; repeatable.")] = None,
     repeat: Annotated[list[str] | None, what("--repeat", help="A=2: a runs twice in a row; repeatable.")] = None,
     typed: Annotated[Typed, From(Scenario)],
-    z3: Annotated[bool, how("--z3", help="Let Z3 try too, as HaX-CoNN does; needs the extra z3.")] = False,
+    z3: Annotated[bool, how("--z3", help="Also solve with Z3, as HaX-CoNN does; needs the extra z3.")] = False,
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
     html: common.HtmlFile = None,
@@ -164,7 +164,9 @@ def _tasks(
         {
             "model": model,
             "name": name,
-            "after": [_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")],
+            "after": [
+                _check_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")
+            ],
             "repeats": counts.get(name, 1),
             "shapes": sizes.get(model),
         }
@@ -179,11 +181,11 @@ def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> di
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise InputError(f"{option} {text!r} is not of the form {'B=A' if option == '--after' else 'A=2'}")
-        values.setdefault(_known(option, name, names), []).append(value)
+        values.setdefault(_check_known(option, name, names), []).append(value)
     return values
 
 
-def _known(option: str, name: str, names: Sequence[str]) -> str:
+def _check_known(option: str, name: str, names: Sequence[str]) -> str:
     if name not in names:
         raise InputError(f"{option}: {unknown_name('task', name, names)}")
     return name
@@ -210,7 +212,7 @@ def import_trt(
         str | None, typer.Option("--demands", help="JSON: unit -> name of a kernel or layer -> GB/s.")
     ] = None,
     max_groups: Annotated[
-        int | None, typer.Option("--max-groups", help="Merge groups until there are no more.")
+        int | None, typer.Option("--max-groups", help="Merge groups until there are at most this many.")
     ] = None,
 ) -> None:
     """Make a profile from the files that trtexec --exportProfile wrote, one for each unit."""

@@ -41,11 +41,11 @@ def command(
     json_file: common.JsonFile = None,
     figure: common.FigureFile = None,
 ) -> None:
-    """Run a scenario's phases in real time: the best naive schedule at once, better ones as they are found."""
+    """Run a scenario's phases in real time, with the best naive schedule first and better ones when found."""
     from weft_map.dynamic import log_as_dict, run_dynamic
 
     asked = _read(scenario, duration)
-    with _watched(asked) as watch:
+    with _watch_frames(asked) as watch:
         log = run_dynamic(asked, watch, oracle=oracle)
     _print(log)
     write_result(json_file, log_as_dict(log))
@@ -69,7 +69,7 @@ def _read(path: str, duration: float | None) -> Scenario:
 
 
 @contextmanager
-def _watched(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
+def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
     """A table that follows the frames on a terminal."""
     from rich.live import Live
 

@@ -221,10 +221,10 @@ def write_files(
     if figure:
         from weft_map.pages.picture import draw_mapping
 
-        draw_mapping(_drawn(solution), figure)
+        draw_mapping(_outcomes_to_draw(solution), figure)
         told("figure", figure)
     if perfetto:
-        from weft_map.pages.perfetto import write_outcome_perfetto
+        from weft_map.export import write_outcome_perfetto
 
         write_outcome_perfetto(solution.outcome, perfetto)
         told("perfetto", perfetto)
@@ -252,11 +252,13 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
         "version": __version__,
     }
     numbers = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
-    write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=numbers)
+    write_mapping_page(
+        path, _outcomes_to_draw(solution), objective=case.options.objective, notes=notes, certificate=numbers
+    )
     told("timeline", path)
 
 
-def _drawn(solution: Solution) -> list[Outcome]:
+def _outcomes_to_draw(solution: Solution) -> list[Outcome]:
     """Our schedule, then the best baselines with different values, and the one on the GPU alone."""
     objective = solution.certificate.objective
     ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))

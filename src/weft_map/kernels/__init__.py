@@ -1,1 +1,1 @@
-"""The compiled search for mappings; each kernel has a plain twin in the package above."""
+"""The compiled search for mappings, whose kernels have plain twins in the package above; and reads of memory."""

@@ -22,17 +22,19 @@ from weft_map.kernels.soc import (
     MOVING,
     READY,
     RUNNING,
+    SAME_LATER,
     TINY_S,
     WAITING,
     advance,
+    estimate,
     finished,
     pack,
     phase_of,
     release,
     step_of,
     unit_of,
+    value_of,
 )
-from weft_map.kernels.soc_bound import SAME_LATER, estimate, value_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -284,7 +286,7 @@ def _slot(rules, table, states, code, left):
 
 
 @untyped_called
-def _dominated(rules, states, table, place, work, time):
+def _is_dominated(rules, states, table, place, work, time):
     """Whether a listed state dominates the one in *work*; drop listed ones that it dominates."""
     row, before = table[place], -1
     while row >= 0:
@@ -379,7 +381,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, spare)
                 bound = max(states.bound[state], estimate(tables, rules, prices, work, time))
                 if bound < best[0] - TINY_S:
                     place = _slot(rules, table, states, work.code, work.left)
-                    if not _dominated(rules, states, table, place, work, time):
+                    if not _is_dominated(rules, states, table, place, work, time):
                         _keep(states, count, work, time, bound, state)
                         _list(states, table, place, count)
                         count += 1

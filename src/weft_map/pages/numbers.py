@@ -132,7 +132,7 @@ def report_of(outcome: Outcome) -> MappingReport:
     problem, makespan_s = outcome.problem, outcome.makespan_s
     tasks, units, demand = _tasks(outcome), _units(outcome), demand_of(outcome)
     lengths_s, total = np.diff(demand.times_s), demand.gb_s.sum(axis=1)
-    contended_s = _covered_s([piece for piece in outcome.pieces if piece.slow_down > CONTENDED])
+    contended_s = _busy_s([piece for piece in outcome.pieces if piece.slow_down > CONTENDED])
     peak = problem.soc.bandwidth_gb_s
     return MappingReport(
         soc=problem.soc.name,
@@ -263,7 +263,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _covered_s(pieces: list[RunInterval]) -> float:
+def _busy_s(pieces: list[RunInterval]) -> float:
     """How long at least one of them, in order of their start, runs."""
     covered_s = until_s = 0.0
     for piece in pieces:

@@ -264,7 +264,7 @@ def curves(values: dict[BatchScheduler, list[float]], places: Sequence[float]) -
     ]  # fmt: skip
 
 
-FIGURE = "Fig. 9"
+FIGURE_9 = "Fig. 9"
 FEW = 1.0
 """Percent of violations that count as none in a run of this length."""
 
@@ -322,7 +322,7 @@ def _rows(deadlines: DeadlinePanel) -> list[Row]:
         ]
         rows.append(
             Row(
-                f"{FIGURE}{deadlines.letter}", f"SLOs of {len(deadlines.deadlines_ms)} at which {scheduler.name} "
+                f"{FIGURE_9}{deadlines.letter}", f"SLOs of {len(deadlines.deadlines_ms)} at which {scheduler.name} "
                 "violates no more than SERIAL", len(deadlines.deadlines_ms) if scheduler is FLUID else None,
                 len(fewer), "", 'the text says "similar or fewer violations"; counted within 0.1 points',
             )
@@ -336,7 +336,7 @@ def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
     quantity = f"violations of {scheduler.name} at {deadlines.usual_ms:g} ms, {deadlines.spot.name}"
     late = deadlines.at(scheduler, deadlines.usual_ms).late
-    return Row(f"{FIGURE}{deadlines.letter}", quantity, None, late, "%", f"{claim}{deadlines.rate:g}/s; {kept}")
+    return Row(f"{FIGURE_9}{deadlines.letter}", quantity, None, late, "%", f"{claim}{deadlines.rate:g}/s; {kept}")
 
 
 def _table_9(deadlines: DeadlinePanel) -> Table:
@@ -346,7 +346,7 @@ def _table_9(deadlines: DeadlinePanel) -> Table:
     )
     header = ("scheduler", *(f"{deadline:g} ms" for deadline in deadlines.deadlines_ms))
     return Table(
-        f"{FIGURE}{deadlines.letter}: violations (%), {deadlines.spot.name}, {deadlines.rate:g}/s", header, body
+        f"{FIGURE_9}{deadlines.letter}: violations (%), {deadlines.spot.name}, {deadlines.rate:g}/s", header, body
     )
 
 
@@ -356,5 +356,5 @@ def _picture_9(out: Path, deadline_panels: Sequence[DeadlinePanel]) -> Figure:
     for one in deadline_panels:
         values = {s: [one.at(s, deadline).late for deadline in one.deadlines_ms] for s in one.schedulers}
         panels.append(Panel(curves(values, one.deadlines_ms), f"({one.letter}) {one.spot.name}, {one.rate:g}/s", x, y))
-    title = f"{FIGURE}: violations over the deadline"
+    title = f"{FIGURE_9}: violations over the deadline"
     return pictures.picture(out, "fig9-deadlines", title, panels, size=(12.5, 5.0), columns=len(deadline_panels))

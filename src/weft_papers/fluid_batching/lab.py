@@ -245,7 +245,9 @@ Outcomes = dict[RunPoint, RunMeans]
 
 def served(point: RunPoint, device: TiledNpu) -> RunMeans:
     """Run a point with each seed."""
-    case = replace(_priced(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload())
+    case = replace(
+        _prepare_cached(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload()
+    )
     runs = [_run(case, point.scheduler, seed) for seed in SEEDS]
     streams = [run.streams[0] for run in runs]
     late = [100 * stream.violation_rate for stream in streams]
@@ -272,7 +274,7 @@ def _run(case: Case, scheduler: BatchScheduler, seed: int) -> RequestReport:
 
 
 @lru_cache(maxsize=64)
-def _priced(point: RunPoint, device: TiledNpu) -> Case:
+def _prepare_cached(point: RunPoint, device: TiledNpu) -> Case:
     return prepare(point.workload(), device)
 
 
@@ -305,7 +307,7 @@ class Bench:
         wanted = list(dict.fromkeys(points))
         new = [point for point in wanted if point not in self._known]
         tasks = [(point, point.device) for point in new]
-        self._known.update(zip(new, self.run_all(_served, tasks, tick), strict=True))
+        self._known.update(zip(new, self.run_all(_serve_task, tasks, tick), strict=True))
         return {point: self._known[point] for point in wanted}
 
     def run_all(
@@ -320,5 +322,5 @@ class Bench:
         return results
 
 
-def _served(task: tuple[RunPoint, TiledNpu]) -> RunMeans:
+def _serve_task(task: tuple[RunPoint, TiledNpu]) -> RunMeans:
     return served(*task)

@@ -240,7 +240,14 @@ def readings(
     means = {key: outcomes[point] for key, point in points.items()}
     rows = tuple(_reading_row(paper, reading, means) for reading in shown)
     body = tuple(
-        (reading.name, spot.name, f"{one.mean_ms:.1f}", f"{one.late:.2f}", f"{one.p99_ms:.1f}", _printed(paper, spot))
+        (
+            reading.name,
+            spot.name,
+            f"{one.mean_ms:.1f}",
+            f"{one.late:.2f}",
+            f"{one.p99_ms:.1f}",
+            _printed_values(paper, spot),
+        )
         for (reading, spot), one in means.items()
     )
     header = ("reading", "network, board", "mean ms", "late %", "p99 ms", "paper: mean ms / late %")
@@ -248,7 +255,7 @@ def readings(
     return Exhibit(rows, (table,), (_readings_picture(paper, out, shown, spots, means),))
 
 
-def _printed(paper: Paper, spot: Spot) -> str:
+def _printed_values(paper: Paper, spot: Spot) -> str:
     mean, late = (paper[f"fluid_{field}_{spot.key}"].value for field in ("mean", "late"))
     return f"{mean:g} / {late:g}"
 

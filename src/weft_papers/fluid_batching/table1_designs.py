@@ -56,14 +56,14 @@ def shares(device: TiledNpu, board: Board) -> BoardShares:
 
 
 def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
-    searches = {spot: _timed(spot) for spot in spots}
+    searches = {spot: _time_search(spot) for spot in spots}
     rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
     rows += [_storage_row(paper, spot) for spot in spots]
     rows.append(_batch_16(paper))
     return Exhibit(tuple(rows), (_designs(searches), _baselines(spots)), (_picture(out, searches),))
 
 
-def _timed(spot: Spot) -> Searched:
+def _time_search(spot: Spot) -> Searched:
     started = perf_counter()
     exploration = searched.__wrapped__(spot, "fluid")
     return Searched(exploration, perf_counter() - started)

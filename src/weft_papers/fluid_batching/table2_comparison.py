@@ -140,8 +140,8 @@ def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
                 Row(
                     FIGURE, f"{what} of LazyBatching over Fluid Batching, {where}, geomean",
                     None, geomean(ours), "x",
-                    f"{_listed(ours)} at the {len(ours)} rows; the printed rows give {geomean(printed[key]):.2f}: "
-                    f"{_listed(printed[key])}",
+                    f"{_values_text(ours)} at the {len(ours)} rows; the printed rows give {geomean(printed[key]):.2f}: "
+                    f"{_values_text(printed[key])}",
                 )
             )  # fmt: skip
     return [*rows, _resnet_row(comparison)]
@@ -155,7 +155,7 @@ def _resnet_row(comparison: SchedulerComparison) -> Row:
         if spot.model == "resnet50"
     ]
     theirs = comparison.paper["lazy_over_fluid_resnet50"].value
-    why = beside(geomean(ours), theirs, f"{_listed(ours)} on the boards, each scheduler on its own NPU")
+    why = beside(geomean(ours), theirs, f"{_values_text(ours)} on the boards, each scheduler on its own NPU")
     quantity = "mean latency of LazyBatching over Fluid Batching, ResNet-50, geomean"
     return Row(FIGURE, quantity, theirs, geomean(ours), "x", why)
 
@@ -200,7 +200,7 @@ def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
         rows.append(
             Row(
                 FIGURE, f"{what} of {scheduler.name} over Fluid Batching's, worst row", None, max(ratios), "x",
-                f"not in the paper; {_listed(ratios)} at the {len(ratios)} rows, seeds {SEEDS[0]} to {SEEDS[-1]}",
+                f"not in the paper; {_values_text(ratios)} at the {len(ratios)} rows, seeds {SEEDS[0]} to {SEEDS[-1]}",
             )
         )  # fmt: skip
     return rows
@@ -217,7 +217,7 @@ def _calls_row(comparison: SchedulerComparison) -> Row:
     )  # fmt: skip
 
 
-def _listed(values: Sequence[float]) -> str:
+def _values_text(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
@@ -256,7 +256,7 @@ def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
         ("p99_ms", "", "p99 (ms)"),
     ):
         series = {one.name: [getattr(comparison.at(spot, one), field) for spot in comparison.spots] for one in BARS}
-        labels = [_labelled(comparison, spot) for spot in comparison.spots]
+        labels = [_point_label(comparison, spot) for spot in comparison.spots]
         bars = Bars(labels, series, {one.name: COLOURS[one] for one in BARS})
         strokes = [
             Strokes(
@@ -270,6 +270,6 @@ def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
     return pictures.picture(out, "table2-comparison", title, panels, size=(12.5, 7.6), share_x=True)
 
 
-def _labelled(comparison: SchedulerComparison, spot: Spot) -> str:
+def _point_label(comparison: SchedulerComparison, spot: Spot) -> str:
     point = comparison.point(spot, FLUID)
     return f"{spot.name}\n{point.rate:g}/s, {point.deadline_ms:g} ms"

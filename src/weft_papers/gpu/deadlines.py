@@ -48,17 +48,17 @@ def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhi
     return Exhibit(tuple(rows), tuple(_table(source) for source in every), (_picture(out, drawn(every)),))
 
 
-def _missed(results: RuleResults, rule: str) -> float:
+def _missed_share(results: RuleResults, rule: str) -> float:
     return float(results[rule]["missed"])
 
 
 def _best(results: RuleResults) -> str:
-    return min((rule for rule in results if rule != OURS), key=lambda rule: _missed(results, rule))
+    return min((rule for rule in results if rule != OURS), key=lambda rule: _missed_share(results, rule))
 
 
 def _rows(source: LoadResults) -> list[Row]:
-    rivals = {load: _missed(results, _best(results)) for load, results in source.results.items()}
-    over = {load: _missed(source.results[load], OURS) / rival for load, rival in rivals.items() if rival}
+    rivals = {load: _missed_share(results, _best(results)) for load, results in source.results.items()}
+    over = {load: _missed_share(source.results[load], OURS) / rival for load, rival in rivals.items() if rival}
     counted = [max(1e-3, missed) for load, missed in over.items() if COUNTS[0] <= rivals[load] <= COUNTS[1]]
     if not counted:
         return []
@@ -75,7 +75,11 @@ def _rows(source: LoadResults) -> list[Row]:
 def _table(source: LoadResults) -> Table:
     rules = list(next(iter(source.results.values())))
     body = [
-        (load, *(f"{100 * _missed(results, rule):.1f} %" for rule in rules), f"{100 * results[OURS]['worst']:.1f} %")
+        (
+            load,
+            *(f"{100 * _missed_share(results, rule):.1f} %" for rule in rules),
+            f"{100 * results[OURS]['worst']:.1f} %",
+        )
         for load, results in source.results.items()
     ]
     due = ", ".join(f"{model} {times}" for model, times in FIVE.items())
@@ -89,7 +93,7 @@ def _picture(out: Path, shown: list[LoadResults]) -> Figure:
         loads = [float(load) for load in source.results]
         curves = [
             Curve(
-                loads, [100 * _missed(results, rule) for results in source.results.values()], rule,
+                loads, [100 * _missed_share(results, rule) for results in source.results.values()], rule,
                 COLOURS[rule.split()[0]], mark, DASHED if BARE in rule else "-", width=2 if rule == OURS else 1,
             )
             for mark, rule in zip(pictures.MARKS, SHOWN, strict=False)

@@ -142,7 +142,7 @@ def _tail(results: RuleResults, rule: str) -> float:
     return float(results[rule]["p99"]) / float(results[ALONE]["p99"])
 
 
-def _left(load: str, results: RuleResults) -> float:
+def _relative_rate(load: str, results: RuleResults) -> float:
     """Return the other's rate over that under the best rival that keeps the p99.
 
     Where no rival does, over what the urgent one leaves.
@@ -157,7 +157,7 @@ def _left(load: str, results: RuleResults) -> float:
 
 def _urgent_rows(source: LoadResults) -> list[Row]:
     tails = {load: _tail(results, OURS) for load, results in source.results.items()}
-    left = {load: _left(load, results) for load, results in source.results.items()}
+    left = {load: _relative_rate(load, results) for load, results in source.results.items()}
     slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
     rival = min(
         _tail(source.results[slowest], rule) for rule in source.results[slowest] if rule in URGENT and rule != OURS

@@ -165,11 +165,13 @@ def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> Rule
     Our policy may leave a lane without a segment queued ahead; policies that run one model at a time are also measured
     without one, to compare them fairly.
     """
-    results = {rule: _missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
-    return results | {f"{rule} {BARE}": _missed(rule, {}, load, seconds, seeds, none_ahead()) for rule in WITHOUT}
+    results = {rule: _measure_missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
+    return results | {
+        f"{rule} {BARE}": _measure_missed(rule, {}, load, seconds, seeds, none_ahead()) for rule in WITHOUT
+    }
 
 
-def _missed(
+def _measure_missed(
     rule: str,
     options: Mapping[str, Option],
     load: float,

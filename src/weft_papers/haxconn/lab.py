@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from weft.devices import Pccs, Soc, Unit, load_soc
 from weft_map.baselines import per_unit
+from weft_map.estimate import find_profile
 from weft_map.limits import TaskLimits
 from weft_map.problem import Group, Problem, Task
-from weft_map.profile_by_name import find_profile
 from weft_map.profiles import Origin, SocProfile
 from weft_map.schedule import Outcome
 from weft_map.search import ends_s
@@ -155,10 +155,10 @@ class CaseNetwork(NamedTuple):
         profiled = find_profile(self.model, chip(soc), origin=self.origin, max_groups=self.max_groups)
         task = profiled.task(own, after=after, repeats=self.repeats)
         if self.slower != 1:
-            task = replace(task, groups=tuple(map(self._slowed, task.groups)))
+            task = replace(task, groups=tuple(map(self._slow_down, task.groups)))
         return task if self.demand == 1 else scaled(task, self.demand, chip(soc).bandwidth_gb_s)
 
-    def _slowed(self, group: Group) -> Group:
+    def _slow_down(self, group: Group) -> Group:
         costs = {unit: replace(cost, time_s=self.slower * cost.time_s) for unit, cost in group.costs.items()}
         return replace(group, costs=costs)
 

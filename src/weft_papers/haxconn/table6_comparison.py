@@ -61,7 +61,7 @@ def compare(
     cases = [row.case for row in rows]
     scaled = [case.under(lab.fitted) for case in cases]
     once = [case._replace(max_switches=1) for case in scaled]
-    chained = [_chained(row.case) for row in rows if row.streams]
+    chained = [_chain(row.case) for row in rows if row.streams]
     optima = lab.find([*cases, *scaled, *once, *chained], tick)
     return ExperimentComparison(
         paper, lab.fitted.demand, rows,
@@ -69,7 +69,7 @@ def compare(
     )  # fmt: skip
 
 
-def _chained(case: SocCase) -> SocCase:
+def _chain(case: SocCase) -> SocCase:
     first, second = case.entries
     return case._replace(entries=(first, second._replace(after=first.model)))
 

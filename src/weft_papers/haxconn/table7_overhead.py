@@ -73,13 +73,13 @@ def table_7(paper: Paper, out: Path, costs: Sequence[SearchCost]) -> Exhibit:
         Row(
             FIGURE, f"the same as a share of a phase of {phase_s:g} s", None, share, "%",
             f"of one core, no slow-down of networks: that cannot be measured without the chip; the paper measures "
-            f"{min(_printed(paper)):g} to {max(_printed(paper)):g} % for Z3",
+            f"{min(_printed_values(paper)):g} to {max(_printed_values(paper)):g} % for Z3",
         ),
     )  # fmt: skip
     return Exhibit(rows, (_table(paper, costs, phase_s),), (_picture(out, costs),))
 
 
-def _printed(paper: Paper) -> list[float]:
+def _printed_values(paper: Paper) -> list[float]:
     return [paper[f"t7_{partner}"].value for partner in PARTNERS]
 
 

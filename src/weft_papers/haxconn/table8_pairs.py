@@ -107,7 +107,7 @@ def _scale(grid: Grid) -> str:
     return f"demands times {grid.change.demand:g}, fitted to Table 6"
 
 
-def _printed(paper: Paper, row: str, column: str) -> float:
+def _printed_value(paper: Paper, row: str, column: str) -> float:
     """1 where the paper keeps the baseline."""
     key = f"t8_{row}+{column}"
     return paper[key].value if key in paper else 1.0
@@ -121,7 +121,7 @@ def best_printed() -> dict[str, str]:
 
 def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     there = [place for place in shipped.cells if place[0] != place[1]]
-    by_table = sum(_printed(paper, *place) > 1 for place in there)
+    by_table = sum(_printed_value(paper, *place) > 1 for place in there)
     why = (
         f"of {len(there)}, derived profiles, by {100 * (IMPROVED - 1):.1f} % and more over GPU, GPU & DLA, Herald and "
         f"H2H; with {_scale(scaled)} {scaled.improved}; the paper's own table has {by_table}"
@@ -130,7 +130,7 @@ def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     vgg = [(row, column) for row, column in there if "vgg19" in (row, column)]
     if vgg:
         ours, fitted = (sum(one.cells[place].gain(THEIRS) >= IMPROVED for place in vgg) for one in (shipped, scaled))
-        theirs = sum(_printed(paper, *place) > 1 for place in vgg)
+        theirs = sum(_printed_value(paper, *place) > 1 for place in vgg)
         why = f"of {len(vgg)}; with {_scale(scaled)} {fitted}; the paper blames contention, our VGG-19 asks for little"
         rows.append(Row(FIGURE, "pairs with VGG-19 improved", theirs, ours, "", why))
     return rows
@@ -154,7 +154,7 @@ def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
 
 
 def _match_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
-    theirs = [_printed(paper, *place) for place in shipped.cells]
+    theirs = [_printed_value(paper, *place) for place in shipped.cells]
     ours, fitted = ([one.gain(THEIRS) for one in grid.cells.values()] for grid in (shipped, scaled))
     alike, closer = (_alike(grid) for grid in (shipped, scaled))
     most = max(shipped.cells, key=lambda place: shipped.cells[place].gain(THEIRS))
@@ -190,7 +190,7 @@ def _table(paper: Paper, grid: Grid, what: str) -> Table:
             if (row, column) in grid.cells:
                 cells.append(_cell(grid.cells[row, column]))
             else:
-                speed_up = _printed(paper, column, row)
+                speed_up = _printed_value(paper, column, row)
                 cells.append(f"{best_printed()[f'{column}+{row}']} {f'{speed_up:.2f}' if speed_up > 1 else 'x'}")
         body.append((NETWORKS[row], *cells))
     title = f"{FIGURE}: speed-up over the best baseline; below and on the diagonal ours, above it the paper's; {what}"
@@ -236,7 +236,7 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
                 optimum = grid.cells[row, column]
                 values[i, j], best = optimum.gain(THEIRS), SHORT[optimum.rival(THEIRS)]
             else:
-                values[i, j], best = _printed(paper, column, row), best_printed()[f"{column}+{row}"]
+                values[i, j], best = _printed_value(paper, column, row), best_printed()[f"{column}+{row}"]
             words[i][j] = f"{best}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{best}\n\u00d7"
     steps = np.repeat(np.arange(size + 1), 2) - 0.5
     names = [NETWORKS[name] for name in grid.networks]

@@ -265,13 +265,13 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
                 f"Fig. 15{half.letter}", f"{key.upper()} utilisation over one model at a time", gain, value - alone,
                 "points",
                 f"read as percentage points: {theirs - gain:.1f} % for the paper's baseline, {alone:.1f} % for ours "
-                f"with half of the time for each model{_swapped(paper, half.letter)}",
+                f"with half of the time for each model{_swap_remark(paper, half.letter)}",
             ),
         ]  # fmt: skip
     return rows
 
 
-def _swapped(paper: Paper, letter: str) -> str:
+def _swap_remark(paper: Paper, letter: str) -> str:
     """A remark where the printed gains leave the channel less busy than a memory-bound model does in half the time."""
     pe, dram = paper[f"pe_{letter}"].value, paper[f"dram_{letter}"].value
     pe_gain, dram_gain = paper[f"pe_gain_{letter}"].value, paper[f"dram_gain_{letter}"].value

@@ -70,7 +70,7 @@ def _picture(out: Path, name: str, title: str, sides: Sequence[Side], knob: str,
     return pictures.picture(out, name, title, panels, size=(13, 4.9), columns=len(sides), share_y=True)
 
 
-def _tabled(title: str, knob: str, sides: Sequence[Side]) -> Table:
+def _make_table(title: str, knob: str, sides: Sequence[Side]) -> Table:
     body = []
     for side in sides:
         for index, tick in enumerate(side.ticks):
@@ -110,7 +110,7 @@ def sequence_length(
     title = "Sequence length of BB, BL and XL (the paper names none)"
     picture = _picture(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
     rows = tuple(row for side in sides for row in _length_rows(side))
-    return Exhibit(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
+    return Exhibit(rows, (_make_table("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
 
 
 def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
@@ -180,7 +180,9 @@ def weight_loading(
     measure = "STP (geomean), or ratio of times"
     picture = _picture(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
     rows = tuple(map(_loading_row, sides))
-    return Exhibit(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
+    return Exhibit(
+        rows, (_make_table("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,)
+    )
 
 
 def _loading_row(side: Side) -> Row:
@@ -210,7 +212,7 @@ def cost_models(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Exhibit:
     """The four ways to price a layer's arithmetic; AI-MT is tuned anew for each."""
-    results = [{name: _priced(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
+    results = [{name: _price(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
     picture = _cost_picture(paper, out, scenes, results)
     body = [
         (base.npu.name, name, *(f"{value:.3f}" for value in one[:3]), f"{one.dram:.1f}", str(one.fires))
@@ -226,7 +228,7 @@ def cost_models(
     return Exhibit(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
 
 
-def _priced(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
+def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
     woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
     return Priced(
         throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
@@ -296,7 +298,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
     knob = "weight buffer (MiB; the paper's: 48)"
     picture = _picture(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
     rows = tuple(map(_buffer_row, sides))
-    return Exhibit(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
+    return Exhibit(rows, (_make_table("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
 
 
 def _buffer_row(side: Side) -> Row:
@@ -330,7 +332,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
     knob = "largest piece of a table (MiB; default: 6, an eighth of the buffer)"
     picture = _picture(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
     rows = tuple(map(_chunk_row, sides))
-    return Exhibit(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
+    return Exhibit(rows, (_make_table("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
 
 
 def _chunk_row(side: Side) -> Row:

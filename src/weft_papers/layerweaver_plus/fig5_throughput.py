@@ -114,13 +114,13 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
         *geomeans,
         Row(
             FIGURE, f"points of {points} where layerweaver sustains what the baseline does", points,
-            _reached(woven), "points",
+            _count_reached(woven), "points",
             'the text says "notably better throughput than the baseline"; counted within the 1 % of the search'
             + _below(ratios, WOVEN, BASELINE),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains what layerweaver does", points,
-            _reached(lifted), "points",
+            _count_reached(lifted), "points",
             'the text says it "further improves the throughput"; counted within the 1 % of the search'
             + _below(ratios, PLUS, WOVEN),
         ),
@@ -157,7 +157,7 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _reached(ratios: Sequence[float]) -> int:
+def _count_reached(ratios: Sequence[float]) -> int:
     return sum(ratio >= 1 - TOLERANCE for ratio in ratios)
 
 

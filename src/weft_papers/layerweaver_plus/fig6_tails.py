@@ -165,7 +165,7 @@ def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
 def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
     panels = [
         Panel(
-            _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s",
+            _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered_rate(load, stream):.0f} requests/s",
             Axis(label="latency (ms)", scale="log", low=1), Axis(label="requests answered within (%)", low=0, high=102),
         )
         for letter, load in zip("ab", loads, strict=False)
@@ -175,7 +175,7 @@ def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
     return pictures.picture(out, name, title, panels, size=size, columns=2, share_y=True, share_x="col")
 
 
-def _offered(load: Load, stream: int) -> float:
+def _offered_rate(load: Load, stream: int) -> float:
     return load.fates[BASELINE].mean(stream, "offered_per_s")
 
 

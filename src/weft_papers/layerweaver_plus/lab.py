@@ -95,12 +95,12 @@ class StreamPair:
 
 def case(scene: StreamPair, rate: float) -> Case:
     """The scene at a load, lowered to the device; what does not depend on the load is priced once."""
-    priced = _priced(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
+    priced = _prepare_cached(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
     return replace(priced, workload=scene.workload(rate))
 
 
 @lru_cache(maxsize=64)
-def _priced(scene: StreamPair) -> Case:
+def _prepare_cached(scene: StreamPair) -> Case:
     return prepare(scene.workload(1.0), device(DEVICE))
 
 

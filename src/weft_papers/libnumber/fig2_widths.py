@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.models.classifiers import model_path
-from weft.models.weighted_layers import find_layers, load_flat
 from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, TITLES, by_title
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
+from weft_tune.weighted_layers import find_layers, load_flat
 
 FIGURE = "Fig. II.5"
 FULL = 0.995

@@ -152,12 +152,12 @@ def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
         name, raw["sha256"], raw["training"], network, raw["validation"], raw["test"], raw["images"],
         Widths(*(tuple(widths[field]) for field in Widths._fields)) if widths else None,
         {kind: Int8(**entry) for kind, entry in raw.get("int8", {}).items()},
-        tuple(ScoredRun(**_parsed(entry)) for entry in raw["runs"]),
+        tuple(ScoredRun(**_parse_record(entry)) for entry in raw["runs"]),
         _tuning(network, raw["path"]) if raw.get("path") else None,
     )  # fmt: skip
 
 
-def _parsed(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_record(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {**raw, "configuration": parse_configuration(raw["configuration"])}
 
 
@@ -168,8 +168,8 @@ _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objecti
 def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
     values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
     values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
-    trials = tuple(Trial(**_parsed(entry)) for entry in raw["trials"])
-    path = tuple(Kept(**_parsed(entry)) for entry in raw["path"])
+    trials = tuple(Trial(**_parse_record(entry)) for entry in raw["trials"])
+    path = tuple(Kept(**_parse_record(entry)) for entry in raw["path"])
     return Tuning(network=network, trials=trials, path=path, **values)
 
 

@@ -2,7 +2,7 @@
 
 The paper prints ratios, its bars are drawn. Ours come from three sources, and every row says which: *counted* on the
 graphs or in closed form, *recorded* on an H200 beside the rivals of today (``recorded``), *measured now* on this
-machine's CPU. What the paper's own formulas say about its form, and it does not, is in ``limits``.
+machine's CPU. What the paper's own formulas say about its form, and it does not, is ``closed.limits``.
 """
 
 from __future__ import annotations

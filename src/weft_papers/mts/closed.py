@@ -25,7 +25,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import recorded
 from weft_papers.mts.lab import APART, COLOURS, SHARINGS, TASKS, EvaluatedModels, heads
-from weft_stitch.counts import ITEM_BYTES
+from weft_stitch.cost import ITEM_BYTES
 from weft_stitch.family import ChannelSpace
 
 # By the sharing ratio

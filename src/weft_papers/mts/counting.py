@@ -15,7 +15,7 @@ from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.mts import closed, recorded
 from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, grouped_cost, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
-from weft_stitch.counts import Counts
+from weft_stitch.cost import Counts
 
 FIGURE = "counted"
 ALL = ("separate", *FORMS)

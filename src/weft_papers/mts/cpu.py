@@ -15,10 +15,9 @@ from weft.runtime.timing import Turns
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.mts.lab import COLOURS, EvaluatedModels, lowered, models
-from weft_stitch.counts import count
+from weft_stitch.cost import Modelled, count
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import Plan, lower_plan, plan
 from weft_stitch.running.sessions import race
 from weft_stitch.slabs import slabs

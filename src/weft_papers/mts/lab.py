@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft_stitch.counts import Counts, count
+from weft_stitch.cost import Counts, count
 from weft_stitch.family import Family, Sharing
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph

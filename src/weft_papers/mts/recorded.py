@@ -154,11 +154,11 @@ def read(path: Path | None = None) -> BenchRecord:
     """A file of the benchmark, without ways that failed; the one recorded on an H200 where none is named."""
     with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
         raw = read_json(path or shipped, InputError)
-    rows = [_measured(row) for row in raw["rows"] if row["ms"] is not None and row["peak_bytes"] is not None]
+    rows = [_parse_measurement(row) for row in raw["rows"] if row["ms"] is not None and row["peak_bytes"] is not None]
     return BenchRecord(raw["machine"], raw["versions"], raw["settings"], tuple(rows))
 
 
-def _measured(raw: Mapping[str, Any]) -> MeasuredWay:
+def _parse_measurement(raw: Mapping[str, Any]) -> MeasuredWay:
     if raw["way"] not in WAYS:
         raise InputError(f"a way to run models is {raw['way']!r}; it may be {', '.join(WAYS)}")
     known = {column.name for column in fields(MeasuredWay)}

@@ -105,11 +105,11 @@ class Slices:
 
 def elastic(problem: PlacingProblem) -> Filling:
     """Elastic partitioning, with the smallest slices that need fewest machines; all five sizes are tried."""
-    fillings = [_partitioned(Slices(problem, smallest)) for smallest in SIZES]
+    fillings = [_partition(Slices(problem, smallest)) for smallest in SIZES]
     return min(fillings, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))
 
 
-def _partitioned(slices: Slices) -> Filling:
+def _partition(slices: Slices) -> Filling:
     """Largest models first, each in slices until all its requests have a place."""
     problem, kind = slices.problem, int(slices.problem.kind_of[0])
     for model in np.lexsort((-serial_loads(problem)[kind], free_to_go(problem))).tolist():

@@ -31,7 +31,7 @@ class _Cycle:
 def squishy(problem: PlacingProblem) -> Filling:
     """Algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy."""
     filling, cycles = Filling(problem), [_Cycle() for _ in problem.machines]
-    residues = _saturated(problem, filling, cycles)
+    residues = _saturate(problem, filling, cycles)
     seconds, free = _seconds(problem), free_to_go(problem)
     reference = int(problem.kind_of[0])
 
@@ -43,7 +43,8 @@ def squishy(problem: PlacingProblem) -> Filling:
     for model, rate in sorted(residues, key=order):
         homes = np.flatnonzero(new_homes(filling, model)).tolist()
         fits = {
-            home: _joined(problem, seconds[problem.kind_of[home]], home, cycles[home], model, rate) for home in homes
+            home: _join_cycle(problem, seconds[problem.kind_of[home]], home, cycles[home], model, rate)
+            for home in homes
         }
         shared = [machine for machine in homes if cycles[machine].rates and fits[machine][1] <= 1]
         fresh = [machine for machine in homes if not cycles[machine].rates]
@@ -61,7 +62,7 @@ def _seconds(problem: PlacingProblem) -> Floats:
     return np.asarray(serial_loads(problem) / rates, np.float64)
 
 
-def _saturated(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
+def _saturate(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
     """Machines that one model fills; the rates that remain, in as many parts as the model wants replicas."""
     residues, loads = [], serial_loads(problem)
     for model, demand in enumerate(problem.demands):
@@ -90,7 +91,7 @@ def _duty(problem: PlacingProblem, second: float, model: int, rate: float) -> fl
     return min(batch / rate, max(deadline_s - batch * second, second))
 
 
-def _joined(
+def _join_cycle(
     problem: PlacingProblem, seconds: Floats, machine: int, cycle: _Cycle, model: int, rate: float
 ) -> tuple[float, float]:
     """The cycle if a model joined it, and how full it would be, as a share of the cap; *seconds*: (model)."""

@@ -67,7 +67,7 @@ def on_fewest(method: Rival) -> Rival:
 def one_resource(problem: PlacingProblem) -> Filling:
     """Time is all that counts: models on a machine take turns, and their times add up."""
     loads = serial_loads(problem)
-    return Filling(problem, _packed(replace(problem, rows=np.stack([loads, loads], axis=1))).shares)
+    return Filling(problem, _pack(replace(problem, rows=np.stack([loads, loads], axis=1))).shares)
 
 
 def like_with_like(problem: PlacingProblem) -> Filling:
@@ -77,14 +77,14 @@ def like_with_like(problem: PlacingProblem) -> Filling:
     for pool in (computing, ~computing):
         free = np.flatnonzero(~filling.used)
         models = np.flatnonzero(pool & problem.allowed[free].any(axis=0))
-        packed = _packed(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
+        packed = _pack(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
         for machine, shares in zip(free.tolist(), packed.shares, strict=False):
             for model, share in shares.items():
                 filling.add(machine, int(models[model]), share)
     return filling
 
 
-def _packed(problem: PlacingProblem) -> Filling:
+def _pack(problem: PlacingProblem) -> Filling:
     """Pack on as few machines as our method needs; on all of them, as far as they go, if they are not enough."""
     filling = fewest(problem, "machines")
     return filling if filling is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]

@@ -181,7 +181,7 @@ class AdaptedBase:
     def __init__(self, program: ModelProgram, walked: Sequence[int], constants: Constants) -> None:
         self._program, self._walked, self._constants = program, walked, constants
         self._places: dict[str, list[ReadPlace]] = {}
-        for name, place in _named(program):
+        for name, place in _named_parameters(program):
             self._places.setdefault(name, []).append(place)
 
     def named(self, name: str) -> ModelProgram:
@@ -237,7 +237,7 @@ def _ends_alike(one: str, other: str) -> bool:
     return one.endswith(f".{other}") or other.endswith(f".{one}")
 
 
-def _named(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
+def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
     """Yield torch's name of every parameter, with each place where a node reads it."""
     for number, node in enumerate(program.nodes):
         for place, name in enumerate(node.inputs):

@@ -74,14 +74,17 @@ class BodyNote(VersionedNote):
 def body_metadata(body: Body, joined: JoinedBody) -> dict[str, str]:
     """Return the metadata for the file of the graph that *body* was joined to."""
     outputs = tuple({port: (value.step, value.output) for port, value in ports.items()} for ports in body.outputs)
-    steps = tuple(_noted(body, number, joined) for number in range(len(body.steps)))
+    steps = tuple(_describe_step(body, number, joined) for number in range(len(body.steps)))
     note = BodyNote(version=VERSION, names=body.names, inputs=body.inputs, outputs=outputs, steps=steps)
     return {BODY_KEY: note.model_dump_json(exclude_defaults=True)}
 
 
-def _noted(body: Body, number: int, joined: JoinedBody) -> StepNote:
+def _describe_step(body: Body, number: int, joined: JoinedBody) -> StepNote:
     step = body.steps[number]
-    held = {task: _held(body.constants, step.contents[task], joined.held[number, task]) for task in step.contents}
+    held = {
+        task: _describe_contents(body.constants, step.contents[task], joined.held[number, task])
+        for task in step.contents
+    }
     together = crews(held)
     numbers = {name: value for name, value in step.node.attributes.items() if isinstance(value, (int, float))}
     return StepNote(
@@ -110,7 +113,7 @@ def _part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote
     return PartNote(kind=part.kind, rank=part.rank, **joined.parts[number, task]._asdict())
 
 
-def _held(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
+def _describe_contents(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
     return tuple(
         key and (name or _small_numbers(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True)
     )
@@ -182,7 +185,7 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
     node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
     step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
-        keys = tuple(_kept(held, constants, weights) for held in crew.held)
+        keys = tuple(_store_constant(held, constants, weights) for held in crew.held)
         step.contents.update(dict.fromkeys(crew.tasks or range(tasks), keys))
     step.names.update(dict.fromkeys(sorted(step.contents), note.name))
     for task, part in note.parts.items():
@@ -195,7 +198,7 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
     return step
 
 
-def _kept(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
+def _store_constant(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
     """Store a constant and return its key."""
     if isinstance(held, str):
         if held not in ("", UNKNOWN):

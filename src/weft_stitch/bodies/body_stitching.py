@@ -56,7 +56,7 @@ class BodyBench:
         """Run one model alone: its own file, or its adapter on the base's weights."""
         if self._held is None or self._held[0] != task:
             self._held = None
-            self._held = task, self._opened(task, optimise=False)
+            self._held = task, self._open_alone(task, optimise=False)
         return dict(zip(self._body.outputs[task], self._held[1](feed), strict=True))
 
     def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
@@ -67,7 +67,7 @@ class BodyBench:
             graph = model_graph(self._body, task, wanted)
             session = self._session(graph, optimise=False)
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
-            feed = self._named(task, {name: array[:rows] for name, array in drawn.items()})
+            feed = self._rename_feed(task, {name: array[:rows] for name, array in drawn.items()})
             try:
                 arrays = run_session(session, [value_name(value) for value in wanted], feed, graph.name)
             except StitchError as error:
@@ -96,7 +96,7 @@ class BodyBench:
         for seed, lengths in enumerate(_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
-            outputs = run_session(session, names, self._joined(fed[-1]), graph.name)
+            outputs = run_session(session, names, self._join_feeds(fed[-1]), graph.name)
             results.append(dict(zip(names, outputs, strict=True)))
         worst = Difference(0.0, "")
         for task in tasks:
@@ -110,7 +110,7 @@ class BodyBench:
         """Whether a model computed from the body's weights answers as its own file does."""
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(model_graph(self._body, task), optimise=False)
-        outputs = run_session(session, self._ours(task), self._named(task, feed), self._body.names[task])
+        outputs = run_session(session, self._ours(task), self._rename_feed(task, feed), self._body.names[task])
         wanted = self.alone(task, feed).values()
         pairs = zip(outputs, wanted, strict=True)
         return all(mine.shape == right.shape and close(mine, right) for mine, right in pairs)
@@ -119,22 +119,22 @@ class BodyBench:
         """Time a row of each model: one model after another, and all as one body, in turns."""
         rng = np.random.default_rng(0)
         feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
-        raced = [self._opened(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
+        raced = [self._open_alone(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
         whole = self._session(graph, optimise=True)
         contenders: dict[str, list[Run]] = {
             "sequential": [partial(model, feed) for model, feed in zip(raced, feeds, strict=False)],
-            "stitched": [partial(whole.run, None, self._joined(feeds))],
+            "stitched": [partial(whole.run, None, self._join_feeds(feeds))],
         }
         seconds = least_seconds(contenders, clock=clock_for(self._threads))
         return seconds | {"sequential": seconds["sequential"] * len(feeds) / len(raced)}
 
-    def _opened(self, task: int, *, optimise: bool) -> Alone:
+    def _open_alone(self, task: int, *, optimise: bool) -> Alone:
         names, called = list(self._body.outputs[task]), self._body.names[task]
         if not self._files[task].is_dir():
             session = load_session(self._files[task], self._threads, self._files[task].name, optimise=optimise)
             return lambda feed: run_session(session, names, feed, called)
         whole, ours = self._session(model_graph(self._body, task), optimise=optimise), self._ours(task)
-        return lambda feed: run_session(whole, ours, self._named(task, feed), called)
+        return lambda feed: run_session(whole, ours, self._rename_feed(task, feed), called)
 
     def _session(self, graph: Graph, *, optimise: bool) -> Any:
         """Open a session over a graph of any size, by a temporary file (protobuf in memory ends at 2 GB)."""
@@ -147,10 +147,10 @@ class BodyBench:
         """The graph's names of a model's outputs."""
         return [port_name(self._body, task, name) for name in self._body.outputs[task]]
 
-    def _joined(self, feeds: Sequence[Feed]) -> Feed:
-        return {name: array for task, feed in enumerate(feeds) for name, array in self._named(task, feed).items()}
+    def _join_feeds(self, feeds: Sequence[Feed]) -> Feed:
+        return {name: array for task, feed in enumerate(feeds) for name, array in self._rename_feed(task, feed).items()}
 
-    def _named(self, task: int, feed: Feed) -> Feed:
+    def _rename_feed(self, task: int, feed: Feed) -> Feed:
         return {port_name(self._body, task, name): array for name, array in feed.items()}
 
 
@@ -357,10 +357,10 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
         if size:
             parts, lines = step.parts.values(), max((len(table.at) for table in step.lines.values()), default=0)
             rank = max((part.rank for part in parts if part.kind == "low rank"), default=0)
-            own = dict.fromkeys(_said(part) for part in parts if part.kind != "low rank")
+            own = dict.fromkeys(_part_text(part) for part in parts if part.kind != "low rank")
             said = (*own, *([f"{lines} lines"] if step.lines else []))
             yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank, said)
 
 
-def _said(part: LowRank) -> str:
+def _part_text(part: LowRank) -> str:
     return f"{part.rank} {part.kind}" if part.rank else part.kind

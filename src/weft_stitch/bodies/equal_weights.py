@@ -93,7 +93,7 @@ def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: C
     count = 0
     for task in range(1, body.tasks):
         kept = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
-        changed = list(_taken_over(body, places, task))
+        changed = list(_take_over(body, places, task))
         if changed and unchanged(task):
             count += sum(_weight(body, body.steps[number], task) is not None for number in set(changed))
         elif changed:
@@ -102,7 +102,7 @@ def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: C
     return count
 
 
-def _taken_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
+def _take_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
     """Replace constants of *task* by those of an earlier model; yield the numbers of the steps."""
     for number, step in enumerate(body.steps):
         mine = step.contents.get(task)

@@ -141,7 +141,7 @@ class _Joiner:
                 self._outline(value.step, task) if self._carries(value) else self._key(value.step, task)
                 for value in read
             ]
-            self._keys[number, task] = self._numbered("key", number, self._contents(number, task), *below)
+            self._keys[number, task] = self._number_of("key", number, self._contents(number, task), *below)
         return self._keys[number, task]
 
     def _outline(self, number: int, task: int) -> int:
@@ -150,10 +150,10 @@ class _Joiner:
             step = self.body.steps[number]
             below = [self._outline(value.step, task) for value in step.inputs if value is not None and value.step >= 0]
             held = [self.body.constants.outline(key) for key in step.contents[task] if key]
-            self._outlines[number, task] = self._numbered("outline", number, *held, *below)
+            self._outlines[number, task] = self._number_of("outline", number, *held, *below)
         return self._outlines[number, task]
 
-    def _numbered(self, *key: object) -> int:
+    def _number_of(self, *key: object) -> int:
         """The number of *key*, a new one at first use."""
         return self._numbers.setdefault(key, len(self._numbers))
 
@@ -170,7 +170,7 @@ class _Joiner:
         held = self._held.setdefault(value, {})
         if crew not in held:
             if self._carries(value):
-                held[crew] = self._gathered(value, crew)
+                held[crew] = self._gather_rows(value, crew)
             else:
                 self._run(value.step, crew)
         return held[crew]
@@ -179,20 +179,20 @@ class _Joiner:
         step = self.body.steps[number]
         contents = self._contents(number, crew[0])
         read = [
-            self._stored_as(key) if value is None else self.tensor(value, crew)
+            self._tensor_of(key) if value is None else self.tensor(value, crew)
             for value, key in zip(step.inputs, contents, strict=True)
         ]
         self._layer = step.names[crew[0]]
         if self._stacks(step) and any(task in step.lines for task in crew):
-            read = self._looked_up(number, crew)
+            read = self._look_up(number, crew)
         near = self._stacks(step) and any(task in step.parts for task in crew)
-        whole = self._scaled(step, read[0], "before", crew) if near else read[0]
+        whole = self._scale_rows(step, read[0], "before", crew) if near else read[0]
         outputs = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
         taken = (whole, *read[1:])
         self._steps.append(GraphStep(step.node.op, taken, tuple(outputs), step.node.attributes, self._layer))
         if near:
             self._see(BodyValue(number, 0), outputs[0])
-            outputs = [self._scaled(step, outputs[0], "after", crew)]
+            outputs = [self._scale_rows(step, outputs[0], "after", crew)]
             if any(step.parts[task].rank for task in crew if task in step.parts):
                 added = self._parts(number, read[0], crew)
                 self._see(BodyValue(number, 0), outputs[0], added)
@@ -248,7 +248,7 @@ class _Joiner:
         added = self.add("MatMul", narrow, self.add("Gather", names[1], whose))
         return self.add("Squeeze", added, middle) if flat else added
 
-    def _scaled(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:
+    def _scale_rows(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:
         """Scale each row by the factors of its model, before or after the product."""
         parts, whose = self._different(step.parts, crew)
         scales = [getattr(part, side, None) for part in parts]
@@ -268,7 +268,7 @@ class _Joiner:
         """Whether the input of a product has no axis for the length."""
         return step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
 
-    def _looked_up(self, number: int, crew: Crew) -> list[str]:
+    def _look_up(self, number: int, crew: Crew) -> list[str]:
         """The shared table with all models' own lines appended, and the indices of each row in it."""
         step = self.body.steps[number]
         contents, at = step.contents[crew[0]], step.inputs[1]
@@ -287,7 +287,7 @@ class _Joiner:
         key = f"lines {number} {crew}"
         self._added[key] = np.concatenate(lines)
         joined = self.add("Concat", *indices, axis=self._axis(at)) if len(indices) > 1 else indices[0]
-        return [self._stored_as(key), joined]
+        return [self._tensor_of(key), joined]
 
     def _different(self, held: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
         """The different parts of a crew's models, and the tensor with the index of each row's part."""
@@ -304,7 +304,7 @@ class _Joiner:
 
     # Rows from crew to crew
 
-    def _gathered(self, value: BodyValue, crew: Crew) -> str:
+    def _gather_rows(self, value: BodyValue, crew: Crew) -> str:
         """Concatenate a value's rows for a crew from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
         left = list(crew)
@@ -351,13 +351,13 @@ class _Joiner:
         size = self.numbers([place.per_row])
         if place.by_length:
             size = self.add("Mul", size, self._longest)
-        return self._reshaped(place, tensor, size, self.numbers([-1]))
+        return self._reshape(place, tensor, size, self.numbers([-1]))
 
     def _rows_beside(self, value: BodyValue, tensor: str) -> str:
         """Merge the axis of ``_rows_apart`` again."""
-        return self._reshaped(self.places[value], tensor, self.numbers([-1]))
+        return self._reshape(self.places[value], tensor, self.numbers([-1]))
 
-    def _reshaped(self, place: BodyPlace, tensor: str, *sizes: str) -> str:
+    def _reshape(self, place: BodyPlace, tensor: str, *sizes: str) -> str:
         axis = place.rows or 0
         if any(long > axis for long in place.long):
             raise StitchError(f"{self._layer} has rows side by side in front of a length; it cannot be stitched")
@@ -376,7 +376,7 @@ class _Joiner:
                 called = port_name(self.body, task, name)
                 self._inputs.append(replace(port, name=called, length=self._length_name(task)))
                 self._held.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = called
-            self._sizes[task] = self._sized(task)
+            self._sizes[task] = self._size_of(task)
         lengths = [size.length for size in self._sizes.values() if size.length]
         if len(lengths) > 1:
             self._longest = self.add("Max", *lengths)
@@ -385,9 +385,9 @@ class _Joiner:
                 for name, port in self.body.ports[task].items():
                     if port.long:
                         held = self._held[BodyValue(-1, self.body.inputs.index(name))]
-                        held[task,] = self._lengthened(held[task,], port, self._sizes[task].length, fill[name])
+                        held[task,] = self._pad_length(held[task,], port, self._sizes[task].length, fill[name])
 
-    def _sized(self, task: int) -> _Sized:
+    def _size_of(self, task: int) -> _Sized:
         rows = length = ""
         for name, port in self.body.ports[task].items():
             shape = self.add("Shape", port_name(self.body, task, name))
@@ -398,7 +398,7 @@ class _Joiner:
                 break
         return _Sized(rows, length)
 
-    def _lengthened(self, tensor: str, port: GraphTensor, length: str, fill: float) -> str:
+    def _pad_length(self, tensor: str, port: GraphTensor, length: str, fill: float) -> str:
         missing, none = self.add("Sub", self._longest, length), self.numbers([0])
         ends = [missing if axis in port.long else none for axis in range(len(port.shape))]
         pads = self.add("Concat", *[none] * len(port.shape), *ends, axis=0)
@@ -436,9 +436,9 @@ class _Joiner:
         return self.constant(np.array(numbers, np.int64))
 
     def constant(self, array: Array) -> str:
-        return self._stored_as(self.body.constants.keep(array))
+        return self._tensor_of(self.body.constants.keep(array))
 
-    def _stored_as(self, key: str) -> str:
+    def _tensor_of(self, key: str) -> str:
         """The tensor of a constant; a derived one is computed where it is first read."""
         if key not in self._stored and key:
             derived = self.body.constants.derived.get(key)
@@ -446,7 +446,7 @@ class _Joiner:
                 name = self._stored[key] = f"constant_{len(self._stored)}"
                 self._constants[name] = self._added[key] if key in self._added else self.body.constants.arrays[key]
             else:
-                read = tuple(self._stored_as(source) for source in derived.inputs)
+                read = tuple(self._tensor_of(source) for source in derived.inputs)
                 outputs = tuple(self._fresh(derived.node.op) for _ in derived.node.outputs)
                 self._steps.append(GraphStep(derived.node.op, read, outputs, derived.node.attributes))
                 self._stored[key] = outputs[derived.output]

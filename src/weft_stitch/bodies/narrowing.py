@@ -62,7 +62,7 @@ class _Narrower:
 
     def _ask(self, step: GraphStep) -> None:
         wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
-        picked = self._picked(step)
+        picked = self._picked_position(step)
         position = next(iter(wanted)) if len(wanted) == 1 else None
         cut = self._through(step, position) if position and not picked else {}
         if position and cut:
@@ -72,7 +72,7 @@ class _Narrower:
 
     def _write(self, step: GraphStep) -> None:
         position = self._narrow.get(step.outputs[0])
-        picked = self._picked(step)
+        picked = self._picked_position(step)
         if picked and step.inputs[0] in self._narrow:
             axis = self._numbers([picked.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
@@ -93,7 +93,7 @@ class _Narrower:
             self._steps.append(GraphStep("Gather", read, (single,), {"axis": position.axis}, layer))
         return self._taken[name, position]
 
-    def _picked(self, step: GraphStep) -> Position | None:
+    def _picked_position(self, step: GraphStep) -> Position | None:
         """The position that a ``Gather`` with one index selects along an inner axis; None for other steps."""
         index = self._graph.constants.get(step.inputs[1]) if step.op == "Gather" else None
         shape, axis = self._graph.shapes.get(step.inputs[0]) if step.inputs else None, step.attributes.get("axis", 0)
@@ -105,9 +105,9 @@ class _Narrower:
         """The inputs of which a step needs only *position* to compute *position*; empty if it needs more."""
         read, written = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
         if written is None or read is None or step.inputs[0] in self._graph.constants:
-            return self._paired(step, position, written) if written and step.op in _PAIRED else {}
+            return self._pair_cuts(step, position, written) if written and step.op in _PAIRED else {}
         if step.op in _PAIRED:
-            return self._paired(step, position, written)
+            return self._pair_cuts(step, position, written)
         whole = _axis_of(step, len(written))
         if step.op == "Concat":
             return dict.fromkeys(step.inputs, position) if whole != position.axis else {}
@@ -128,7 +128,7 @@ class _Narrower:
         sizes = self._graph.constants.get(step.inputs[1])
         return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
 
-    def _paired(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> Cut:
+    def _pair_cuts(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> Cut:
         cut: Cut = {}
         for name in step.inputs:
             shape = self._shape(name)

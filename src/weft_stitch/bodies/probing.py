@@ -148,7 +148,7 @@ class BodySamples:
         """Draw inputs of one model; where padding is possible, each row has its own length."""
         ends = rng.integers(1, length + 1, rows) if self.fill else np.full(rows, length)
         ends[:1] = length
-        return {name: self._drawn(rng, task, name, ends, length) for name in self.body.ports[task]}
+        return {name: self._draw_input(rng, task, name, ends, length) for name in self.body.ports[task]}
 
     def lengthened(self, task: int, feed: Feed, length: int) -> Feed:
         """Pad *feed* to *length*."""
@@ -158,7 +158,7 @@ class BodySamples:
             padded[name] = np.pad(feed[name], room, constant_values=(self.fill or {}).get(name, 0))
         return padded
 
-    def _drawn(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
+    def _draw_input(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
         port = self.body.ports[task][name]
         shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
         if port.dtype.startswith("float"):
@@ -196,7 +196,7 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
         usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
         fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
         drawn = BodySamples(body, usual, fill)
-        if all(_unmoved(drawn, answers, close)):
+        if all(_unchanged_by_padding(drawn, answers, close)):
             return drawn
     return BodySamples(body, dict.fromkeys(masks, 1.0), None)
 
@@ -212,7 +212,9 @@ def _elsewhere(body: Body) -> dict[str, None]:
     return {port.name: None for port in ports if port.name not in body.ports[0]}
 
 
-def _unmoved(drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]) -> Iterator[bool]:
+def _unchanged_by_padding(
+    drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]
+) -> Iterator[bool]:
     """For each output, whether it stays the same when its inputs are padded."""
     rng = np.random.default_rng(0)
     plain = BodySamples(drawn.body, drawn.usual, None)

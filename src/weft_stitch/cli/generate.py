@@ -26,8 +26,8 @@ def command(
     context: typer.Context,
     architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
     output: Annotated[str, folder_option("--output", "-o", panel=None, help="The folder to write the .onnx files to.")],
-    tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
-    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
+    tasks: Annotated[int, typer.Option("--tasks", "-t", help="Number of models.")] = 4,
+    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is pruned.")] = 0.0,
     sharing: Annotated[float, typer.Option("--sharing", help="The part of the channels that all models share.")] = 0.9,
     norm: Annotated[
         str, typer.Option("--norm", help="Normalisations: per_task, shared, or folded (biases only).")
@@ -37,19 +37,23 @@ def command(
         str | None, typer.Option("--classes", help="Classes of all models, or of each: 10,100,5")
     ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
+        int | None,
+        typer.Option("--batch", "-b", help="The fixed number of rows of the files; by default the number is open."),
     ] = None,
     resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
     rank: Annotated[
         int | None, typer.Option("--rank", help="Encoders: rank of the update that is added to queries and values.")
     ] = None,
     frozen: Annotated[
-        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that is the base's.")
+        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that equals the base model's.")
     ] = None,
     full: Annotated[
-        float | None, typer.Option("--full", help="Encoders: the part of the layers, spread, that is each model's own.")
+        float | None,
+        typer.Option(
+            "--full", help="Encoders: the part of the layers, spread over the model, that is each model's own."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the weights.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random weights.")] = 0,
     permute: Annotated[
         bool, typer.Option("--permute/--no-permute", help="Each model has its channels in an order of its own.")
     ] = True,

@@ -72,9 +72,11 @@ def command(
     ],
     shapes: Shapes = None,
     typed: Annotated[Typed, From(StitchOptions, names=_names, latency_target_s=_seconds)],
-    layers: Annotated[bool, out("--layers", help="Show every layer and what is shared where.")] = False,
+    layers: Annotated[bool, out("--layers", help="Show every layer and the parts that are shared.")] = False,
     json_file: JsonFile = None,
-    sharing_file: Annotated[str | None, file_option("--write-sharing", help="Write the map of what is shared.")] = None,
+    sharing_file: Annotated[
+        str | None, file_option("--write-sharing", help="Write the sharing that was found.")
+    ] = None,
 ) -> None:
     """Make one graph of models that share weights: exact, and smaller or faster than one after another.
 
@@ -105,7 +107,7 @@ def command(
             return
         print_stitching(stitching, layers=layers)
         _write(stitching, Path(output))
-        served = _advised(stitching, Path(output)) if stitching.options.dynamic and stitching.options.measures else []
+        served = _advise(stitching, Path(output)) if stitching.options.dynamic and stitching.options.measures else []
         write_result(json_file, stitching_report(stitching, stitching.outputs(output), served))
         if sharing_file:
             write_sharing(sharing_file, stitching.sharing, stitching.family)
@@ -133,7 +135,7 @@ def _write(stitching: Stitching, output: Path) -> None:
             say_written("left", path, "of an earlier run, and no part of this one")
 
 
-def _advised(stitching: Stitching, output: Path) -> list[Advice]:
+def _advise(stitching: Stitching, output: Path) -> list[Advice]:
     """Run each group and its models as a server would, and say which to serve."""
     from weft_stitch.advice import advise
 

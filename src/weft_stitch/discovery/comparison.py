@@ -119,9 +119,9 @@ def _compare(
     step = max(1, _CHUNK // (inputs * weights[first].shape[2]))
     for start in range(0, len(run.classes), step):
         chunk = slice(start, start + step)
-        mine = _taken(weights[first], run.channels[chunk, first], source, first)
+        mine = _take_rows(weights[first], run.channels[chunk, first], source, first)
         for two in others:
-            theirs = _taken(weights[two], run.channels[chunk, two], source, two)
+            theirs = _take_rows(weights[two], run.channels[chunk, two], source, two)
             bad = differing(mine, theirs, tolerance)
             if bad.any():
                 wrong[two][chunk] = bad.any(axis=(1, 2))
@@ -131,7 +131,7 @@ def _compare(
             yield Mismatch(run, first, two, np.flatnonzero(wrong[two]), largest[two])
 
 
-def _taken(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
+def _take_rows(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
     return weight[rows] if source is None else weight[rows].take(source.channels[:, task], axis=1)
 
 
@@ -191,11 +191,11 @@ def _far_apart(evidence: Evidence, layer: FamilyLayer, position: int, tolerance:
             table[wrong.run.classes[wrong.rows], wrong.one, wrong.two] = True
     if role(layer) == "dense":
         parts = evidence.incidence(layer.inputs[0])
-        table |= _both(partition) & (parts.T @ parts == 0)
+        table |= _present_pairs(partition) & (parts.T @ parts == 0)
     return table
 
 
-def _both(partition: Partition) -> Array:
+def _present_pairs(partition: Partition) -> Array:
     present = partition.members != NONE
     return np.asarray(np.triu(present[:, :, None] & present[:, None, :], 1))
 

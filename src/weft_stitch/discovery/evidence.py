@@ -211,9 +211,9 @@ class Evidence:
     @property
     def stored(self) -> int:
         """Weights of all layers when none that tasks share is stored twice."""
-        return sum(self._stored(layer) for layer in self.layers)
+        return sum(self._count_stored(layer) for layer in self.layers)
 
-    def _stored(self, layer: FamilyLayer) -> int:
+    def _count_stored(self, layer: FamilyLayer) -> int:
         tasks, counts = self._sets(layer.output)
         taps = int(flat_weights(layer)[0].shape[2])
         if role(layer) == "depthwise":

@@ -133,7 +133,7 @@ def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, toleranc
     others: set[float] = set()
     leaders: list[int] = []  # of each group of tasks that share something, only the first is compared with the rest
     for two in range(evidence.tasks):
-        if any(_acquainted(evidence, space, one, two) for one in leaders):
+        if any(_share_enough(evidence, space, one, two) for one in leaders):
             continue
         for one in leaders:
             others |= _vote_pair(evidence, space, writer, one, two, quorum, tolerance)
@@ -142,12 +142,12 @@ def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, toleranc
     return others
 
 
-def _acquainted(evidence: Evidence, space: str, one: int, two: int) -> bool:
+def _share_enough(evidence: Evidence, space: str, one: int, two: int) -> bool:
     partition = evidence.partitions[space]
-    return len(partition.together(one, two)) >= _few(partition, one, two)
+    return len(partition.together(one, two)) >= _few_channels(partition, one, two)
 
 
-def _few(partition: Partition, one: int, two: int) -> float:
+def _few_channels(partition: Partition, one: int, two: int) -> float:
     return max(1.0, _HARDLY * min(partition.widths[one], partition.widths[two]))
 
 
@@ -172,7 +172,7 @@ def _vote_pair(
     these, those = partition.labels[one][free[0][mine]], partition.labels[two][free[1][theirs]]
     good = partition.joinable(these, those)
     elected = {share: good & (support > share) for share in (MAJORITY, MINORITY, NEVER)}  # NEVER elects no pair
-    few = _few(partition, one, two)
+    few = _few_channels(partition, one, two)
     counts = {share: rows.sum() if rows.sum() >= few else 0 for share, rows in elected.items()}
     if counts[quorum]:
         partition.join(these[elected[quorum]], those[elected[quorum]])
@@ -273,7 +273,7 @@ def merge_near(
             if strangers and len(partition.together(one, two)):
                 continue
             mine, others = partition.apart(one, two), partition.apart(two, one)
-            views = [*_written(evidence, filtered, one, two), *_read(evidence, space, readers, one, two)]
+            views = [*_writer_weights(evidence, filtered, one, two), *_read(evidence, space, readers, one, two)]
             if len(mine) and len(others) and all(view.size for view in views[: len(filtered)]):
                 left, right = _nearest(views, mine, others, tolerance, ties=ties or strangers, in_place=given)
                 these, those = partition.labels[one][left], partition.labels[two][right]
@@ -281,7 +281,7 @@ def merge_near(
                 partition.join(these[good], those[good])
 
 
-def _written(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[WeightView]:
+def _writer_weights(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[WeightView]:
     for writer in writers:
         assert writer.layer is not None
         cuts = [evidence.channels(writer.value, writer.position, task) for task in (one, two)]

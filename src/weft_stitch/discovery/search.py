@@ -92,10 +92,10 @@ class _SharingSearch:
     def grow(self) -> None:
         """Join whatever agrees with all that is shared around it, as long as more and more is shared."""
         shared = -1
-        while shared < self._shared:
+        while shared < self._shared_channels:
             # a round may join what the repair takes apart again, and more; the last round that gained is restored
             best = {space: partition.members.copy() for space, partition in self.partitions.items()}
-            shared = self._shared
+            shared = self._shared_channels
             for space in self.partitions:
                 versions = self._versions_around(space)
                 if self._tried.get(space) != versions:
@@ -181,5 +181,5 @@ class _SharingSearch:
         return (self.partitions[space].version, *(version for layer in around for version in self._versions(layer)))
 
     @property
-    def _shared(self) -> int:
+    def _shared_channels(self) -> int:
         return sum(partition.shared for partition in self.partitions.values())

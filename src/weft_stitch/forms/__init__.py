@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from weft_stitch.forms.base import Form
-from weft_stitch.forms.fused import Fused
-from weft_stitch.forms.simple import Grouped, Mts, Separate
 from weft_stitch.forms.split import Half, Split
+from weft_stitch.forms.whole import Fused, Grouped, Mts, Separate
 
 FORMS: dict[str, Form] = {form.name: form for form in (Mts(), Grouped(), Split(), Half(), Separate(), Fused())}
 

@@ -247,10 +247,10 @@ class Room:
         if layout not in known:
             known[layout] = self._convert(self.channels(value), known, layout)
         if clean and not known[layout].clean:
-            known[layout] = self._cleaned(self.channels(value), known[layout])
+            known[layout] = self._clean(self.channels(value), known[layout])
         return known[layout]
 
-    def _cleaned(self, channels: Channels, placed: PlacedValue) -> PlacedValue:
+    def _clean(self, channels: Channels, placed: PlacedValue) -> PlacedValue:
         """Zeros by selection, never by a product: what is not a row's own may be infinite."""
         if placed.layout == APART:
             return placed._replace(clean=True)
@@ -288,7 +288,7 @@ class Room:
             if (moved := self.moved(channels, placed, target)) is not None:
                 return moved
         if APART in known:
-            return PlacedValue(target, (self._joined(channels, known[APART].tensors, target),))
+            return PlacedValue(target, (self._join_rows(channels, known[APART].tensors, target),))
         known[COMPACT] = self._convert(channels, known, COMPACT)
         return self._convert(channels, {COMPACT: known[COMPACT]}, target)
 
@@ -296,16 +296,16 @@ class Room:
         """A conversion between two layouts of one tensor, if there is a direct one."""
         source = placed.layout
         if {source, target} == {COMPACT, STACKED}:
-            return PlacedValue(target, (self._restacked(placed.tensors[0], target),), placed.clean)
+            return PlacedValue(target, (self._restack(placed.tensors[0], target),), placed.clean)
         if APART in (source, target) or STACKED in (source, target):
             return None
         if channels.common and channels.width(source) == channels.width(target):
             return placed._replace(layout=target)
         if self.rows.dynamic:
-            return PlacedValue(target, (self._joined(channels, self._apart(channels, placed), target),))
-        return PlacedValue(target, (self._gathered(channels, placed, target),), clean=False)
+            return PlacedValue(target, (self._join_rows(channels, self._apart(channels, placed), target),))
+        return PlacedValue(target, (self._gather_columns(channels, placed, target),), clean=False)
 
-    def _gathered(self, channels: Channels, placed: PlacedValue, target: Layout) -> str:
+    def _gather_columns(self, channels: Channels, placed: PlacedValue, target: Layout) -> str:
         """Each row's channels moved from their columns in one layout to those in another; the rest is arbitrary."""
         tensor = placed.tensors[0]
         rows, width, *picture = self.builder.shape(tensor)
@@ -318,7 +318,7 @@ class Room:
         taken = self.builder.add("Gather", flat, name, shape=(moved.size, *picture), axis=0)
         return reshape(self.builder, taken, (rows, moved.shape[1], *picture))
 
-    def _restacked(self, tensor: str, target: Layout) -> str:
+    def _restack(self, tensor: str, target: Layout) -> str:
         """A tensor [tasks x batch, width] as [batch, tasks x width], or back; a view where the batch is one."""
         tasks, batch = self.rows.tasks, self.rows.batches[0]
         _, width, *picture = self.builder.shape(tensor)
@@ -336,13 +336,13 @@ class Room:
         if placed.layout == APART:
             return placed.tensors
         if placed.layout == STACKED:
-            return self._unstacked(channels, placed.tensors[0])
+            return self._unstack(channels, placed.tensors[0])
         parts = self.rows.split(placed.tensors[0])
         return tuple(
             select(self.builder, part, channels.columns(placed.layout, task)) for task, part in enumerate(parts)
         )
 
-    def _unstacked(self, channels: Channels, tensor: str) -> tuple[str, ...]:
+    def _unstack(self, channels: Channels, tensor: str) -> tuple[str, ...]:
         rows, width, *picture = self.builder.shape(tensor)
         per_task = width // channels.tasks
         parts = [tensor]
@@ -352,7 +352,7 @@ class Room:
             parts = self.builder.add_many("Split", tensor, sizes, shapes=shapes, axis=1)
         return tuple(select(self.builder, part, channels.columns(COMPACT, task)) for task, part in enumerate(parts))
 
-    def _joined(self, channels: Channels, tensors: Sequence[str], target: Layout) -> str:
+    def _join_rows(self, channels: Channels, tensors: Sequence[str], target: Layout) -> str:
         inside = COMPACT if target == STACKED else target
         width = channels.width(inside)
         if channels.common and target.name == FUSED and len(channels.spaces) == 1:

@@ -90,12 +90,12 @@ class CellWriter:
         """A cell of each of some tasks: one grouped convolution if they are alike, else one by one; by task."""
         if not self._alike(cells):
             return [self.write(cells[task], shift=shift) for task in sorted(cells)]
-        return self.room.rows.split(self._grouped(cells, shift=shift))
+        return self.room.rows.split(self._group_tasks(cells, shift=shift))
 
     def stack_own(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
         """What ``write_own`` writes, as one tensor of all these tasks' rows, filled up to the widest."""
         if self._alike(cells):
-            return self._grouped(cells, shift=shift)
+            return self._group_tasks(cells, shift=shift)
         width = max(cell.width for cell in cells.values())
         tensors = [
             spread(self.room.builder, self.write(cells[task], shift=shift), np.arange(cells[task].width), width)
@@ -111,7 +111,7 @@ class CellWriter:
         shapes = {(cell.width, self.inputs.columns(COMPACT, task, cell.ins).tobytes()) for task, cell in cells.items()}
         return len(shapes) == 1
 
-    def _grouped(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
+    def _group_tasks(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
         """One group for each task; a view, as every task has one row."""
         room, tasks = self.room, sorted(cells)
         columns = self.inputs.columns(COMPACT, 0, cells[0].ins)
@@ -173,7 +173,7 @@ def _is_own(bench: CellWriter, tasks: Tasks) -> bool:
 
 
 def _compact(bench: CellWriter, classes: Classes) -> PlacedValue:
-    tensors = [_shared(bench, bench.all, classes[bench.all])] if bench.all in classes else []
+    tensors = [_shared_rows(bench, bench.all, classes[bench.all])] if bench.all in classes else []
     if own := _own(bench, classes):
         tensors.append(bench.stack_own(own, shift=True))
     return PlacedValue(COMPACT, (side_by_side(bench.room.builder, tensors),))
@@ -186,7 +186,9 @@ def _apart(bench: CellWriter, classes: Classes) -> PlacedValue:
     order: dict[int, list[BlockPart]] = {task: [] for task in bench.all}
     for tasks, outs in classes.items():
         if not _is_own(bench, tasks):
-            for task, tensor in zip(sorted(tasks), room.rows.split(_shared(bench, tasks, outs), tasks), strict=True):
+            for task, tensor in zip(
+                sorted(tasks), room.rows.split(_shared_rows(bench, tasks, outs), tasks), strict=True
+            ):
                 pieces[task].append(tensor)
                 order[task] += outs
     own = _own(bench, classes)
@@ -205,7 +207,7 @@ def _own(bench: CellWriter, classes: Classes) -> dict[int, Cell]:
     return {min(tasks): bench.cells(tasks, outs)[tasks] for tasks, outs in classes.items() if _is_own(bench, tasks)}
 
 
-def _shared(bench: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str:
+def _shared_rows(bench: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str:
     """The rows of *tasks* at the channels they share."""
     cells = bench.cells(tasks, outs)
     common = cells.pop(tasks, None)

@@ -238,7 +238,7 @@ class _Bottle(Protocol):
     def __call__(self, sketch: Sketch, name: str, source: str, has: int) -> str: ...
 
 
-def _inverted(kernel: int, wide: int, width: int, excite: bool, function: str, stride: int) -> _Bottle:
+def _inverted_bottleneck(kernel: int, wide: int, width: int, excite: bool, function: str, stride: int) -> _Bottle:
     """MobileNetV3's block: widen, filter each channel alone, weigh the channels, narrow."""
 
     def block(sketch: Sketch, name: str, source: str, has: int) -> str:
@@ -268,7 +268,7 @@ MOBILE_BLOCKS = (
 def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, str, int], ...], wide: int) -> str:
     value, has = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
     for number, row in enumerate(blocks, start=1):
-        value, has = _inverted(*row)(sketch, f"block{number}", value, has), row[2]
+        value, has = _inverted_bottleneck(*row)(sketch, f"block{number}", value, has), row[2]
     return sketch.global_pool("pool", _conv_act(sketch, "last", value, wide))
 
 

@@ -111,7 +111,7 @@ class _Writer:
         builder, size = self._builder, self._size
         ids = builder.input("input_ids", (DYNAMIC, DYNAMIC))
         shown = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
-        hidden = self._normed("embedding", self._embedded(ids))
+        hidden = self._normalise("embedding", self._embed(ids))
         mask = self._mask(shown)
         for number in range(size.layers):
             self._own = number in self._recipe.tuned
@@ -127,7 +127,7 @@ class _Writer:
         inputs = tuple(replace(port, dtype="int64", length="length") for port in finished.inputs)
         return replace(finished, inputs=inputs)
 
-    def _embedded(self, ids: str) -> str:
+    def _embed(self, ids: str) -> str:
         builder, size = self._builder, self._size
         words = self._op("Gather", self._weight("words", (size.tokens, size.width)), ids)
         zero, one = builder.constant(np.array([0])), builder.constant(np.array([1]))
@@ -145,10 +145,10 @@ class _Writer:
     def _layer(self, name: str, hidden: str, mask: str) -> str:
         width = self._size.width
         attended = self._attention(name, hidden, mask)
-        hidden = self._normed(f"{name}.attention", self._op("Add", hidden, attended))
+        hidden = self._normalise(f"{name}.attention", self._op("Add", hidden, attended))
         inner = self._op("Gelu", self._dense(f"{name}.up", hidden, width, 4 * width))
         outer = self._dense(f"{name}.down", inner, 4 * width, width)
-        return self._normed(f"{name}.output", self._op("Add", hidden, outer))
+        return self._normalise(f"{name}.output", self._op("Add", hidden, outer))
 
     def _attention(self, name: str, hidden: str, mask: str) -> str:
         builder, (_, width, heads, *_) = self._builder, self._size
@@ -164,31 +164,31 @@ class _Writer:
         joined = self._op("Reshape", mixed, builder.constant(np.array([0, 0, width])))
         return self._dense(f"{name}.mixed", joined, width, width)
 
-    def _normed(self, name: str, value: str) -> str:
+    def _normalise(self, name: str, value: str) -> str:
         width = self._size.width
-        scale = self._builder.constant(1 + self._drawn(f"{name}.scale", (width,)))
-        shift = self._builder.constant(self._drawn(f"{name}.shift", (width,)))
+        scale = self._builder.constant(1 + self._draw_weight(f"{name}.scale", (width,)))
+        shift = self._builder.constant(self._draw_weight(f"{name}.shift", (width,)))
         return self._op("LayerNormalization", value, scale, shift, output=f"{name}.norm", axis=-1, epsilon=1e-12)
 
     def _dense(
         self, name: str, value: str, depth: int, width: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
     ) -> str:
-        weight = self._drawn(f"{name}.weight", (depth, width), depth**-0.5)
+        weight = self._draw_weight(f"{name}.weight", (depth, width), depth**-0.5)
         rank = self._recipe.rank
         if adapted and rank:
             down = self._random(f"{name}.a", own=True).standard_normal((depth, rank), np.float32)
             up = self._random(f"{name}.b", own=True).standard_normal((rank, width), np.float32)
             weight = weight + np.float32(0.1 * (depth * rank) ** -0.5) * (down @ up)
         stored = self._builder.constant(weight, "weight", weight=True)
-        bias = self._builder.constant(self._drawn(f"{name}.bias", (width,)))
+        bias = self._builder.constant(self._draw_weight(f"{name}.bias", (width,)))
         return self._op(
             "Add", self._op("MatMul", value, stored, output=f"{name}.product"), bias, output=name, shape=shape
         )
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> str:
-        return self._builder.constant(self._drawn(name, shape, 1.0), "weight", weight=True)
+        return self._builder.constant(self._draw_weight(name, shape, 1.0), "weight", weight=True)
 
-    def _drawn(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
+    def _draw_weight(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
         """The base's numbers, moved a little where the model was tuned; never to be written to."""
         known, key = self._recipe.drawn, f"{name} {shape}"
         if key not in known:

@@ -142,14 +142,14 @@ class FamilyRecipe:
         everyone = tuple(range(self.tasks))
         for tasks in (everyone, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
             least = min(left[task] for task in tasks)
-            width = round(self.cluster_sharing * least) if blocks else self._shared(name, least)
+            width = round(self.cluster_sharing * least) if blocks else self._shared_width(name, least)
             blocks[tasks] += width
             for task in tasks:
                 left[task] -= width
         blocks.update({(task,): width for task, width in enumerate(left)})
         yield from ((tasks, width) for tasks, width in sorted(blocks.items(), key=_most_tasks_first) if width)
 
-    def _shared(self, name: str, narrowest: int) -> int:
+    def _shared_width(self, name: str, narrowest: int) -> int:
         ratio = self.sharing
         if callable(ratio):
             ratio = ratio(name)
@@ -193,7 +193,7 @@ class FamilyRecipe:
         usual = sum(sum(space.widths) for space in read) / self.tasks
         size = self._spread(node, usual * height * width)
         weight = np.empty((out.widths[task], channels, height, width), np.float32)
-        for at, block in _numbered(out, task):
+        for at, block in _number_blocks(out, task):
             for key, channel in _channels(read, task):
                 rows = block.members[task]
                 piece = self._random("weight", node.name, at, *key).standard_normal(
@@ -231,7 +231,7 @@ class FamilyRecipe:
         for number, space in enumerate(self._spaces(node.name)):
             drawn = [
                 draw(self._random(what, node.name, number, at, own), block.width)
-                for at, block in _numbered(space, task)
+                for at, block in _number_blocks(space, task)
             ]
             inverse = np.argsort(space.order(task))
             parts.append(np.concatenate(drawn)[inverse])
@@ -260,7 +260,7 @@ def _one_per_task(what: str, given: int | Sequence[int], tasks: int) -> tuple[in
     return numbers
 
 
-def _numbered(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
+def _number_blocks(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
     return ((at, block) for at, block in enumerate(space.blocks) if task in block.tasks)
 
 
@@ -268,7 +268,7 @@ def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple
     """The blocks of several spaces one after another: their numbers, and where the task has their channels."""
     start = 0
     for number, space in enumerate(spaces):
-        for at, block in _numbered(space, task):
+        for at, block in _number_blocks(space, task):
             yield (number, at), block.members[task] + start
         start += space.widths[task]
 

@@ -15,7 +15,7 @@ class StitchedFile(OnnxFile):
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The faster of the two ways for a row of each model; a remark says how long each takes, or why one is out."""
         try:
-            fused = self._fused()
+            fused = self._fused_preparation()
             fused_s = fused.round_s(blueprint)
         except OutOfTime:
             raise
@@ -42,7 +42,7 @@ class StitchedFile(OnnxFile):
         self.forget_graph()
         return fused
 
-    def _fused(self) -> ModelPreparation:
+    def _fused_preparation(self) -> ModelPreparation:
         from weft_stitch.on_device.fused_file import FusedFile  # torch is an extra, and takes long to import
 
         file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)

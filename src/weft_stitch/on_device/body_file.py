@@ -118,7 +118,7 @@ class EncoderModel(DeviceModel):
             if self._device.kind == "cuda":
                 torch.cuda.empty_cache()
 
-    def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         rows_by_task = self._rows_by_task(parts)
         results, first, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):

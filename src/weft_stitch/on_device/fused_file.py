@@ -40,10 +40,9 @@ from weft_stitch.assembly import uniform
 from weft_stitch.file_description import read_stitched
 from weft_stitch.graph import Graph, GraphStep
 from weft_stitch.lowering import lower
-from weft_stitch.running.fused import Shape
 from weft_stitch.running.gpu_timing import LOAD_BYTES
 from weft_stitch.running.kernel_shapes import tune
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import Shape, StitchedModule
 from weft_stitch.running.operators import Tensor
 
 
@@ -74,13 +73,13 @@ class FusedRounds:
         """The round for *rows* rows of each model; tensors between steps are named after their position."""
         item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
         align = LOAD_BYTES // item_bytes
-        graph = _numbered(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
+        graph = _number_tensors(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
         module = StitchedModule(graph, dtype=self._dtype, channels_last=True)
         module.graph = replace(graph, constants={})  # it has them as tensors
         return Round(module, tuple(_cost(graph, step, item_bytes) for step in graph.steps))
 
 
-def _numbered(graph: Graph) -> Graph:
+def _number_tensors(graph: Graph) -> Graph:
     """Name tensors after the step that writes them, so that graphs of the same steps have the same names."""
     given = {output.name for output in graph.outputs}
     names: dict[str, str] = {}
@@ -184,17 +183,17 @@ class RoundProgram:
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece and return its outputs by name."""
-        results = self._left(piece, values, {})
+        results = self._run_piece(piece, values, {})
         return {name: tensor.float() for name, tensor in results.items()} if piece.outputs == self.outputs else results
 
     def fill(self, piece: RoundPiece, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         """Run a piece and write its outputs into *targets*."""
-        results = self._left(piece, values, targets)
+        results = self._run_piece(piece, values, targets)
         apart = [name for name, tensor in results.items() if tensor.data_ptr() != targets[name].data_ptr()]
         if apart:
             torch._foreach_copy_([targets[name] for name in apart], [results[name] for name in apart])
 
-    def _left(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_piece(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
         kind = self.module.dtype
         given = {name: values[name].to(kind) if name in self._cast else values[name] for name in piece.inputs}
         left = self.module.steps(given, piece.start, piece.end, into)
@@ -204,7 +203,7 @@ class RoundProgram:
         """Run the steps once and record which tensors are in channels-last order."""
         tensors, last = dict(values), set()
         for at in range(self._given_from):
-            results = self._left(self.piece(at, at + 1), tensors, {})
+            results = self._run_piece(self.piece(at, at + 1), tensors, {})
             last |= {name for name, tensor in results.items() if _is_last(tensor)}
             tensors |= results
         self.channels_last = frozenset(last)
@@ -256,7 +255,7 @@ class FusedFile:
             self._place(program.module)
             self._shape(program, batch_of(blueprint, rows), str(rows))
             if rows == 1:
-                given = self._given(program, batch_of(blueprint, 1))
+                given = self._to_device(program, batch_of(blueprint, 1))
                 self.device.plainly(lambda: program.look(given))
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
@@ -266,7 +265,7 @@ class FusedFile:
             self._programs[rows] = program
         return self._programs[rows]
 
-    def _given(self, program: RoundProgram, feed: Mapping[str, Any]) -> dict[str, Any]:
+    def _to_device(self, program: RoundProgram, feed: Mapping[str, Any]) -> dict[str, Any]:
         return {name: torch.from_numpy(array).to(program.device) for name, array in feed.items()}
 
     def _place(self, module: Any) -> None:
@@ -288,7 +287,7 @@ class FusedFile:
     def _shape(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
         """Tune the kernel's tiles for *rows*, or load the tiles of an earlier run."""
         if rows not in self._shapes and self.device.kind == TIMED_ON:
-            given = self._given(program, feed)
+            given = self._to_device(program, feed)
             example = [given[port.name].to(program.module.dtype) for port in program.graph.inputs]
             tuned(program.module, example, self.allowance.half_gone)
             self._shapes[rows] = shapes_of(program.module)

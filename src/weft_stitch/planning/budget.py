@@ -13,9 +13,8 @@ from typing import Any
 
 from weft.base.errors import StitchError
 from weft_stitch.assembly import PLANNED, Stitched, assemble
-from weft_stitch.counts import count
+from weft_stitch.cost import GraphCost, Modelled, count
 from weft_stitch.family import Family, Sharing, model_kinds, part
-from weft_stitch.planning.cost import GraphCost, Modelled
 from weft_stitch.planning.grouping import GroupCost, Grouping, LimitsUnmet, Objective, group, size
 
 LIGHT = "split"
@@ -118,7 +117,7 @@ class _Maker:
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
         free = assemble(family, sharing, form=self.form, **settings)
-        allowed = self._allowed(models, free)
+        allowed = self._allowed_weights(models, free)
         if self.form != PLANNED or allowed is None or free.graph.weight_bytes <= allowed:
             return free
         try:
@@ -126,7 +125,7 @@ class _Maker:
         except StitchError:
             return free
 
-    def _allowed(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
+    def _allowed_weights(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
         """The weights that a group may have: its part of the memory, by its part of all weights."""
         if self.limits.memory_bytes is None:
             return None

@@ -37,7 +37,7 @@ class GroupCost(NamedTuple):
         return self.weight_bytes + self.activation_bytes
 
     def then(self, other: GroupCost) -> GroupCost:
-        """Both groups, one after the other."""
+        """Return the cost of both groups, run one after the other."""
         return GroupCost(
             self.seconds + other.seconds,
             self.weight_bytes + other.weight_bytes,
@@ -100,7 +100,7 @@ class LimitsUnmet(StitchError):
 
 
 def size(count: float) -> str:
-    """Bytes in the units that sizes are given in, powers of 1024, rounded up so that what is named suffices."""
+    """Return bytes as text in powers of 1024, rounded up, so that a limit of the printed size suffices."""
     for unit, name in ((2**30, "g"), (2**20, "m"), (2**10, "k")):
         if count >= unit:
             return f"{ceil(count / unit * 100) / 100:g}{name}"
@@ -112,7 +112,10 @@ def _ms(seconds: float) -> str:
 
 
 class Lattice:
-    """All amounts up to *whole*; each has a number, and taking a group from what is left is a difference of numbers."""
+    """All amounts of models per kind up to *whole*.
+
+    Each amount has a number; removing a group from what is left subtracts its number.
+    """
 
     def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
         self._whole, self._cost = whole, cost
@@ -120,10 +123,10 @@ class Lattice:
         self._full = math.prod(amount + 1 for amount in whole) - 1
 
     def best(self, wish: Objective) -> list[Cut]:
-        """The best cut; if none meets the wish, the fastest and the smallest."""
+        """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest instead."""
         if wish.latency_only:
             return [self._fastest()]
-        known = _known(self)
+        known = _group_costs(self)
         if (best := _LatticeSearch(self, wish, known).best()) is not None:
             return [best]
         extremes = (_LatticeSearch(self, goal, known).best() for goal in (Objective(), Objective(target_s=math.inf)))
@@ -140,7 +143,7 @@ class Lattice:
         return self._cost(self.amounts(number))
 
     def groups(self, left: int) -> list[int]:
-        """All groups out of *left* with a model of its last kind; this order meets no grouping twice."""
+        """Yield all groups out of *left* that contain a model of its last kind, so that no grouping comes twice."""
         amounts = self.amounts(left)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
@@ -152,7 +155,7 @@ class Lattice:
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
 
     def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
-        """The least value of a cut of all that may be left, given those of groups."""
+        """Return, for every amount, the least value of a cut of it, given the values of groups."""
         least = [0.0] * (self.full + 1)
         for left in range(1, self.full + 1):
             least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
@@ -171,14 +174,14 @@ class Lattice:
                 floors[left] = self.cost(left).seconds
                 if floors[left] < least[left]:
                     least[left], taken[left], seconds[left] = floors[left], left, floors[left]
-        return self._traced(taken)
+        return self._trace_cut(taken)
 
     def _parts(self, number: int) -> list[int]:
         """The amounts with one model less, for each kind."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
-    def _traced(self, taken: Sequence[int]) -> Cut:
+    def _trace_cut(self, taken: Sequence[int]) -> Cut:
         cut, left = Cut(NOTHING, ()), self.full
         while left:
             group = taken[left]
@@ -194,7 +197,7 @@ class _GroupCosts(NamedTuple):
     bounds: list[GroupCost]
 
 
-def _known(lattice: Lattice) -> _GroupCosts:
+def _group_costs(lattice: Lattice) -> _GroupCosts:
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
     seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
     bounds = zip(
@@ -207,7 +210,7 @@ def _known(lattice: Lattice) -> _GroupCosts:
 
 
 class _LatticeSearch:
-    """Depth first, with bounds from programs over one number each."""
+    """Depth-first search, pruned by bounds of each cost on its own."""
 
     def __init__(self, lattice: Lattice, wish: Objective, known: _GroupCosts) -> None:
         self._lattice, self._wish = lattice, wish
@@ -217,7 +220,7 @@ class _LatticeSearch:
         self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
 
     def best(self) -> Cut | None:
-        """None if no cut meets the wish."""
+        """Return the best cut; None if none is within the limits."""
         self._follow(self._lattice.full, NOTHING, ())
         if self._best_cut is None:
             return None
@@ -232,7 +235,7 @@ class _LatticeSearch:
         if any(other.covers(cost) for other in seen):
             return
         self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
-        for group in self._ordered(left):
+        for group in self._order_groups(left):
             then = cost.then(self._costs[group])
             if self._promises(then.then(self._bounds[left - group])):
                 self._follow(left - group, then, (*groups, group))
@@ -242,8 +245,8 @@ class _LatticeSearch:
             return False
         return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
 
-    def _ordered(self, left: int) -> list[int]:
-        """The groups out of *left*, those that promise most first."""
+    def _order_groups(self, left: int) -> list[int]:
+        """Return the groups out of *left*, the most promising first."""
         if left not in self._ways:
             ranked = [
                 (self._wish.rank(self._costs[group].then(self._bounds[left - group])), group)
@@ -345,7 +348,7 @@ def _equal(known: _CostedModels, wish: Objective) -> list[Cut]:
 
 
 def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
-    """The cost of *size* models from those of the next smaller and the next larger group, on the line between them."""
+    """Return the cost of *size* models on the line between the next smaller and the next larger sampled group."""
     if size in samples:
         return samples[size]
     sizes = sorted(samples)
@@ -357,7 +360,7 @@ def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
 
 
 def _snake(known: _CostedModels) -> list[Cut]:
-    """Models dealt out by latency, to and fro over every number of groups."""
+    """Yield groupings that deal models out by latency, back and forth, over every number of groups."""
     alone = [known.cost(tuple(int(other == kind) for other in range(len(known.all)))) for kind in range(len(known.all))]
     kinds = [kind for kind, amount in enumerate(known.all) for _ in range(amount)]
     kinds.sort(key=lambda kind: (-alone[kind].seconds, kind))

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.counts import VIEWS, count
+from weft_stitch.cost import VIEWS, GraphCost, count
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
 from weft_stitch.layouts import APART, Layout
 from weft_stitch.lowering import lower
-from weft_stitch.planning.cost import GraphCost
 from weft_stitch.planning.segments import Cutter, FormSegment, segments
 from weft_stitch.slabs import slab_layers
 from weft_stitch.slabs import slabs as in_slabs
@@ -39,7 +38,7 @@ State = tuple[tuple[str, Layouts], ...]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment in one form."""
+    """A segment computed in one form."""
 
     form: str
     seconds: float
@@ -52,7 +51,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """The times of one layer in all forms, and the form that was chosen."""
+    """The times of one layer in all forms, and the chosen form."""
 
     layer: str
     form: str
@@ -64,7 +63,7 @@ class FormChoice:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A form for every layer that takes one."""
+    """The chosen form of every layer that has a choice."""
 
     name: str
     """``mixed``, or the form that is used throughout."""
@@ -144,7 +143,7 @@ def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The cheapest path to a state."""
+    """The cheapest path of options to a state of the search."""
 
     price: float
     """Seconds, plus the price of bytes."""
@@ -181,7 +180,7 @@ class _FormSearch:
         self.options = [self._options(segment) for segment in self.segments]
 
     def cheapest(self, cap: int | None) -> tuple[Option, ...]:
-        """An option for each segment: the fastest whose weights fit, by pieces."""
+        """Return the fastest option for each segment, within *cap* bytes of weights in total; None: no cap."""
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
@@ -201,7 +200,7 @@ class _FormSearch:
         return light.options
 
     def within(self, cap: int) -> tuple[Option, ...] | None:
-        """The fastest whose weights fit, if any do."""
+        """Return the fastest options whose weights take at most *cap* bytes; None if there are none."""
         try:
             return self.cheapest(cap)
         except StitchError:
@@ -216,7 +215,7 @@ class _FormSearch:
         for mixture in (*mixtures, *self._uniform().values()):
             forms = self._forms(mixture)
             name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
-            different.setdefault((*forms.items(), self._slabbed(mixture)), (name, mixture))
+            different.setdefault((*forms.items(), self._segments_in_slabs(mixture)), (name, mixture))
         named = list(different.values())
         graphs = [self._graph(options) for _, options in named]
         kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
@@ -229,23 +228,28 @@ class _FormSearch:
         self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
     ) -> Plan:
         seconds = {**uniform, name: own_s}
-        return Plan(name, self._forms(options), self._slabbed(options), seconds, self._table(options), weight_bytes)
+        return Plan(
+            name, self._forms(options), self._segments_in_slabs(options), seconds, self._table(options), weight_bytes
+        )
 
     def _options(self, segment: FormSegment) -> list[Option]:
         if segment.formed is None:
-            return self._both(segment, "separate")
+            return self._with_and_without_slabs(segment, "separate")
         options = []
         for form in self.forms:
             if not self.cutter.refusal(segment.formed, form):
                 self.progress(f"{segment.name} in {form}")
-                options += self._both(segment, form)
+                options += self._with_and_without_slabs(segment, form)
         if not options:
             reason = self.cutter.refusal(segment.formed, self.forms[0])
             raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
         return options
 
-    def _both(self, segment: FormSegment, form: str) -> list[Option]:
-        """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
+    def _with_and_without_slabs(self, segment: FormSegment, form: str) -> list[Option]:
+        """Return the options of a segment in one form, fastest first: with slabs and without.
+
+        The slower one is kept only if its weights are smaller, as some slabs are padded.
+        """
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
         if self.slabs and slab_layers(piece.graph):
@@ -259,18 +263,18 @@ class _FormSearch:
         return [option for option in options if option is options[0] or option.weight_bytes < options[0].weight_bytes]
 
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """Costed once for all graphs that differ only in their numbers."""
+        """Return the seconds of graphs; equal ones, apart from the values of their weights, are costed once."""
         key = tuple(signature(graph) for graph in graphs)
         if key not in self.known:
             self.known[key] = self.cost.seconds(graphs)
         return self.known[key]
 
     def _walk(self, byte_price: float) -> _Path:
-        """The cheapest path when each byte of weights costs *byte_price* seconds."""
+        """Return the cheapest path if each byte of weights costs *byte_price* seconds."""
         start: State = tuple((value, frozenset({APART})) for value in sorted(self.family.inputs))
         paths = {start: _Path(0.0, ())}
         for number, options in enumerate(self.options):
-            needed = {value for later in self.segments[number + 1 :] for value in later.inputs} | self._kept()
+            needed = {value for later in self.segments[number + 1 :] for value in later.inputs} | self._kept_values()
             following: dict[State, _Path] = {}
             for state, path in paths.items():
                 for option in options:
@@ -284,7 +288,7 @@ class _FormSearch:
         return paths[min(ends, key=lambda state: ends[state])]
 
     def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
-        """The state after *option*, and what it and its conversions cost."""
+        """Return the state after *option*, and the seconds of the option and its layout conversions."""
         have, seconds = dict(state), option.seconds
         for value, layout in option.reads.items():
             seconds += self._move(value, have[value], layout)
@@ -296,12 +300,12 @@ class _FormSearch:
     def _end(self, state: State) -> float:
         return sum(self._move(value, layouts, APART) for value, layouts in state)
 
-    def _kept(self) -> set[str]:
-        """Values that leave the graph."""
+    def _kept_values(self) -> set[str]:
+        """Return the values that leave the graph."""
         return {*self.family.outputs, *(value for bridge in self.family.bridges for value in bridge.values())}
 
     def _move(self, value: str, sources: Layouts, target: Layout) -> float:
-        """Seconds to have *value* in *target*."""
+        """Return the seconds to convert *value* from one of *sources* to the layout *target*."""
         if target in sources:
             return 0.0
         for source in sources:
@@ -312,7 +316,7 @@ class _FormSearch:
         return min(self.moves[value, source, target] for source in sources)
 
     def _uniform(self) -> dict[str, list[Option]]:
-        """Each form throughout, of those that can do every layer."""
+        """Return the options in a single form, for each form that all layers have."""
         uniform = {}
         for form in self.forms:
             mixture = []
@@ -325,14 +329,14 @@ class _FormSearch:
 
     def _graph(self, options: Sequence[Option]) -> Graph:
         graph = lower(self.family, self.sharing, self._forms(options), batches=self.rows, align=self.align)
-        layers = self._slabbed(options)
+        layers = self._segments_in_slabs(options)
         return in_slabs(graph, layers) if layers else graph
 
     def _forms(self, options: Sequence[Option]) -> dict[str, str]:
         pairs = zip(self.segments, options, strict=True)
         return {segment.formed.name: option.form for segment, option in pairs if segment.formed is not None}
 
-    def _slabbed(self, options: Sequence[Option]) -> frozenset[str]:
+    def _segments_in_slabs(self, options: Sequence[Option]) -> frozenset[str]:
         pairs = zip(self.segments, options, strict=True)
         return frozenset(segment.name for segment, option in pairs if option.slabs)
 

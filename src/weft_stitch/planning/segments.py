@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from weft_stitch.family import Family, FamilyLayer, Sharing, wire
 from weft_stitch.forms import FORMS
-from weft_stitch.forms.fused import layout as fused_layout
 from weft_stitch.forms.room import PlacedValue, Room
+from weft_stitch.forms.whole import layout as fused_layout
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Layout, tidy
 from weft_stitch.lowering import formed_layers, lower_layers
@@ -102,11 +102,11 @@ class Cutter:
     def piece(self, segment: FormSegment, form: str) -> SegmentForm:
         """*segment* in *form*, its inputs in the layouts that suit it best."""
         reads = {value: self._home(segment, form, value) for value in segment.inputs}
-        lowered = self._lowered(segment, form, reads)
+        lowered = self._lower(segment, form, reads)
         others = set(segment.inputs) - set(segment.layers[0].inputs)
         left = next(iter(lowered.writes.values()), None)
         if left is not None and any(reads[value] != left for value in others):
-            lowered = self._lowered(segment, form, reads | dict.fromkeys(others, left))
+            lowered = self._lower(segment, form, reads | dict.fromkeys(others, left))
         return lowered
 
     def _home(self, segment: FormSegment, form: str, value: str) -> Layout:
@@ -125,7 +125,7 @@ class Cutter:
         self._leave(room, value, target)
         return builder.finish()
 
-    def _lowered(self, segment: FormSegment, form: str, reads: Mapping[str, Layout]) -> SegmentForm:
+    def _lower(self, segment: FormSegment, form: str, reads: Mapping[str, Layout]) -> SegmentForm:
         builder = Builder(f"{segment.name} in {form}")
         family = self._family
         alone = Family(family.nets, segment.layers, family.values, segment.inputs, dict.fromkeys(segment.outputs, ()))

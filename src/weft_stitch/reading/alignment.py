@@ -117,7 +117,7 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
     """
     if not nets:
         raise StitchError("no models to stitch; give at least one")
-    nets = _matched_inputs(_renamed(nets))
+    nets = _match_inputs(_rename_uniquely(nets))
     walk = _Alignment([_AlignedModel(net) for net in nets], _marks(nets))
     layers = []
     for op in nets[0].ops:
@@ -317,7 +317,7 @@ def _why_nothing(first: Net, walk: _Alignment) -> str:
     return f"{first.name} has no convolution"
 
 
-def _renamed(nets: Sequence[Net]) -> list[Net]:
+def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
     taken: set[str] = set()
     result = []
     for net in nets:
@@ -330,7 +330,7 @@ def _renamed(nets: Sequence[Net]) -> list[Net]:
     return result
 
 
-def _matched_inputs(nets: Sequence[Net]) -> list[Net]:
+def _match_inputs(nets: Sequence[Net]) -> list[Net]:
     """The models with their input ports in task 0's order: by name where all have the same names, else as they come."""
     first = nets[0]
     by_name = _same_names([[port.name for port in net.inputs] for net in nets])

@@ -89,7 +89,7 @@ class OnnxIsland:
             ]
             read = [names[source] for source in node.input]
             if node.op_type == "QuantizeLinear":
-                read[0] = _kept_in_floats(builder, read[0])
+                read[0] = _keep_in_floats(builder, read[0])
             written = builder.add_many(node.op_type, *read, shapes=shapes, **Attributes(node).values())
             names |= {theirs: mine for theirs, mine in zip(node.output, written, strict=True) if theirs}
         inside = (self.value.channels, self.value.height, self.value.width)
@@ -129,7 +129,7 @@ class Surveyor:
         read = [name for name in node.inputs if name]
         types = {name: _type(self.kind(name)) for name in read}
         small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
-        data = {name: to_tensor(self._held(name), name) for name in small}
+        data = {name: to_tensor(self._constant(name), name) for name in small}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
@@ -147,13 +147,13 @@ class Surveyor:
 
     def kind(self, tensor: str) -> TensorKind:
         if tensor in self._constants:
-            array = self._held(tensor)
+            array = self._constant(tensor)
             return TensorKind(element_type(array.dtype), array.shape)
         if tensor in self._pictures:
             return TensorKind(ElementType.FLOAT, (self._rows, *self._pictures[tensor].view))
         return self._kinds.get(tensor, TensorKind(ElementType.UNDEFINED, None))
 
-    def _held(self, name: str) -> Array:
+    def _constant(self, name: str) -> Array:
         """A constant in the type that it is computed in; see ``as_read``."""
         array = self._constants[name]
         wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
@@ -172,9 +172,9 @@ class Surveyor:
         inputs = [name for name in read if name in self._pictures]
         if not inputs:
             raise Foreign("it reads constants only")
-        stored = {name: self._held(name) for name in read if name in self._constants}
-        protos, stored = self._converted(nodes, inputs, output, stored)
-        followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
+        stored = {name: self._constant(name) for name in read if name in self._constants}
+        protos, stored = self._convert(nodes, inputs, output, stored)
+        followed = follow(protos, stored, inputs, lambda name: self._known_shape(name, stored), self._rows)
         kind = self.kind(output)
         shape = kind.shape
         if kind.dtype != ElementType.FLOAT:
@@ -197,10 +197,10 @@ class Surveyor:
         )
         return island, inputs
 
-    def _known(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
+    def _known_shape(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
         return stored[name].shape if name in stored else self.kind(name).shape
 
-    def _converted(
+    def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
         """The nodes in ``OPSET``, and the constants they then read."""
@@ -217,7 +217,7 @@ class Surveyor:
         return list(after.node), {tensor.name: to_array(tensor) for tensor in after.initializer}
 
 
-def _kept_in_floats(builder: Builder, value: str) -> str:
+def _keep_in_floats(builder: Builder, value: str) -> str:
     """Insert a ``Max`` that changes nothing between a product and ``QuantizeLinear``.
 
     Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights, and
@@ -262,11 +262,11 @@ def _same_meaning(op: str, opset: int) -> bool:
 
 def _signature(nodes: Sequence[SourceNode]) -> str:
     """Operators and attributes, so that islands that do the same have the same."""
-    spelled = ["".join((node.op, *sorted(map(_spelled, node.values().items())))) for node in nodes]
+    spelled = ["".join((node.op, *sorted(map(_attribute_text, node.values().items())))) for node in nodes]
     return spelled[0] if len(nodes) == 1 else island_name([node.op for node in nodes], spelled)
 
 
-def _spelled(attribute: tuple[str, Any]) -> str:
+def _attribute_text(attribute: tuple[str, Any]) -> str:
     name, held = attribute
     if isinstance(held, onnx.TensorProto):
         held = to_array(held).tolist()
@@ -334,7 +334,7 @@ class _RowsWalk:
         elif node.op_type == "Expand" and node.input[1] in self.constants:
             node, place = self._expand(node)
         else:
-            place = self._moved(node, read)
+            place = self._rows_dimension(node, read)
         for name in filter(None, node.output):
             if read is not None:
                 self._places[name] = place
@@ -357,9 +357,9 @@ class _RowsWalk:
         if place == 0 and (target[0] == -1 or keeps):
             return node, 0
         if place == 0 and target[0] == before[0] == self._rows and not (exact and (target == 0).any()):
-            return self._aimed(node, 0, 0), 0
+            return self._change_target(node, 0, 0), 0
         if place == 0 and target[0] % self._rows == 0 and (target > 0).all():
-            return self._aimed(node, 0, -1), 0
+            return self._change_target(node, 0, -1), 0
         if (target > 0).all():
             self.tied = self.tied or f"{node.name or node.output[0]} (Reshape)"
         return node, None
@@ -371,9 +371,9 @@ class _RowsWalk:
             return node, None
         place += max(0, len(target) - len(before))
         at = place - max(0, len(before) - len(target))
-        return (self._aimed(node, at, 1) if at >= 0 and target[at] == self._rows else node), place
+        return (self._change_target(node, at, 1) if at >= 0 and target[at] == self._rows else node), place
 
-    def _aimed(self, node: OnnxNode, at: int, size: int) -> OnnxNode:
+    def _change_target(self, node: OnnxNode, at: int, size: int) -> OnnxNode:
         """*node* with another size in the shape it asks for."""
         copy = copied(node)
         del copy.attribute[:]
@@ -383,7 +383,7 @@ class _RowsWalk:
         self.constants[copy.input[1]] = target
         return copy
 
-    def _moved(self, node: OnnxNode, read: str) -> int | None:
+    def _rows_dimension(self, node: OnnxNode, read: str) -> int | None:
         """The dimension of the rows in the output of any other operator that reads *read*."""
         place, before = self._places[read], self._shape_of(read)
         settings = Attributes(node).values()

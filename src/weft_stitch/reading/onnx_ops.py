@@ -335,14 +335,14 @@ def _clip(o: Operands) -> Picture:
     else:
         named = (("min", 1), ("max", 2))
         bounds = {name: _bound(o, index) for name, index in named if o.given(index)}
-    return _clipped(o, bounds)
+    return _clip_between(o, bounds)
 
 
-def _bounded(o: Operands, side: str) -> Picture:
+def _bound_side(o: Operands, side: str) -> Picture:
     """The smaller (*side* is "max") or the larger of a value and a number."""
     if len(o.node.inputs) != 2:
         raise Foreign(f"it compares {len(o.node.inputs)} values; a value and a number are understood")
-    return _clipped(o, {side: _bound(o, 1)})
+    return _clip_between(o, {side: _bound(o, 1)})
 
 
 def _bound(o: Operands, index: int) -> float:
@@ -352,7 +352,7 @@ def _bound(o: Operands, index: int) -> float:
     return float(array.reshape(()))
 
 
-def _clipped(o: Operands, bounds: dict[str, float]) -> Picture:
+def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
     kept = {name: bound for name, bound in bounds.items() if abs(bound) < _LARGEST}
     if kept == {"min": 0.0}:
         return o.draft.unary(o.name, o.picture(), "Relu")
@@ -415,8 +415,8 @@ FORMS: Mapping[str, FormHandler] = {
             "swish": _swish,
             "prelu": _prelu,
             "clip": _clip,
-            "min": lambda o: _bounded(o, "max"),
-            "max": lambda o: _bounded(o, "min"),
+            "min": lambda o: _bound_side(o, "max"),
+            "max": lambda o: _bound_side(o, "min"),
             "global_average": lambda o: o.draft.global_pool(o.name, o.picture(), keep=True),
             "global_max": lambda o: o.draft.global_max(o.name, o.picture(), keep=True),
         }.items()

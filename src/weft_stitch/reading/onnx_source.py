@@ -106,7 +106,7 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     _require_text(model)
     if tasks := metadata(model).get(STITCHED_KEY, ""):
         raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
-    model = _inlined(model)
+    model = _inline(model)
     graph = model.graph
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
@@ -116,7 +116,7 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(value.name for value in graph.output))
     read = {name for node in graph.node for name in node.input} | set(outputs)
-    nodes = _ordered([_node(proto, read) for proto in graph.node], set(inputs) | set(tensors), outputs)
+    nodes = _order_nodes([_node(proto, read) for proto in graph.node], set(inputs) | set(tensors), outputs)
     return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
@@ -156,7 +156,7 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
         yield named.name
 
 
-def _inlined(model: OnnxModel) -> OnnxModel:
+def _inline(model: OnnxModel) -> OnnxModel:
     try:
         return inlined(model)
     except Exception as error:  # whatever the C++ side makes of a damaged function
@@ -189,7 +189,7 @@ def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
     return SourceNode(proto, name, domain + proto.op_type, tuple(proto.input), outputs)
 
 
-def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str]) -> list[SourceNode]:
+def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str]) -> list[SourceNode]:
     """What the outputs need, each node after those it reads from."""
     writers: dict[str, SourceNode] = {}
     for node in nodes:

@@ -197,7 +197,7 @@ def _mean(a: Arguments) -> Picture:
     return a.draft.global_pool(a.name, x, keep=a.given["keepdim"])
 
 
-def _shaped(a: Arguments) -> Picture:
+def _reshape(a: Arguments) -> Picture:
     """An operator that only changes the shape; the exporter worked the new one out."""
     shape = a.given["shape of result"]
     if len(shape) < 2 or shape[0] != a.rows:
@@ -205,14 +205,14 @@ def _shaped(a: Arguments) -> Picture:
     return a.draft.reshape(a.picture(), shape[1:])
 
 
-def _transposed(a: Arguments) -> Picture:
+def _transpose(a: Arguments) -> Picture:
     """Understood only where it moves nothing but dimensions of one."""
     x = a.picture()
     whole, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
     moved = [place for place in order[1:] if whole[place] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")
-    return _shaped(a)
+    return _reshape(a)
 
 
 def _same(a: Arguments) -> Picture:
@@ -271,8 +271,8 @@ HANDLERS: Mapping[str, Handler] = {
     "avg_pool2d": _avg_pool2d,
     "adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "mean": _mean,
-    **dict.fromkeys(("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"), _shaped),
-    "permute": _transposed,
+    **dict.fromkeys(("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"), _reshape),
+    "permute": _transpose,
     **dict.fromkeys(("contiguous", "clone", "detach", "alias"), _same),
     **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
     **dict.fromkeys(("pad", "constant_pad_nd"), _pad),

@@ -81,13 +81,13 @@ def read_module(module: Any, example_inputs: Sequence[Any], *, islands: bool = F
     """
     title = name or type(module).__name__
     try:
-        program = module if isinstance(module, torch.export.ExportedProgram) else _exported(module, example_inputs)
+        program = module if isinstance(module, torch.export.ExportedProgram) else _export(module, example_inputs)
         return _TorchWalk(program, islands).net(title)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{title}: {error}".split())) from error
 
 
-def _exported(module: Any, example_inputs: Sequence[Any]) -> Any:
+def _export(module: Any, example_inputs: Sequence[Any]) -> Any:
     if module.training:
         raise StitchError("it is in training mode; call eval() on it first")
     try:
@@ -147,7 +147,7 @@ class _TorchWalk:
         tensor = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
             raise StitchError(f"its input {node.name} is not a tensor of rows of floats")
-        shape = _fixed(tensor.shape, node.name)
+        shape = _fixed_shape(tensor.shape, node.name)
         if self._rows not in (0, shape[0]):
             raise StitchError(f"its input {node.name} has {shape[0]} rows, another {self._rows}")
         self._rows = shape[0]
@@ -179,23 +179,23 @@ class _TorchWalk:
         handler = HANDLERS.get(kind)
         if handler is None:
             raise Foreign("it is not understood")
-        given = self._given(node)
+        given = self._arguments(node)
         picture = handler(Arguments(_name(node), self._draft, given, self._rows))
         self._bind(node, picture, view=kind in VIEWS)
 
-    def _given(self, node: Any) -> dict[str, Any]:
+    def _arguments(self, node: Any) -> dict[str, Any]:
         """Arguments by the names of the schema, defaults filled in."""
         schema = node.target._schema
         names = [argument.name for argument in schema.arguments]
         given = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
         given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        arguments = {name: self._known(value) for name, value in given.items()}
-        arguments["shape of result"] = _fixed(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
+        arguments = {name: self._known_value(value) for name, value in given.items()}
+        arguments["shape of result"] = _fixed_shape(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
         return arguments
 
-    def _known(self, argument: Any) -> Any:
+    def _known_value(self, argument: Any) -> Any:
         if isinstance(argument, list | tuple):
-            return [self._known(part) for part in argument]
+            return [self._known_value(part) for part in argument]
         if not isinstance(argument, torch.fx.Node):
             return argument
         if argument.name in self._pictures:
@@ -302,7 +302,7 @@ def _is_float(node: Any) -> bool:
     return bool(node.meta["val"].is_floating_point())
 
 
-def _fixed(shape: Sequence[Any], name: str) -> tuple[int, ...]:
+def _fixed_shape(shape: Sequence[Any], name: str) -> tuple[int, ...]:
     if not all(isinstance(size, int) for size in shape):
         raise StitchError(f"{name} has open sizes ({', '.join(map(str, shape))}); export it with fixed ones")
     return tuple(shape)

@@ -89,7 +89,7 @@ def product_kernel(
     if RANK > 0:
         mine = tl.arange(0, TALL)[:, None] // (TALL // SLOTS) == slot[None, :]
         if NARROWED > 0:
-            narrow = _gathered(narrowed, row, area, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
+            narrow = _gather_sums(narrowed, row, area, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
         wide = tl.load(up + (model * RANK + rank)[:, None] * width + (column % width)[None, :])
         total = tl.dot(tl.where(mine, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
     known = (row < rows)[:, None] & (column < width)[None, :]
@@ -106,7 +106,7 @@ def product_kernel(
 
 
 @triton.jit
-def _gathered(
+def _gather_sums(
     narrowed, row, area, sections, rows, part,
     RANK: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip

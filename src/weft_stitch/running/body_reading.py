@@ -78,7 +78,7 @@ class _Reader:
         norms = [number for number, step in enumerate(self._body.steps) if step.node.op == NORM]
         if len(norms) < 3 or not len(norms) % 2:
             raise _foreign(f"it has {len(norms)} layer norms, not two for each layer and one before")
-        tables = self._embedded(norms[0])
+        tables = self._embedding_tables(norms[0])
         layers = [self._layer(*norms[at : at + 3]) for at in range(0, len(norms) - 1, 2)]
         pooler, classifier = self._heads()
         classes = tuple(self._matrix(classifier.product, task).shape[1] for task in range(self._body.tasks))
@@ -94,7 +94,7 @@ class _Reader:
 
     # Parts of an encoder
 
-    def _embedded(self, norm: int) -> EmbeddedTables:
+    def _embedding_tables(self, norm: int) -> EmbeddedTables:
         waiting, tables, seen = [self._read(norm)], dict[str, Array](), set[BodyValue]()
         while waiting:
             value = waiting.pop()
@@ -109,7 +109,7 @@ class _Reader:
                 continue
             given = self._body.inputs[values[0].output] if step.node.op == "Gather" and values[0].step < 0 else ""
             place = next(at for at, key in enumerate(step.contents[0]) if key)
-            tables[given] = self._shared(number, place)
+            tables[given] = self._shared_constant(number, place)
         tokens = max((name for name in tables if name), key=lambda name: tables[name].size, default="")
         if not tokens or "" not in tables:
             raise _foreign("its first layer norm does not read words and positions")
@@ -123,8 +123,8 @@ class _Reader:
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
         """The layer between three norms, and its number of heads."""
         hidden, middle = BodyValue(before, 0), BodyValue(between, 0)
-        asked, heads = self._asked(hidden)
-        mixed, outer = self._added(between, hidden), self._added(behind, middle)
+        asked, heads = self._attention_products(hidden)
+        mixed, outer = self._added_product(between, hidden), self._added_product(behind, middle)
         inner = self._products(middle)
         if len(inner) != 1:
             raise _foreign(f"{len(inner)} products read what {self._where(between)} makes, not one")
@@ -134,7 +134,7 @@ class _Reader:
         )  # fmt: skip
         return layer, heads
 
-    def _asked(self, hidden: BodyValue) -> tuple[list[DenseStep], int]:
+    def _attention_products(self, hidden: BodyValue) -> tuple[list[DenseStep], int]:
         """The products of queries, keys and values, in this order, and the number of heads."""
         products = self._products(hidden)
         if len(products) == 1:
@@ -191,7 +191,7 @@ class _Reader:
         """The products that read a value."""
         return [self._from(user) for user in self._users.get(value, ()) if self._is_product(user)]
 
-    def _added(self, norm: int, hidden: BodyValue) -> DenseStep:
+    def _added_product(self, norm: int, hidden: BodyValue) -> DenseStep:
         """The product in the residual sum that a norm reads, next to *hidden*."""
         step = self._body.steps[self._read(norm).step]
         others = [source for source in step.inputs if source is not None and source != hidden]
@@ -265,17 +265,17 @@ class _Reader:
         array = self._body.constants.arrays.get(key)
         return () if array is None else array.shape
 
-    def _held(self, number: int, place: int, task: int) -> Array:
+    def _weights_of(self, number: int, place: int, task: int) -> Array:
         contents = self._body.steps[number].contents.get(task)
         array = self._body.constants.arrays.get(contents[place]) if contents else None
         if array is None:
             raise _foreign(f"{self._body.names[task]} has no stored weights at {self._where(number)}")
         return array
 
-    def _shared(self, number: int, place: int) -> Array:
+    def _shared_constant(self, number: int, place: int) -> Array:
         """The constant that all models share at a step, low-rank parts aside; ``StitchError`` if they differ."""
-        array, step = self._held(number, place, 0), self._body.steps[number]
-        if any(self._held(number, place, task) is not array for task in range(1, self._body.tasks)):
+        array, step = self._weights_of(number, place, 0), self._body.steps[number]
+        if any(self._weights_of(number, place, task) is not array for task in range(1, self._body.tasks)):
             raise _foreign(f"the models have different weights at {self._where(number)}")
         if step.lines:
             raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
@@ -292,13 +292,13 @@ class _Reader:
 
     def _matrix(self, number: int, task: int) -> Array:
         """[in, out]."""
-        matrix = self._held(number, 1, task)
+        matrix = self._weights_of(number, 1, task)
         return matrix.T if self._body.steps[number].node.attributes.get("transB") else matrix
 
     def _product(self, denses: Sequence[DenseStep]) -> SharedProduct:
         """Products of the same input, side by side."""
         for dense in denses:
-            self._shared(dense.product, 1)
+            self._shared_constant(dense.product, 1)
         weight = np.concatenate([self._matrix(dense.product, 0) for dense in denses], axis=1)
         biases = [self._bias(dense) for dense in denses]
         tall = max(map(len, biases))
@@ -332,7 +332,7 @@ class _Reader:
 
     def _table(self, number: int, place: int) -> Array:
         """The models' constants at a step, stacked; a single one where all are the same array."""
-        held = [self._held(number, place, task) for task in range(self._body.tasks)]
+        held = [self._weights_of(number, place, task) for task in range(self._body.tasks)]
         return np.stack(held[:1] if all(array is held[0] for array in held) else held)
 
     def _norm(self, number: int) -> RowNorm:
@@ -357,8 +357,8 @@ class _Reader:
     def _own_bias(self, dense: DenseStep, task: int) -> Array | float:
         if dense.bias is not None:
             keys = self._body.steps[dense.bias].contents[task]
-            return self._held(dense.bias, next(place for place, key in enumerate(keys) if key), task)
-        return self._held(dense.product, 2, task) if len(self._body.steps[dense.product].inputs) > 2 else 0.0
+            return self._weights_of(dense.bias, next(place for place, key in enumerate(keys) if key), task)
+        return self._weights_of(dense.product, 2, task) if len(self._body.steps[dense.product].inputs) > 2 else 0.0
 
     def _tensor(self, array: Array) -> Tensor:
         return torch.from_numpy(np.array(array, np.float32))

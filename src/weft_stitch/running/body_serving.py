@@ -322,13 +322,13 @@ class FusedEncoder:
         for name, _ in requests:
             if name not in names:
                 raise StitchError(unknown_name("model", name, names))
-        rows = [_shown(self._slots[names.index(name)], np.asarray(tokens, np.int64)) for name, tokens in requests]
+        rows = [_token_row(self._slots[names.index(name)], np.asarray(tokens, np.int64)) for name, tokens in requests]
         for row in rows:
             self.ladder.check(row)
         order = sorted(range(len(rows)), key=lambda number: rows[number].model)
         with torch.inference_mode(), torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
             answers = _ran(
-                self.ladder, [rows[number] for number in order], _captured if self.device.type == "cuda" else _plain
+                self.ladder, [rows[number] for number in order], _capture if self.device.type == "cuda" else _plain
             )
         classes = [self.encoder.classes[names.index(name)] for name, _ in requests]
         return [answers[order.index(number)][:count] for number, count in enumerate(classes)]
@@ -349,7 +349,7 @@ def _plain(run: Run) -> Run:
     return run
 
 
-def _captured(run: Run) -> Run:
+def _capture(run: Run) -> Run:
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -371,7 +371,7 @@ def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> lis
     tokens = given[encoder.tokens]
     kinds = given[encoder.kinds] if encoder.kinds else np.zeros_like(tokens)
     if not encoder.shown:
-        return [_shown(model, *pair) for pair in zip(tokens, kinds, strict=True)]
+        return [_token_row(model, *pair) for pair in zip(tokens, kinds, strict=True)]
     shown = given[encoder.shown]
     if not ((shown == 0) | (shown == 1)).all():
         raise StitchError(f"{encoder.shown} must be of 0 and 1")
@@ -381,7 +381,7 @@ def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> lis
     return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(at)]
 
 
-def _shown(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
+def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
     """A request of unmasked tokens."""
     if not len(tokens):
         raise StitchError("a request of 0 tokens: give 1 or more")

@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from weft.runtime.timing import Run, mean_seconds, measure_in_turns
+from weft_stitch.cost import H200, Modelled
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
-from weft_stitch.planning.cost import H200, Modelled
 from weft_stitch.planning.planner import Plan, plan
 from weft_stitch.running.kernel_shapes import tune
 from weft_stitch.running.module import WARM_UPS, StitchedModule, warm_up
@@ -120,17 +120,17 @@ def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
 def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> Built:
     """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
     settle()
-    before = _allocated()
-    modules = tuple(_tuned(graph, given, place) for graph, given in zip(graphs, inputs, strict=True))
+    before = _allocated_bytes()
+    modules = tuple(_tune_module(graph, given, place) for graph, given in zip(graphs, inputs, strict=True))
     with torch.no_grad():
         for module, given in zip(modules, inputs, strict=True):
             module(*given)
     settle()
-    after = _allocated()
+    after = _allocated_bytes()
     return Built(modules, None if after is None or before is None else after - before)
 
 
-def _tuned(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
+def _tune_module(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
     """A fresh module with the shapes that tuning found: what tuning left behind goes with the old one."""
     module = place.module(graph)
     if not module.fused_layers or not inputs[0].is_cuda:
@@ -150,7 +150,7 @@ def prepare(way: RivalWay) -> TimedWay:
     settle()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
-    replay, outputs = _captured(way) if way.captured else (way.run, way.run())
+    replay, outputs = _capture(way) if way.captured else (way.run, way.run())
     torch.cuda.synchronize()
     added = torch.cuda.max_memory_allocated() - before
     added = getattr(way.call, "branch_bytes", added)  # branches that run at the same time count together
@@ -160,7 +160,7 @@ def prepare(way: RivalWay) -> TimedWay:
     return TimedWay(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
 
 
-def _captured(way: RivalWay) -> tuple[Run, Outputs]:
+def _capture(way: RivalWay) -> tuple[Run, Outputs]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = way.run()
@@ -181,7 +181,7 @@ def settle() -> None:
     torch.cuda.empty_cache()
 
 
-def _allocated() -> int | None:
+def _allocated_bytes() -> int | None:
     return int(torch.cuda.memory_allocated()) if torch.cuda.is_available() else None
 
 

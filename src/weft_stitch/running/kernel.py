@@ -4,7 +4,7 @@ A program computes one tile (``packing.Tile``): output positions of one task by 
 implicit matrix product over taps and input columns. A shared block reads the shared weights and then its task's own, so
 that nothing is stored twice, nothing is multiplied by zero and nothing needs a mask; the tiles of all tasks run
 at once and meet the shared weights in the cache. Scale, shift, a residual and the activation follow in registers.
-``fused.plain`` is the same computation in numpy.
+``module.plain`` is the same computation in numpy.
 """
 
 # the kernel's arguments have no types, and their names are its constants'

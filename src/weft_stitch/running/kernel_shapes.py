@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from weft.base.errors import StitchError
 from weft.runtime.timing import Run
 from weft_stitch.running.body_rows import RowTables
-from weft_stitch.running.fused import FusedConv, Shape
 from weft_stitch.running.fused_body import (
     LIBRARY,
     PLAINEST,
@@ -32,7 +31,7 @@ from weft_stitch.running.fused_body import (
     launch_product,
     product_call,
 )
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import FusedConv, Shape, StitchedModule
 from weft_stitch.running.operators import Tensor, torch
 
 HALF_SHAPES = (
@@ -109,7 +108,7 @@ def _seconds_by_shape(
     return times
 
 
-def _compiled(jobs: Iterable[Callable[[], object]]) -> list[Future[object]]:
+def _compile_all(jobs: Iterable[Callable[[], object]]) -> list[Future[object]]:
     """Compile on all cores; threads suffice, as the compiler does most of its work outside Python.
 
     A failure is kept in the future, and shows again when the candidate is timed.
@@ -210,7 +209,7 @@ def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
             return True
         return False
 
-    done = zip(jobs, _compiled(partial(compile_one, *job) for job in jobs.values()), strict=True)
+    done = zip(jobs, _compile_all(partial(compile_one, *job) for job in jobs.values()), strict=True)
     return {key for key, future in done if future.exception() is not None or future.result()}
 
 
@@ -330,7 +329,7 @@ def _compile_products(
         arguments, settings = product_call(x, first, tables, shape, trial.gelu, early, narrowed)
         product_kernel.warmup(*arguments, grid=(1,), **settings)
 
-    _compiled(partial(compile_one, trial, x, shape) for trial, x, tried in jobs for shape in tried if shape.tall)
+    _compile_all(partial(compile_one, trial, x, shape) for trial, x, tried in jobs for shape in tried if shape.tall)
 
 
 def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:

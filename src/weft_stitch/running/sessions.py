@@ -153,7 +153,7 @@ def largest_difference(
     """
     rng = np.random.default_rng(0)
     feeds = [
-        {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
+        {port.name: _draw_input(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
     ]
     outputs = _together(graph, family, feeds, threads)
@@ -161,11 +161,11 @@ def largest_difference(
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
         # one in half precision is off by itself: the graph is judged by what was read, and this is told beside
         judged = None if net.stored in COARSE else source
-        for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
+        for port, wanted in zip(net.outputs, _answers_alone(net, judged, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
             worst = max(worst, Difference(relative_difference(outputs[name], wanted), name))
         if source != judged:
-            for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
+            for port, wanted in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
                 coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], wanted))
     return worst._replace(coarse=coarse)
 
@@ -173,8 +173,8 @@ def largest_difference(
 def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
     """Why *net* cannot take any number of rows, in words; empty if it answers several batches as it does each."""
     rng = np.random.default_rng(0)
-    feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
-    apart = _alone(net, None, feed, threads)
+    feed = {port.name: _draw_input(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
+    apart = _answers_alone(net, None, feed, threads)
     session = graph_session(plain_graph(net, dynamic=True), threads, optimise=False)
     names = [port.name for port in net.outputs]
     try:
@@ -185,7 +185,7 @@ def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
     return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
 
 
-def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
+def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
     """Numbers that a model in half precision takes as they are."""
     drawn = rng.standard_normal(shape, np.float32)
     return drawn.astype(np.float16).astype(np.float32) if net.stored in COARSE else drawn
@@ -202,7 +202,7 @@ def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int)
     return dict(zip(names, run_session(session, names, joined, graph.name), strict=True))
 
 
-def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
+def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """What the model answers by itself, a batch at a time."""
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
     kinds = {port.name: port.type for port in session.get_inputs()} if session else {}

@@ -36,12 +36,12 @@ from weft.models.onnx_graph import (
     write_model,
 )
 from weft.models.onnx_import.widths import FORMATS, Widths, noted
-from weft.models.weighted_layers import find_layers, flat, load_flat
 from weft_tune.export import tensors
 from weft_tune.export.emitter import LEAST_OPSET, Emitter, onnx_type, raise_opset
 from weft_tune.network import Network, check_layers
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import FLOAT32
+from weft_tune.weighted_layers import find_layers, flat, load_flat
 
 __all__ = ["FORMATS", "STYLES", "Style", "export", "write_export"]
 

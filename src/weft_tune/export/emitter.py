@@ -104,12 +104,12 @@ class Emitter:
 def raise_opset(model: OnnxModel, opset: int) -> OnnxModel:
     """Convert *model* to at least that opset of the standard operators; itself where it has that already."""
     if opsets(model).get("", 1) < opset:
-        model = _converted(model, opset)
+        model = _convert(model, opset)
     model.ir_version = max(model.ir_version, _FILE_VERSIONS[opset])
     return model
 
 
-def _converted(model: OnnxModel, opset: int) -> OnnxModel:
+def _convert(model: OnnxModel, opset: int) -> OnnxModel:
     try:
         converted = at_opset(model, opset)
     except Exception as error:  # the C++ side raises several unrelated kinds

@@ -68,8 +68,8 @@ def loop_for(form: AnyFormat) -> Loop | None:
         return Loop("sign", _floats(float32_range(form)[1], 0.0))
     # the fastest first; by_bits covers what is left
     if form.sign_bits:
-        return _fixed(form) or _floating(form) or _scaled(form) or _by_bits(form)
-    signed = _fixed(form) or _floating(form) or _by_bits(form)
+        return _fixed_loop(form) or _floating(form) or _scaled_loop(form) or _by_bits(form)
+    signed = _fixed_loop(form) or _floating(form) or _by_bits(form)
     if signed is None or form.specials:
         return None
     return signed._replace(name=f"unsigned_{signed.name}")
@@ -79,7 +79,7 @@ def _floats(*values: float) -> tuple[np.float32, ...]:
     return tuple(np.float32(value) for value in values)
 
 
-def _fixed(form: Format) -> Loop | None:
+def _fixed_loop(form: Format) -> Loop | None:
     if form.kind != "FIXED" or not LEAST_STEP <= form.step <= MOST_STEP:
         return None
     name = "fixed" if form.fraction_bits <= 23 else "fine_fixed"
@@ -103,7 +103,7 @@ def _floating(form: Format, scale: float = 1.0) -> Loop | None:
     return Loop("power_of_two", (*constants, np.uint32(form.bias % 2 << 22)))
 
 
-def _scaled(form: Format) -> Loop | None:
+def _scaled_loop(form: Format) -> Loop | None:
     """The loop for formats below float32's normal values, which are scaled up and down again.
 
     Large values become infinite on the way and then the largest, so the format must have no infinities.
@@ -204,7 +204,7 @@ def rounded(
     """Round each value to *form*, as float32; into *out* if given, which may be *x* itself.
 
     Compiled for float32 values to nearest (benchmarks/number_speed.py). Other roundings, float64 values and the few
-    formats that float32 cannot follow (``loops.loop_for`` gives None) are rounded in doubles, many times slower.
+    formats that float32 cannot follow (``loop_for`` gives None) are rounded in doubles, many times slower.
     """
     array = _exact_floats(x)
     check_rounding(rounding, rng)

@@ -194,14 +194,14 @@ def format_meaning(form: Format | TwosComplement) -> str:
         case "EXP":
             span = f"{form.smallest:.4g}" + (f" to {form.largest:.4g}" if form.largest > form.smallest else "")
             what = "a power of two" if form.largest == form.smallest else "powers of two"
-            field = f"{_counted(form.exponent_bits)} of exponent, bias {form.bias}"
+            field = f"{_bits_text(form.exponent_bits)} of exponent, bias {form.bias}"
             return f"{form.bits} bits, {what}: zero and {plus}{span} ({field})"
     fields = (
-        f"{_counted(form.exponent_bits)} of exponent (bias {form.bias}), {_counted(form.fraction_bits)} of fraction"
+        f"{_bits_text(form.exponent_bits)} of exponent (bias {form.bias}), {_bits_text(form.fraction_bits)} of fraction"
     )
     ieee = ", as in IEEE 754" if form.specials else ""
     return f"{form.bits} bits, floating point{ieee}: {sign}{fields}; {form.smallest:.3g} to {form.largest:.3g}"
 
 
-def _counted(bits: int) -> str:
+def _bits_text(bits: int) -> str:
     return f"{bits} bit{'' if bits == 1 else 's'}"

@@ -85,7 +85,7 @@ def phase_spans(trials: Sequence[Trial]) -> list[PhaseSpan]:
     return [spans[phase] for phase in sorted(spans)]
 
 
-def _kept(tuning: Tuning) -> list[Trial]:
+def _kept_trials(tuning: Tuning) -> list[Trial]:
     return [tuning.trials[place] for place in kept_places(tuning)]
 
 
@@ -111,7 +111,7 @@ def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
 
 def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
     scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
-    kept = {trial.iteration for trial in _kept(tuning)}
+    kept = {trial.iteration for trial in _kept_trials(tuning)}
     floor, ceiling = _score_range(tuning)
     size = max(2.0, min(7.0, 220 / math.sqrt(max(1, len(scored)) + 1)))
     kinds = (
@@ -168,7 +168,7 @@ def _draw_objective(axes: Axes, tuning: Tuning) -> None:
         [t.iteration for t in feasible], [t.objective * scale for t in feasible], "o", color=FEASIBLE, markersize=2.5,
         alpha=0.5, rasterized=len(feasible) > DENSE,
     )  # fmt: skip
-    chosen = _kept(tuning)
+    chosen = _kept_trials(tuning)
     if chosen:
         times = [*accumulate((t.iteration for t in chosen), max), tuning.iterations + 0.5]
         values = [t.objective * scale for t in chosen]

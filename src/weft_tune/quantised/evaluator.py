@@ -21,7 +21,6 @@ import onnxruntime as ort
 
 from weft.base.errors import EvaluationError, TuneError, unknown_name
 from weft.base.shapes import written
-from weft.models.weighted_layers import WeightedLayer
 from weft.runtime.samples import Ints, count_rows, feed
 from weft.runtime.tensors import Array
 from weft_tune.evaluation import OnScore, Score, Subset
@@ -32,6 +31,7 @@ from weft_tune.quantised.metrics import Doubles, Function, fingerprint, make_met
 from weft_tune.quantised.opened import Opened, make_plan, open_for_tuning, run_on, session_for
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 from weft_tune.quantised.workers import Workers
+from weft_tune.weighted_layers import WeightedLayer
 
 CACHE_BYTES = 1 << 30
 """Memory for rounded weights and tensors at the cuts, of all processes together: a GiB; more saves more runs."""
@@ -79,7 +79,7 @@ class OnnxEvaluator:
         self._small, self._seed = _small_count(small, len(self._labels)), seed
         self._engine = _engine(self._plan, cache_bytes, workers)
         self._subsets: dict[str, _SubsetSamples] = {}
-        self._example = self._checked_example()
+        self._example = self._check_example()
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class OnnxEvaluator:
             subset: _SubsetSamples(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
         }
 
-    def _checked_example(self) -> Array:
+    def _check_example(self) -> Array:
         """Outputs for a batch: the pieces must give those of the whole model, and the labels must be its classes."""
         opened, rows = self._opened, np.arange(min(self._plan.batch, len(self._labels)))
         batch = feed(self._inputs, rows, opened.fixed_batch)

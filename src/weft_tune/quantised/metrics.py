@@ -71,7 +71,7 @@ class Metric:
                 labels == 1, above, np.where(above > 0, -above, np.maximum(-above, np.finfo(float).tiny))
             )
         else:
-            margins = _ahead(logits, labels, self.top)
+            margins = _lead(logits, labels, self.top)
         return np.where(spoilt, -np.inf, margins)
 
     def check_labels(self, labels: npt.ArrayLike, count: int) -> Labels:
@@ -175,7 +175,7 @@ def _column(outputs: Array) -> npt.NDArray[Any]:
     return flat[:, 0]
 
 
-def _ahead(logits: Doubles, labels: Labels, top: int) -> Doubles:
+def _lead(logits: Doubles, labels: Labels, top: int) -> Doubles:
     """The lead of the right class over the *top*-th best of the others; a tie counts for the earlier class."""
     rows = np.arange(len(labels))
     right = logits[rows, labels]

@@ -33,7 +33,6 @@ from weft.models.onnx_graph import (
     to_array,
 )
 from weft.models.onnx_import.widths import FORMATS
-from weft.models.weighted_layers import KINDS, WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import ModelPiece, SeenTensor, split, whole_because
 from weft.runtime.onnxruntime_cpu.sessions import check_ranks, first_line, open_model, open_session, specs
 from weft.runtime.samples import batches, feed
@@ -42,6 +41,7 @@ from weft.runtime.tensors import Array, TensorSpec
 from weft_tune.network import Network, Target, join_targets
 from weft_tune.quantised.data import check_inputs
 from weft_tune.quantised.runner import RoundingPlan, Stage, rounded_input, weight_input
+from weft_tune.weighted_layers import KINDS, WeightedLayer, find_layers, load_flat
 
 BATCH_BYTES = 8 << 20
 """Limit of the largest tensor of a batch, so that it stays in the processor's caches."""

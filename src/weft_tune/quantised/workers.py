@@ -47,7 +47,7 @@ class _Worker(ChildProcess):
 
 
 @contextmanager
-def _explained_errors() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     """Explain errors of starting processes and writing their files, which need memory and disk space."""
     try:
         yield
@@ -76,7 +76,7 @@ class Workers:
     def add(self, name: str, samples: SampleOrder) -> None:
         self._samples[name] = samples
         if self._workers:
-            with _explained_errors():
+            with _explain_errors():
                 self._call_all(BatchWorker.add, name, self._store(samples.inputs), samples.order)
 
     def drop(self, name: str) -> None:
@@ -88,7 +88,7 @@ class Workers:
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Sequence[int]) -> list[Array]:
         """The output for each batch, in the order of *numbers*."""
         if not self._workers:
-            with _explained_errors():
+            with _explain_errors():
                 self._start()
         shares = [tuple(n for n in numbers if n % self._count == at) for at in range(self._count)]
         answers = self._call(BatchWorker.run, [(name, formats, share) for share in shares])

@@ -63,7 +63,7 @@ class RuntimeBench:
         self._one = feed(inputs, np.arange(1), opened.fixed_batch)
         self.original = BuiltVariant(None, open_model(opened.path, 1), self._one)
         self.scorer = make_scorer(opened, data, metric, self.original.session, self._batch)
-        self._ranges = self._calibrated(opened, inputs)
+        self._ranges = self._calibrate(opened, inputs)
         self._looked_at = feed(inputs, np.arange(min(LOOKED_AT, count_rows(inputs), self._batch)), opened.fixed_batch)
         self._answers = self._look(self.original)
 
@@ -101,10 +101,10 @@ class RuntimeBench:
 
     def layer_times(self, variants: Sequence[BuiltVariant]) -> list[dict[str, float]]:
         """Layer -> seconds, in each of the variants, which take turns."""
-        written = [variant.written or _unchanged(self.prepared) for variant in variants]
+        written = [variant.written or _unchanged_variant(self.prepared) for variant in variants]
         return layer_times(written, self.layers, self._one)
 
-    def _calibrated(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
+    def _calibrate(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
         """Measure the ranges of all tensors that some variant has in 8 bits."""
         graph, layers = self.prepared.model.graph, self.prepared.layers
         names = set().union(*(eight_bit_places(graph, layers, joined).ranged for joined in (True, False)))
@@ -130,7 +130,7 @@ def _session(opened: Opened, model: OnnxModel) -> Any:
         raise TuneError(f"{opened.path}: ONNX Runtime cannot load it in other formats: {first_line(error)}") from error
 
 
-def _unchanged(prepared: PreparedModel) -> WrittenVariant:
+def _unchanged_variant(prepared: PreparedModel) -> WrittenVariant:
     owners = {prepared.model.graph.node[layer.position].output[0]: layer.name for layer in prepared.layers}
     return WrittenVariant(prepared.model, owners)
 
@@ -178,7 +178,7 @@ def _mark_layers(variant: WrittenVariant, numbers: Mapping[str, int]) -> OnnxMod
     owners = {output: numbers[name] for output, name in variant.owners.items() if name in numbers}
     renamed: dict[str, str] = {}
     for node in model.graph.node:
-        number = owners.get(node.output[0], _joined_with(node, owners))
+        number = owners.get(node.output[0], _layer_joined_to(node, owners))
         if number is not None:
             owners[node.output[0]] = number
             renamed[node.output[0]] = f"{mark(number)}{len(renamed)}"
@@ -191,6 +191,6 @@ def _mark_layers(variant: WrittenVariant, numbers: Mapping[str, int]) -> OnnxMod
     return model
 
 
-def _joined_with(node: OnnxNode, owners: Mapping[str, int]) -> int | None:
+def _layer_joined_to(node: OnnxNode, owners: Mapping[str, int]) -> int | None:
     """The layer that a node is joined with."""
     return owners.get(node.input[0]) if node.op_type in FOLLOWERS else None

@@ -35,7 +35,7 @@ OnStage = Callable[[str, str], None]
 
 
 class TriedVariant(NamedTuple):
-    """A variant that was scored or timed, and the variant that it took turns with."""
+    """A variant that was scored or timed, and the variant that it was timed against, in turns."""
 
     what: str
     left_out: tuple[str, ...]
@@ -81,7 +81,7 @@ def choose(bench: RuntimeBench, threshold: float, on_stage: OnStage) -> FastestV
 
 
 class _Entrant(NamedTuple):
-    """A variant in the last race."""
+    """A variant in the final race."""
 
     kind: str
     variant: BuiltVariant
@@ -109,7 +109,7 @@ class _Search:
     times_int8: Mapping[str, float] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """All layers in 8 bits; float16 is kept for the end, if it is faster than float32."""
+        """Start with all layers in 8 bits; float16 is tried at the end, if it is faster than float32."""
         bench = self.bench
         self.on_stage("measuring", "all layers at once")
         self.choose_options()
@@ -118,7 +118,7 @@ class _Search:
         self.times_before, self.times_int8 = bench.layer_times([bench.original, self.current])
 
     def _try_halves(self) -> None:
-        """Try all layers in float16, which some builds of ONNX Runtime do not have."""
+        """Try all layers in float16, which some builds of ONNX Runtime lack."""
         try:
             halves = self.bench.halves()
         except TuneError:
@@ -129,7 +129,7 @@ class _Search:
         self._note(FLOAT16, (), took, was, None, kept=self.halves is not None)
 
     def choose_options(self) -> None:
-        """Take the options that are fastest for the layers in 8 bits."""
+        """Choose the options that are fastest for the layers in 8 bits."""
         variants = [self._build(options, self.left_out) for options in OPTIONS]
         was, *times = self.bench.race([self.bench.original, *variants])
         best = min(range(len(OPTIONS)), key=lambda number: times[number].median_s)
@@ -138,7 +138,7 @@ class _Search:
         self.options, self.current = OPTIONS[best], variants[best]
 
     def leave_out_slow_together(self) -> None:
-        """Leave out all layers that take longer in 8 bits, if the whole is no slower: fewer keep more of a score."""
+        """Leave out all layers that are slower in 8 bits, if the whole is no slower: fewer layers lose less score."""
         slow = [name for name in self._by_gain() if self._gain(name) < 0]
         if slow:
             self.on_stage("measuring", f"without {len(slow)} layers that are slower in 8 bits")
@@ -159,7 +159,7 @@ class _Search:
         self.score = self.bench.score(self.current)
 
     def _most_harmful_first(self) -> list[str]:
-        """Layers in 8 bits by the harm they do for the time they save."""
+        """Return the layers in 8 bits by lost score per saved time, the largest first."""
         in_8_bits = [name for name in self.bench.layers if name not in self.left_out]
         harms = {}
         for number, name in enumerate(in_8_bits, 1):
@@ -168,7 +168,10 @@ class _Search:
         return sorted(in_8_bits, key=lambda name: harms[name] / max(self._gain(name), LEAST_S), reverse=True)
 
     def _fewest(self, ordered: Sequence[str]) -> int:
-        """The least number of *ordered*, from the first on, to leave out; by bisection, as fewer never score higher."""
+        """Return the least number of layers at the start of *ordered* to leave out; by bisection.
+
+        Leaving out more layers is assumed never to lower the score.
+        """
         few, enough = 0, len(ordered)
         while enough - few > 1:
             middle = (few + enough) // 2
@@ -190,7 +193,7 @@ class _Search:
             failed = 0 if self._try_without([name]) else failed + 1
 
     def end(self) -> FastestVariant:
-        """Race the remaining variants against the model as it was; the winner is the result."""
+        """Race the remaining variants against the original model; the winner is the result."""
         bench = self.bench
         self.on_stage("measuring", "before and after")
         entrants = self._entrants()
@@ -211,7 +214,7 @@ class _Search:
         )  # fmt: skip
 
     def _entrants(self) -> list[_Entrant]:
-        """The variants that may beat the model as it was: all of them keep the score."""
+        """Return the variants that keep the score and may beat the original model."""
         entrants = []
         if self.current is not self.bench.original and self.score >= self.threshold:
             entrants.append(_Entrant(INT8, self.current, self.score))
@@ -256,7 +259,7 @@ class _Search:
         return sorted(self.bench.layers, key=self._gain)
 
     def _gain(self, name: str) -> float:
-        """Seconds that a layer alone saves in 8 bits; 0 where the profiler saw none of its nodes."""
+        """Return the seconds that a layer alone saves in 8 bits; 0 if the profiler saw none of its nodes."""
         return self.times_before.get(name, 0.0) - self.times_int8.get(name, 0.0)
 
     def _note_score(self, options: QdqOptions, left_out: Collection[str], score: float) -> None:

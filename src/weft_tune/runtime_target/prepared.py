@@ -22,11 +22,11 @@ import onnxruntime as ort
 
 from weft.base.errors import TuneError
 from weft.models.onnx_graph import Attributes, OnnxModel, OnnxNode, OnnxTensor, fill, initializers, load, to_array
-from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 from weft_tune.export.emitter import LEAST_OPSET, raise_opset
 from weft_tune.quantised.opened import Opened, tensors_by_batch
+from weft_tune.weighted_layers import WeightedLayer, find_layers, load_flat
 
 Floats = npt.NDArray[np.float32]
 

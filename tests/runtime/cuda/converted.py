@@ -35,7 +35,7 @@ def in_torch(model: ModelProto, feed: Mapping[str, Array], dtype: Any = None, *,
         folded(copy, {name: array.shape for name, array in feed.items()}), dtype, channels_last=channels_last
     )
     with torch.inference_mode():
-        outputs = module(*(torch.from_numpy(np.array(feed[name])) for name in module.inputs))
+        outputs = module(*(torch.from_numpy(np.array(feed[name])) for name, _ in module.inputs))
     return module, [output.numpy() for output in outputs]
 
 

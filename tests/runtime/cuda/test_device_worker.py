@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
-from weft.base.errors import BadRequest, WorkerDied, WorkerStarting
+from weft.base.errors import BadRequest, ModelError, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.client_memory import LendingTerms, LentTensor
 from weft.runtime.cuda.cpu_twins import TWIN
@@ -315,3 +315,34 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     worker._flush()
     assert 7 in [number for _, freed in told for number in freed]
     assert lane.close(PATIENCE_S)
+
+
+class StubPackager:
+    """Says what it was told to say."""
+
+    def __init__(self, *said: Any) -> None:
+        self.said, self.asked = list(said), list[bool]()
+
+    def packages(self, path: Path, options: LoadOptions, model: Any, cache: Path | None, *, compile_now: bool) -> Any:
+        self.asked.append(compile_now)
+        result = self.said.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def test_a_model_is_served_until_it_is_compiled_and_stays_if_it_cannot_be(tmp_path: Path) -> None:
+    packager = StubPackager(None, ModelError("there is no C compiler"), tmp_path / "none")
+    backend = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), packager=packager)
+    try:
+        path, options = chain(tmp_path / "chain.onnx"), LoadOptions(max_batch=2, engine="compiled")
+        first = backend.open(path, options, tmp_path / "cache", learn=False)
+        assert not first.timing.learned
+        second = backend.open(path, options, tmp_path / "cache", learn=True)
+        assert second.timing.learned and second.remarks[-1] == "not compiled: there is no C compiler"
+        third = backend.open(path, options, tmp_path / "cache", learn=True)
+        assert any(remark.startswith("stays with ONNX Runtime: its packages") for remark in third.remarks)
+        assert packager.asked == [False, True, True]
+        assert backend.open(path, LoadOptions(max_batch=2), tmp_path / "cache").timing.learned
+    finally:
+        backend.close()

@@ -208,7 +208,7 @@ def test_what_onnx_runtime_cannot_run_is_run_all_the_same(file: Path, monkeypatc
     def fails(*given: Any) -> None:
         raise RuntimeError("no such operator\nat all")
 
-    monkeypatch.setattr("weft.runtime.cuda.onnx_files.OnnxFile._optimised", fails)
+    monkeypatch.setattr("weft.runtime.cuda.onnx_files.OnnxFile._optimise", fails)
     found = opened(file)
     assert is_fused(found) and found.remarks[0] == "in the form fused: ONNX Runtime cannot run it (no such operator)"
 

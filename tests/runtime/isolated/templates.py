@@ -16,8 +16,8 @@ class LastingTemplate(Template):
         self._thread = ThreadPoolExecutor(1, "template")
         self._thread.submit(int).result()
 
-    def _forked(self, *asked: Any) -> Child:
-        return self._thread.submit(super()._forked, *asked).result()
+    def _fork(self, *asked: Any) -> Child:
+        return self._thread.submit(super()._fork, *asked).result()
 
     def close(self) -> None:
         """Others need it."""

@@ -160,7 +160,7 @@ class Running(StepDefaults):
 
     def __init__(self, link: Link, lane: ProcessLane, ended: Ended) -> None:
         self.number = 0
-        self._link, self._lane, self._ended = link, lane, ended
+        self._link, self._lane, self._end_in_background = link, lane, ended
         self.done = threading.Event()
 
     def stop(self) -> None:
@@ -169,7 +169,7 @@ class Running(StepDefaults):
 
     def over(self, end: StepEnd) -> None:
         self.done.set()
-        self._ended(end)
+        self._end_in_background(end)
 
 
 class ProcessLane(LaneDefaults):

@@ -5,9 +5,8 @@ of weights on the memory channel is not its concern: ``layer_costs`` counts thei
 models here are of a weight-stationary array: weights stay, im2col rows stream past them. A fold is one array-full of
 weights: ``array_rows`` of the reduction by ``array_columns`` of the output channels.
 
-Modules: ``tiled.py`` and ``explore.py``, batches on tiled NPUs and the search for the best one; ``pccs_fit.py``,
-contention fitted to measurements; ``layer_costs.py``, the cost of each schedulable layer; ``program.py``, the same in
-whole ticks of a device's clock.
+Modules: ``tiled.py`` and ``explore.py``, batches on tiled NPUs and the search for the best one; ``layer_costs.py``,
+the cost of each schedulable layer; ``program.py``, the same in whole ticks of a device's clock.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
     bits = min(layer.activation_bits, npu.element_bits)
     touched = (layer.input_elements + layer.output_elements) * batch * bits / 8
     if layer.gemm:
-        used = cycles(_batched(layer, batch), npu)
+        used = cycles(_batch_gemm(layer, batch), npu)
     else:
         used = max(1, math.ceil(touched / npu.vector_bytes_per_cycle))
     stored = layer.weights + layer.lookups * batch
@@ -165,7 +165,7 @@ def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
     )
 
 
-def _batched(layer: Layer, batch: int) -> Gemm:
+def _batch_gemm(layer: Layer, batch: int) -> Gemm:
     """A batch adds rows where weights are shared, and whole products where both operands are activations."""
     assert layer.gemm is not None
     if layer.reuses_weights:

@@ -124,11 +124,13 @@ class Program:
             max(1, -(-size // max(1, most // ticks))) for size, ticks in zip(self.weight_bytes, per_byte, strict=True)
         ]
         extra = [0 if part == 0 else cost for count in counts for part in range(count)]
-        compute, sizes = _parted(self.compute, counts), _parted(self.weight_bytes, counts)
+        compute, sizes = _divide(self.compute, counts), _divide(self.weight_bytes, counts)
         tick_sizes = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
         return replace(
             self,
-            names=tuple(piece for name, count in zip(self.names, counts, strict=True) for piece in _named(name, count)),
+            names=tuple(
+                piece for name, count in zip(self.names, counts, strict=True) for piece in _part_names(name, count)
+            ),
             fetch=tuple(size * ticks for size, ticks in zip(sizes, tick_sizes, strict=True)),
             compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
             weight_bytes=sizes,
@@ -136,7 +138,7 @@ class Program:
         )
 
 
-def _parted(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+def _divide(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
     """Each value in as many nearly equal parts as its count says; their sum is the value."""
     return tuple(
         value * (part + 1) // count - value * part // count
@@ -145,7 +147,7 @@ def _parted(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
     )
 
 
-def _named(name: str, count: int) -> list[str]:
+def _part_names(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}[{part + 1}/{count}]" for part in range(count)]
 
 
@@ -192,7 +194,7 @@ def one_at_a_time(
     nothing = (0,) * len(pieces)
     return Program(
         model.name,
-        tuple(_called(model, piece) for piece in pieces),
+        tuple(_piece_name(model, piece) for piece in pieces),
         nothing,
         compute,
         nothing,
@@ -201,7 +203,7 @@ def one_at_a_time(
     )
 
 
-def _called(model: Model, piece: Sequence[int]) -> str:
+def _piece_name(model: Model, piece: Sequence[int]) -> str:
     """A piece by the layer that multiplies, or by its first and last."""
     weighty = [index for index in piece if model.layers[index].gemm] or list(piece)
     first, last = model.layers[weighty[0]].name, model.layers[weighty[-1]].name

@@ -148,10 +148,10 @@ def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
             best, extra = worth, [0.0] * len(demands)
             for i, rate in zip(chosen, rates, strict=True):
                 extra[i] = rate
-    return _evened([rate + more for rate, more in zip(least, extra, strict=True)], demands)
+    return _prefer_equal([rate + more for rate, more in zip(least, extra, strict=True)], demands)
 
 
-def _evened(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
+def _prefer_equal(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     """Return an equal division of the time instead, if that costs at most EVENING of the throughput."""
     equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
     worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))

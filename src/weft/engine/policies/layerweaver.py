@@ -74,9 +74,9 @@ class Layerweaver(Policy):
         """Price the candidates; if both starve, keep only models that must go on to reach layers of the other kind."""
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
-        return self._unstarved(costs)
+        return self._keep_unstarved(costs)
 
-    def _unstarved(self, costs: list[Idle]) -> list[Idle]:
+    def _keep_unstarved(self, costs: list[Idle]) -> list[Idle]:
         wants_weights = all(idle.compute > 0 for idle in costs)
         wants_space = all(idle.memory > 0 for idle in costs)
         return [idle for idle in costs if rules.goes_on(wants_weights, wants_space, self._compute_bound(idle))] or costs

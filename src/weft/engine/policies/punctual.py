@@ -83,7 +83,7 @@ class Punctual(Policy):
         victim = lost.candidate
         both = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
         chosen = self.decide(both).candidate
-        need = self._alone(chosen)
+        need = self._time_alone(chosen)
         free = now + min(layer.rest for layer in running)
         if chosen is victim or not now + need <= chosen.deadline < free + need:
             return None
@@ -93,19 +93,19 @@ class Punctual(Policy):
     def burden(self, candidate: Candidate, now: int) -> float:
         return self.plan(candidate, now).cost
 
-    def _alone(self, candidate: Candidate) -> int:
+    def _time_alone(self, candidate: Candidate) -> int:
         return candidate.remaining * (100 + self.margin) // 100
 
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
-        need = self._alone(candidate) // self.setting.lanes
+        need = self._time_alone(candidate) // self.setting.lanes
         return self.weighed(
             candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
         )
 
     def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""
-        waited = _waited(candidate, now)
+        waited = _waiting_time(candidate, now)
         yields = due > candidate.deadline and waited < PATIENCE * candidate.work.whole
         return DueWork(candidate, need, due, yields, need / _worth(candidate, now))
 
@@ -143,9 +143,9 @@ def in_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query
 
 
-def _waited(candidate: Candidate, now: int) -> int:
+def _waiting_time(candidate: Candidate, now: int) -> int:
     return rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
 
 
 def _worth(candidate: Candidate, now: int) -> float:
-    return rules.worth(candidate.priority, candidate.size, _waited(candidate, now), candidate.work.whole)
+    return rules.worth(candidate.priority, candidate.size, _waiting_time(candidate, now), candidate.work.whole)

@@ -25,7 +25,7 @@ class PolicyTable(MutableMapping[str, type[Policy]]):
     def __getitem__(self, name: str) -> type[Policy]:
         policy = self._policies[name]
         if isinstance(policy, Entry):
-            policy = self._policies[name] = _loaded(policy)
+            policy = self._policies[name] = _load_policy(policy)
         return policy
 
     def __setitem__(self, name: str, policy: type[Policy]) -> None:
@@ -41,7 +41,7 @@ class PolicyTable(MutableMapping[str, type[Policy]]):
         return len(self._policies)
 
 
-def _loaded(entry: Entry) -> type[Policy]:
+def _load_policy(entry: Entry) -> type[Policy]:
     policy = entry.load()
     if not isinstance(policy, type) or not issubclass(policy, Policy):
         raise InputError(f"tool {entry.tool.name!r}: policy {entry.name!r} is {entry.target}, which is no weft.Policy")

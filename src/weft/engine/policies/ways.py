@@ -76,9 +76,9 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
 
 def _all(shares: Shares, programs: tuple[int, ...], *, plain: bool) -> _AllWays:
     """Return all ways from the cache; plain: only one work alone or two on streams."""
-    cache, key = _known(shares).ways, (shares.tagged(programs), plain)
+    cache, key = _ways_cache(shares).ways, (shares.tagged(programs), plain)
     all_ways = cache.get(key)
-    return _keep(cache, key, _computed(shares, programs, plain)) if all_ways is None else all_ways
+    return _keep(cache, key, _compute_ways(shares, programs, plain)) if all_ways is None else all_ways
 
 
 def open_ways(
@@ -94,7 +94,7 @@ def open_ways(
     held: the lane that holds a segment of each work, or ``NOWHERE``. hurried: only ways with reliable speeds that take
     effect at once, which are one work alone or two on streams of the whole GPU; all if a work has to stay on a cut.
     """
-    cache, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
+    cache, key = _ways_cache(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     options = cache.get(key)
     if options is None:
         plain = hurried and all([held[place] == shares.whole[0] for place in staying])
@@ -115,7 +115,7 @@ def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurr
 
 
 @lru_cache(maxsize=64)
-def _known(shares: Shares) -> _Known:
+def _ways_cache(shares: Shares) -> _Known:
     return _Known({}, {})
 
 
@@ -127,7 +127,7 @@ def _keep(kept: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-def _computed(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
+def _compute_ways(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
     with_hopes = []
     for members, on, lanes in _seatings_with_lanes(shares, len(programs), plain):
         kinds, speeds = [programs[member] for member in members], [0.0] * len(programs)

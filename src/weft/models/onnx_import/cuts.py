@@ -25,7 +25,7 @@ def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...
     """The outputs that are exits, checked: those that the caller names, else those that the file names."""
     if isinstance(exits, str):
         raise ModelError(f"exits = {exits!r} must be a list of output names")
-    names = _marked(proto) if exits is None else tuple(exits)
+    names = _marked_exits(proto) if exits is None else tuple(exits)
     outputs = [output.name for output in proto.graph.output]
     for name in names:
         if name not in outputs:
@@ -37,7 +37,7 @@ def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...
     return names if len(names) > 1 else ()
 
 
-def _marked(proto: OnnxModel) -> tuple[str, ...]:
+def _marked_exits(proto: OnnxModel) -> tuple[str, ...]:
     text = metadata(proto).get(EXITS, "")
     if not isinstance(text, str):  # protobuf hands out bytes where a text is not UTF-8
         raise ModelError(f"its metadata {EXITS!r} is not text; the file is damaged, export or download it again")

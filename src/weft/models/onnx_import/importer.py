@@ -72,7 +72,7 @@ def import_onnx(
     try:
         if task:
             shapes, title = only(proto, task, shapes or {}), name or task
-        return _imported(proto, folder, title, shapes or {}, exits)
+        return _import_model(proto, folder, title, shapes or {}, exits)
     except ShapeNeeded as error:
         raise error.for_model(_one_line(where)) from error
     except ModelError as error:
@@ -81,7 +81,7 @@ def import_onnx(
         raise ModelError(f"{where}: graphs are nested too deeply; inline them before importing") from error
 
 
-def _imported(
+def _import_model(
     proto: OnnxModel,
     folder: Path | None,
     title: str,
@@ -101,9 +101,9 @@ def _imported(
     subnets = Subnets.of(proto.graph, names) if names else None
     segments = subnets.segments(len(proto.graph.node)) if subnets else None
     drafts, _, guesses = walk(proto.graph, ChainMap(dict(inputs)), inference, segments)
-    layers = narrowed(_named(_with_parameters(drafts)), widths_in(proto))
+    layers = narrowed(_name_uniquely(_with_parameters(drafts)), widths_in(proto))
     if metadata(proto).get(TABLES) == "stream":
-        layers = tuple(map(_streamed, layers))
+        layers = tuple(map(_stream_embedding, layers))
     if sum(layer.macs for layer in layers) > _MOST_MACS:
         raise ModelError("its multiplications do not fit 64 bits; check the sizes passed with --shape")
     ends = block_ends(drafts)
@@ -119,7 +119,7 @@ def _imported(
     )
 
 
-def _streamed(layer: Layer) -> Layer:
+def _stream_embedding(layer: Layer) -> Layer:
     """An embedding whose whole table is read for each query."""
     return replace(layer, weights=layer.parameters, lookups=0) if layer.kind == "embedding" else layer
 
@@ -177,7 +177,7 @@ def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], infere
     inference.sizes = _symbols((declared[name], shape) for name, shape in fixed.items())
     result = {}
     for name, kind in declared.items():
-        shape = fixed[name] if name in fixed else _defaulted(name, kind, inference)
+        shape = fixed[name] if name in fixed else _default_shape(name, kind, inference)
         declared_tensor = tensor_type(kind)
         dtype = int(ElementType.FLOAT) if declared_tensor is None else declared_tensor.elem_type
         result[name] = Tensor(shape, dtype, dtype_bits(dtype))
@@ -193,7 +193,7 @@ def dimensions_of(kind: Any) -> tuple[Dimension, ...] | None:
     return tuple(dim.dim_param or None if size_of(dim) is None else size_of(dim) for dim in tensor.shape.dim)
 
 
-def _defaulted(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
+def _default_shape(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
     """An input's shape from the file alone: an open leading size is 1; other open sizes must be given by the caller."""
     if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
         return tuple(1 if size is None else size for size in inference.dims(kind) or ())
@@ -231,7 +231,7 @@ def _with_parameters(drafts: Sequence[LayerDraft]) -> list[Layer]:
     return layers
 
 
-def _named(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _name_uniquely(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """The layers with unique names: a repeated one gets a number."""
     taken: set[str] = set()
     result = []

@@ -95,7 +95,7 @@ class Inference:
         results = [self._tensor(types.by_output.get(name), declared.get(name), like) for name in node.output]
         if op == "Reshape" and results and present and not results[0].exact:
             results[0] = _same_size(results[0], present[0], types.by_output.get(node.output[0]))
-        return Outputs(self._settled(node, op, inputs, results), types.reason)
+        return Outputs(self._settle_values(node, op, inputs, results), types.reason)
 
     def dims(self, declared: onnx.TypeProto | None) -> Dims | None:
         """The sizes a type declares, None for each open one; None alone where there is no rank."""
@@ -118,7 +118,7 @@ class Inference:
 
     def _types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         """The types that ONNX infers, and our own rules where it leaves a size open."""
-        inferred, reason = self._inferred(node, op, inputs)
+        inferred, reason = self._infer_types(node, op, inputs)
         rules = find(op).shapes
         if not rules or all(_complete(inferred.get(name)) for name in node.output if name):
             return _Types(inferred, reason)
@@ -128,10 +128,10 @@ class Inference:
             known, ours = tensor_type(types.get(name)), rule(inputs, Attributes(node))
             if ours is not None:
                 dtype = known.elem_type if known is not None else ElementType.UNDEFINED
-                types[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(_inferred_dims(known), ours))
+                types[name] = onnx.helper.make_tensor_type_proto(dtype, _merge_dims(_dims_of(known), ours))
         return _Types(types, reason)
 
-    def _inferred(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+    def _infer_types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         node, like = _standard(message(node), op)
         domain, _, kind = like.rpartition(":")
         version = self.opsets.get(domain, 0) if like == op else 0
@@ -159,16 +159,16 @@ class Inference:
         known = [tensor_type(proto) for proto in (inferred, declared)]
         guess = like.dtype if like else ElementType.FLOAT
         dtype = next((tensor.elem_type for tensor in known if tensor is not None and tensor.elem_type), guess)
-        first, second = _inferred_dims(known[0]), self.dims(declared)
+        first, second = _dims_of(known[0]), self.dims(declared)
         dims = first if first is not None else second
         if dims is None:
             return Tensor(like.shape if like else (), dtype, dtype_bits(dtype), exact=False)
         if second is not None:
-            dims = list(_merged(dims, second))
+            dims = list(_merge_dims(dims, second))
         shape = tuple(1 if size is None else size for size in dims)
         return Tensor(shape, dtype, dtype_bits(dtype), exact=None not in dims)
 
-    def _settled(
+    def _settle_values(
         self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Add to *results* what follows from the inputs: constness, values, bits, shared memory."""
@@ -182,7 +182,7 @@ class Inference:
                 replace(tensor, exact=tensor.exact and exact, view_of=root, bits=bits or tensor.bits)
                 for tensor in results
             )
-        values = _folded(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
+        values = _fold_constants(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(origin for tensor in origins for origin in tensor.stored))
         kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
@@ -200,7 +200,7 @@ class Inference:
         )
 
 
-def _folded(
+def _fold_constants(
     node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor], opset: int
 ) -> tuple[Array, ...] | None:
     """The outputs of a node of constants, if they are few and all inputs are known."""
@@ -279,18 +279,18 @@ def size_of(dim: Any) -> int | None:
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
-def _inferred_dims(tensor: Any) -> Dims | None:
+def _dims_of(tensor: Any) -> Dims | None:
     if tensor is None or not tensor.HasField("shape"):
         return None
     return [size_of(dim) for dim in tensor.shape.dim]
 
 
 def _complete(inferred: onnx.TypeProto | None) -> bool:
-    dims = _inferred_dims(tensor_type(inferred))
+    dims = _dims_of(tensor_type(inferred))
     return dims is not None and None not in dims
 
 
-def _merged(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:
+def _merge_dims(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:
     """The sizes that ONNX infers, completed by ours where they are open."""
     if theirs is None or len(theirs) != len(ours):
         return ours if theirs is None else theirs
@@ -345,7 +345,7 @@ def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result
 
 def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) -> Tensor:
     """Reshape to an unknown shape: all elements go to the first open axis."""
-    dims = _inferred_dims(tensor_type(inferred)) or []
+    dims = _dims_of(tensor_type(inferred)) or []
     known = math.prod(result.shape)
     if None not in dims or not known or source.elements % known or len(dims) != len(result.shape):
         return result

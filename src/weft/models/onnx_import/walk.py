@@ -62,7 +62,7 @@ def walk(graph: OnnxGraph, scope: Scope, inference: Inference, segments: Mapping
             node_drafts = _awaiting(node_drafts, proto_node, scope)
         node_drafts = [replace(layer_draft, step=index, segment=segments.get(index, 0)) for layer_draft in node_drafts]
         if node_drafts:
-            drafts += [_known_as(layer_draft, *early, node_name(proto_node)) for layer_draft in node_drafts]
+            drafts += [_add_names(layer_draft, *early, node_name(proto_node)) for layer_draft in node_drafts]
             early.clear()
         elif not _assign_to_layer(drafts, proto_node, scope):
             early.append(node_name(proto_node))
@@ -70,7 +70,7 @@ def walk(graph: OnnxGraph, scope: Scope, inference: Inference, segments: Mapping
     return Walked(fuse(drafts, outputs), outputs, guesses)
 
 
-def _known_as(draft: LayerDraft, *names: str) -> LayerDraft:
+def _add_names(draft: LayerDraft, *names: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, nodes=(*draft.layer.nodes, *names)))
 
 
@@ -83,7 +83,7 @@ def _assign_to_layer(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> 
     sources = {id(origin) for tensor in results for origin in tensor.origins}
     for place in reversed(range(len(drafts) if sources else 0)):
         if not sources.isdisjoint(map(id, drafts[place].writes)):
-            drafts[place] = _known_as(drafts[place], node_name(node))
+            drafts[place] = _add_names(drafts[place], node_name(node))
             return True
     return not sources
 
@@ -170,21 +170,21 @@ def _plain(step: _NodeStep) -> list[LayerDraft]:
     results, reason = step.inference.outputs(step.proto, inputs, step.declared)
     produced = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
     step.tell_guesses(inputs, produced, reason)
-    drafts = _counted(step, inputs, tuple(produced.values()))
+    drafts = _layer_drafts(step, inputs, tuple(produced.values()))
     if not drafts:
-        produced = {name: _gathered(tensor, inputs) for name, tensor in produced.items()}
+        produced = {name: _gather_origins(tensor, inputs) for name, tensor in produced.items()}
     step.scope.update(produced)
     return drafts
 
 
-def _counted(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[LayerDraft]:
+def _layer_drafts(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[LayerDraft]:
     if all(tensor.constant for tensor in outputs) or _is_control(inputs, outputs):
         return []
     op = qualified(step.proto)
     return find(op).cost(ImportedNode(step.name, op, inputs, outputs, Attributes(step.proto)))
 
 
-def _gathered(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
+def _gather_origins(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
     """A tensor that an operator without a layer passes on: it keeps its inputs in memory."""
     if tensor.constant or tensor.view_of is not None:
         return tensor
@@ -235,7 +235,7 @@ def _loop(step: _NodeStep) -> list[LayerDraft]:
     inner = step.body("body", zip(names, [*start, *state], strict=False))
     trips = _trips(limit, condition, inner.outputs[0])
     settled = [_after(trips, *pair) for pair in zip(state, inner.outputs[1 : 1 + len(carried)], strict=True)]
-    stacked = [_stacked(output, 0, trips) for output in inner.outputs[1 + len(carried) :]]
+    stacked = [_insert_axis(output, 0, trips) for output in inner.outputs[1 + len(carried) :]]
     step.hand_out([*settled, *stacked])
     if not inner.guesses:
         reason = "how often the loop runs is not known before a query" if trips is None else "it changes every turn"
@@ -250,14 +250,14 @@ def _scan(step: _NodeStep) -> list[LayerDraft]:
     scanned = attributes.integer("num_scan_inputs", 0)
     states, sequences = inputs[lead : len(inputs) - scanned], inputs[len(inputs) - scanned :]
     axes = [lead + axis for axis in attributes.integers("scan_input_axes", (0,) * len(sequences))]
-    slices = [_sliced(sequence, axis) for sequence, axis in zip(sequences, axes, strict=True)]
+    slices = [_remove_axis(sequence, axis) for sequence, axis in zip(sequences, axes, strict=True)]
     seen = [replace(tensor, shape=tensor.shape[lead:]) for tensor in (*states, *slices)]
     inner = step.body("body", zip(step.body_inputs(), seen, strict=False))
     trips = sequences[0].shape[axes[0]] if sequences else 1
     samples = sequences[0].shape[:lead] if sequences else ()
     results = inner.outputs[len(states) :]
     out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
-    stacked = [_stacked(result, axis, trips) for result, axis in zip(results, out_axes, strict=True)]
+    stacked = [_insert_axis(result, axis, trips) for result, axis in zip(results, out_axes, strict=True)]
     handed = [*(inner.outputs[: len(states)] if trips else states), *stacked]
     step.hand_out([replace(output, shape=(*samples, *output.shape)) for output in handed])
     return _turns(step, inner, trips * math.prod(samples))
@@ -305,13 +305,13 @@ def _at_runtime(tensor: Tensor | None) -> Tensor:
     return replace(tensor, constant=False, value=None, stored=(), view_of=tensor.root)
 
 
-def _sliced(tensor: Tensor, axis: int) -> Tensor:
+def _remove_axis(tensor: Tensor, axis: int) -> Tensor:
     sizes = list(tensor.shape)
     del sizes[axis]
     return replace(tensor, shape=tuple(sizes))
 
 
-def _stacked(tensor: Tensor, axis: int, trips: int | None) -> Tensor:
+def _insert_axis(tensor: Tensor, axis: int, trips: int | None) -> Tensor:
     sizes = list(tensor.shape)
     sizes.insert(axis if axis >= 0 else len(sizes) + 1 + axis, 1 if trips is None else trips)
     exact = tensor.exact and trips is not None
@@ -343,7 +343,7 @@ def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[Laye
         group = _group(drafts, place, readers, exposed)
         absorbed.update(group)
         # The last member's place: by then everything that any member reads has been computed.
-        fused[group[-1]] = _merged([drafts[member] for member in group])
+        fused[group[-1]] = _merge_group([drafts[member] for member in group])
     return [fused.get(place, alone) for place, alone in enumerate(drafts) if place not in absorbed or place in fused]
 
 
@@ -382,7 +382,7 @@ def _follows(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:
     )
 
 
-def _merged(group: Sequence[LayerDraft]) -> LayerDraft:
+def _merge_group(group: Sequence[LayerDraft]) -> LayerDraft:
     first, last = group[0], group[-1]
     inside = {id(member.writes[0]) for member in group}
     outside = {id(tensor): tensor for member in group for tensor in member.reads if id(tensor) not in inside}

@@ -63,7 +63,7 @@ def rounded_in(model: OnnxModel) -> dict[str, str]:
 
 def narrowed(layers: Iterable[Layer], widths: Mapping[str, Widths]) -> tuple[Layer, ...]:
     """The layers with the widths of their nodes."""
-    return tuple(_narrowed(layer, widths) for layer in layers)
+    return tuple(_set_widths(layer, widths) for layer in layers)
 
 
 def without_rounding(model: OnnxModel) -> OnnxModel:
@@ -77,7 +77,7 @@ def without_rounding(model: OnnxModel) -> OnnxModel:
     return plain
 
 
-def _narrowed(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
+def _set_widths(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
     """A layer with the widths of its node, if any; a table of codes does not count as parameters."""
     mine = next((widths[name] for name in (layer.name, *layer.nodes) if name in widths), None)
     if mine is None or not layer.weights:

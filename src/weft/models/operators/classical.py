@@ -66,7 +66,7 @@ def _predictions(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return shape[:1] if len(shape) > 1 else (1,)
 
 
-def _picked(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def _picked_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, chosen = shape_of(inputs, 0), inputs[1] if len(inputs) > 1 else None
     if not shape or chosen is None:
         return None
@@ -111,7 +111,7 @@ OPERATORS = (
     _elementwise(f"{CLASSICAL}LabelEncoder", rows=rows.elementwise),
     _elementwise(f"{CLASSICAL}Scaler", rows=rows.features),
     _elementwise(f"{CLASSICAL}Normalizer", cost=costs.norm, rows=rows.features),
-    Operator(f"{CLASSICAL}ArrayFeatureExtractor", cost=costs.selection, shapes=(_picked,), rows=rows.features),
+    Operator(f"{CLASSICAL}ArrayFeatureExtractor", cost=costs.selection, shapes=(_picked_shape,), rows=rows.features),
     _movement(f"{CLASSICAL}OneHotEncoder", shapes=(_categories,), rows=rows.features),
     _movement(f"{CLASSICAL}FeatureVectorizer", shapes=(_vector,)),
     _movement(f"{CLASSICAL}DictVectorizer"),

@@ -78,7 +78,7 @@ def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
     entry = _entry(name)
     graph = GraphBuilder(name)
     graph.metadata[_weights.SEED] = str(seed)
-    entry.builder(graph, **_checked(name, entry, parameters))
+    entry.builder(graph, **_check_parameters(name, entry, parameters))
     return graph.proto()
 
 
@@ -101,7 +101,7 @@ def export(
 
 def load(name: str, *, shapes: Shapes | None = None, **parameters: Parameter) -> Model:
     """The layers of a network, counted without generating weights; the same call returns the same model."""
-    checked = _checked(name, _entry(name), parameters)
+    checked = _check_parameters(name, _entry(name), parameters)
     fixed = tuple(sorted((key, tuple(dims)) for key, dims in (shapes or {}).items()))
     return _load(name, fixed, tuple(checked.items()))
 
@@ -119,7 +119,7 @@ def _entry(name: str) -> ZooEntry:
     return ZOO[name]
 
 
-def _checked(name: str, entry: ZooEntry, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+def _check_parameters(name: str, entry: ZooEntry, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
     """All parameters of a network, the given ones over the defaults."""
     for key, value in parameters.items():
         if key not in entry.parameters:

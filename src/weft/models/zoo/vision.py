@@ -15,7 +15,7 @@ def alexnet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     for number, out in ((3, 384), (4, 256), (5, 256)):
         x = g.conv(x, f"conv{number}", out, 3)
     x = g.pool("MaxPool", x, "pool5", 3, stride=2)
-    side = _pooled(_pooled(_pooled((resolution - 7) // 4 + 1)))
+    side = _pooled_side(_pooled_side(_pooled_side((resolution - 7) // 4 + 1)))
     _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
 
@@ -29,7 +29,7 @@ def caffenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     x = g.conv(x, "conv4", 384, 3, groups=2)
     x = g.conv(x, "conv5", 256, 3, groups=2)
     x = g.pool("MaxPool", x, "pool5", 3, stride=2)
-    side = _pooled(_pooled(_pooled((resolution - 11) // 4 + 1)))
+    side = _pooled_side(_pooled_side(_pooled_side((resolution - 11) // 4 + 1)))
     _three_dense(g, x, ("fc6", "fc7", "fc8"), side, classes)
 
 
@@ -47,7 +47,7 @@ def vgg(g: GraphBuilder, *, depth: int, resolution: int, classes: int) -> None:
     _three_dense(g, x, ("fc6", "fc7", "fc8"), resolution // 32, classes)
 
 
-def _pooled(side: int) -> int:
+def _pooled_side(side: int) -> int:
     """The side of an image after a 3x3 pool of stride 2."""
     return (side - 3) // 2 + 1
 
@@ -171,7 +171,7 @@ def _basic(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
 def _basic_block(g: GraphBuilder, x: GraphValue, name: str, out: int, stride: int) -> GraphValue:
     y = g.conv_bn(x, f"{name}.conv1", out, 3, stride=stride)
     y = g.conv_bn(y, f"{name}.conv2", out, 3, activation="none")
-    return _added(g, x, y, name, stride)
+    return _add_shortcut(g, x, y, name, stride)
 
 
 def _bottleneck(
@@ -180,10 +180,10 @@ def _bottleneck(
     y = g.conv_bn(x, f"{name}.conv1", inner)
     y = g.conv_bn(y, f"{name}.conv2", inner, 3, stride=stride, groups=groups)
     y = g.conv_bn(y, f"{name}.conv3", out, activation="none")
-    return _added(g, x, y, name, stride)
+    return _add_shortcut(g, x, y, name, stride)
 
 
-def _added(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str, stride: int) -> GraphValue:
+def _add_shortcut(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str, stride: int) -> GraphValue:
     if stride > 1 or x.width != y.width:
         x = g.conv_bn(x, f"{name}.downsample", y.width, stride=stride, activation="none")
     return g.node("Relu", f"{name}.relu", g.node("Add", f"{name}.add", y, x))

@@ -71,7 +71,7 @@ def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
 def materialise(proto: OnnxModel, seed: int | None = None, progress: Progress | None = None) -> OnnxModel:
     """A copy of *proto* with every declared weight generated in memory."""
     model = _copy(proto, seed)
-    for tensor, data in _drawn(model, progress):
+    for tensor, data in _draw_weights(model, progress):
         tensor.raw_data = data.tobytes()
     return model
 
@@ -89,7 +89,7 @@ def write(
     itself is written last, so that a file left by an interrupted run has no model.
     """
     target = Path(path)
-    if sum(map(_size, _declared(proto))) > single_file_bytes:
+    if sum(map(_size, _declared_weights(proto))) > single_file_bytes:
         _write_with_data(proto, target, progress)
         return
     with replacing(target, ModelError) as beside:
@@ -100,7 +100,7 @@ def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) 
     model = _copy(proto)
     location = target.name + ".data"
     with replacing(target.with_name(location), ModelError) as beside, beside.open("wb") as file:
-        for tensor, data in _drawn(model, progress):
+        for tensor, data in _draw_weights(model, progress):
             file.seek(-file.tell() % ALIGNMENT_BYTES, 1)
             entries = {"location": location, "offset": file.tell(), "length": data.nbytes}
             for key, value in entries.items():
@@ -119,9 +119,9 @@ def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
     return model
 
 
-def _drawn(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
+def _draw_weights(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
     """Yield each declared weight, without its recipe, with its values."""
-    declared, seed = _declared(model), _seed(model)
+    declared, seed = _declared_weights(model), _seed(model)
     total, done = sum(map(_size, declared)), 0
     for tensor in declared:
         recipe = next(entry.value for entry in tensor.metadata_props if entry.key == RECIPE)
@@ -132,7 +132,7 @@ def _drawn(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[Tensor
             progress(done, total)
 
 
-def _declared(model: OnnxModel) -> list[TensorProto]:
+def _declared_weights(model: OnnxModel) -> list[TensorProto]:
     return [tensor for tensor in model.graph.initializer if any(entry.key == RECIPE for entry in tensor.metadata_props)]
 
 

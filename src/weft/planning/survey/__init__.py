@@ -2,7 +2,7 @@
 
 What is measured is what will run: ``weft serve`` in a process of its own with the models cut as it cuts them, and
 clients on this machine. ``measure`` drives it; ``spans`` works out what the lanes' spans say. The result is a
-``weft.devices.Host``. ``memory_contention`` measures how cores slow each other down at the memory, without a server.
+``weft.devices.Host``.
 """
 
 from weft.planning.survey.measure import Subject, survey, survey_lanes

@@ -68,10 +68,10 @@ def subject(source: str, shapes: Shapes | None = None) -> Subject:
     shapes: of inputs or of axes; ModelError if they do not fit the model.
     """
     usual = PACKAGED[source].shapes if source in PACKAGED else {}
-    return Subject(source, {**usual, **_settled(source, shapes or {})})
+    return Subject(source, {**usual, **_settle_shapes(source, shapes or {})})
 
 
-def _settled(source: str, shapes: Shapes) -> Shapes:
+def _settle_shapes(source: str, shapes: Shapes) -> Shapes:
     """Resolve shapes of inputs and axes to shapes of inputs.
 
     They are unchanged for a stitched file, whose inputs have other names in the server.

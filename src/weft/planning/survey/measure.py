@@ -153,7 +153,7 @@ def survey_lanes(
         _require_one(subject)
         firsts.setdefault(subject.file, subject)
     measured = {subject.name: firsts[subject.file].name for subject in subjects}
-    with _kept(cache) as folder:
+    with _open_cache(cache) as folder:
         hosts = _Survey(
             tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation, device
         ).hosts()
@@ -175,7 +175,7 @@ def time_models(
 
     A survey measures ``HostModel.times_s`` at batch 1 in the same way. One model of each stitched file is timed.
     """
-    with _kept(cache) as folder:
+    with _open_cache(cache) as folder:
         return _Survey(
             subjects, (1,), threads, seconds, folder, repository, progress, isolation, device
         ).times_in_turns()
@@ -200,7 +200,7 @@ def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
 
 
 @contextmanager
-def _kept(cache: Path | None) -> Iterator[Path]:
+def _open_cache(cache: Path | None) -> Iterator[Path]:
     """Yield the folder of cut models, so that a second server need not cut them again; temporary without a cache."""
     if cache is not None:
         yield cache
@@ -279,7 +279,7 @@ class _Survey:
         with self._server(1) as server:
             self._learn(server)
             timed = [subject for subject in self.subjects if subject.name in self.bodies.values()]
-            watched = self._watch(server, [self._closed(subject, 1) for subject in timed], "all models in turns")
+            watched = self._watch(server, [self._closed_stream(subject, 1) for subject in timed], "all models in turns")
         for subject in timed:
             self._note_alone(subject, watched)
         return {name: median(times) for name, times in self.repeats_s.items()}, self.others.conditions()
@@ -297,15 +297,15 @@ class _Survey:
             lanes=lanes,
             threads=self.threads,
             isolation=self.isolation,
-            ahead=self._ahead,
+            ahead=self._queued_segments,
             memory_bytes=seen.memory_bytes,
-            hand_over_s=_rounded(self._gaps(seen.watched)[:MOST_GAPS]),
+            hand_over_s=_round_times(self._gaps(seen.watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
                     update={
                         "spread": spreads[name],
-                        "overhead_s": _rounded(overheads[name]),
+                        "overhead_s": _round_times(overheads[name]),
                         "loses": {other: round(share, 4) for other, share in lost.get(name, {}).items()},
                     }
                 )
@@ -326,7 +326,7 @@ class _Survey:
         times = {}
         for batch in _sizes(most):
             what = f"{subject.name}, batch {batch}" if most > 1 else subject.name
-            watched = self._watch(server, [self._closed(subject, 1, batch)], what, self.seconds / 3)
+            watched = self._watch(server, [self._closed_stream(subject, 1, batch)], what, self.seconds / 3)
             if batch == 1:
                 self._note_alone(subject, watched)
             whole = [run for run in runs(watched.spans, subject.name, len(segments)) if run[0].rows == batch]
@@ -341,7 +341,7 @@ class _Survey:
         Not all of it: lanes that never rest leave the server no time, and deadlines are missed long before.
         """
         clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
-        streams = [self._closed(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
+        streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
         full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
         answered = [stream.figures.answered_per_s for stream in full.result.streams]
@@ -352,7 +352,7 @@ class _Survey:
         ]
 
     @property
-    def _ahead(self) -> int:
+    def _queued_segments(self) -> int:
         """How many segments a lane takes in addition to the one that it computes."""
         return 0 if self.device == HOST else device_kind(self.device).ahead
 
@@ -363,12 +363,12 @@ class _Survey:
         requests, which is not an overhead of the lane.
         """
         gaps_s = [gap for measurement in watched for gap in hand_overs(measurement.spans, within=True)]
-        return gaps_s if len(gaps_s) >= LEAST_RUNS or self._ahead else self.full_gaps_s
+        return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """Measure the overhead of single requests besides their segments and the gaps before these."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
-        stream = self._closed(subject, 1) | {"think_ms": PAUSE_S * 1e3}
+        stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
         watched = self._watch(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
@@ -400,7 +400,7 @@ class _Survey:
             busy = self._busy(server, lanes, alone)
             for _ in range(ROUNDS):
                 for subject in self.subjects:
-                    streams, seconds = [self._closed(subject, 1)], self.seconds / 3 / ROUNDS
+                    streams, seconds = [self._closed_stream(subject, 1)], self.seconds / 3 / ROUNDS
                     watched = self._watch(server, streams, f"{subject.name} alone", seconds)
                     self._note_alone(subject, watched)
                     single[subject.name].append(watched)
@@ -467,7 +467,7 @@ class _Survey:
         slowest_s = max((1.0 / float(stream["rate"]) for stream in streams if "rate" in stream), default=0.0)
         return LEAST_RUNS * max(float(clients * longest_s), slowest_s)
 
-    def _closed(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
+    def _closed_stream(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
         """Return a closed stream: *clients* clients that each send the next request after the last answer."""
         return self._stream(subject, batch) | {"arrival": "closed", "clients": clients}
 
@@ -494,11 +494,11 @@ class _Survey:
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
         arguments += ["--device", self.device] if self.device != HOST else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
-        arguments += [] if self.repository else self._stated_shapes()
+        arguments += [] if self.repository else self._shape_options()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
-    def _stated_shapes(self) -> list[str]:
+    def _shape_options(self) -> list[str]:
         """Options that give the server the shapes to measure with; it cannot cut a model with free ones."""
         return [
             f"--shape={subject.name}:{name}={written(shape)}"
@@ -541,7 +541,7 @@ class _Survey:
 
 def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:
     """Return the model with the times of its segments multiplied by these factors."""
-    times = {batch: _rounded((np.array(times) * factors).tolist()) for batch, times in model.times_s.items()}
+    times = {batch: _round_times((np.array(times) * factors).tolist()) for batch, times in model.times_s.items()}
     return model.model_copy(update={"times_s": times})
 
 
@@ -555,7 +555,7 @@ def _get(url: str, path: str) -> Any:
         return json.load(answer)
 
 
-def _rounded(values: Sequence[float]) -> tuple[float, ...]:
+def _round_times(values: Sequence[float]) -> tuple[float, ...]:
     """Round seconds to a tenth of a microsecond."""
     return tuple(round(value, 7) for value in values)
 

@@ -105,7 +105,7 @@ def overlaps_of(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) ->
     number = {model: place for place, model in enumerate(models)}
     overlaps: list[tuple[float, list[float]]] = []
     for span, others in zip(spans, _overlapping(spans), strict=True):
-        edges = sorted({span.start_s, span.end_s, *_within(others, span)})
+        edges = sorted({span.start_s, span.end_s, *_times_within(others, span)})
         core_s, ran_s = 0.0, [0.0] * len(models)
         for a, b in pairwise(edges):
             running = [other.model for other in others if other.start_s <= a and other.end_s >= b]
@@ -130,7 +130,7 @@ def _overlapping(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
     return overlapping
 
 
-def _within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
+def _times_within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
     return [time for other in others for time in (other.start_s, other.end_s) if span.start_s < time < span.end_s]
 
 

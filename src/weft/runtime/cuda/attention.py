@@ -125,7 +125,7 @@ class _Graph:
         modern = opsets(model).get("", 1) >= LAST_AXIS
         self._usual_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
-        outline = _outlined(model)
+        outline = _make_outline(model)
         write_defaults(outline)
         known = inferred(outline).graph
         self._sizes, self._types = dict(_sizes(known)), dict(_types(known))
@@ -142,15 +142,15 @@ class _Graph:
             return None
         if _attribute(softmax, "axis", self._usual_axis) not in self._last_axes:
             return None
-        scores, mask = self._unmasked(softmax.input[0])
-        scores, scale = self._unscaled(scores)
+        scores, mask = self._split_mask(softmax.input[0])
+        scores, scale = self._split_scale(scores)
         multiplied = self._maker_of(scores, "MatMul")
         if multiplied is None:
             return None
-        (left, factor), (right, other) = (self._unscaled(name) for name in multiplied.input)
+        (left, factor), (right, other) = (self._split_scale(name) for name in multiplied.input)
         keys = self._heads(right, KEYS)
         if keys is None and (turned := self._maker_of(right, "Transpose", TURNED)) is not None:
-            right, more = self._unscaled(turned.input[0])
+            right, more = self._split_scale(turned.input[0])
             keys, other = self._heads(right, SPLIT), other * more
         queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
         if queries is None or keys is None or values is None:
@@ -194,15 +194,15 @@ class _Graph:
         users = [user for user in self.nodes if node.output[0] in user.input]
         return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None
 
-    def _unmasked(self, name: str) -> tuple[str, str | None]:
+    def _split_mask(self, name: str) -> tuple[str, str | None]:
         """Split scores into those before a mask was added, and the mask."""
         added = self._maker_of(name, "Add")
         if added is None:
             return name, None
         first, second = added.input
-        return (first, second) if self._maker_of(self._unscaled(first)[0], "MatMul") else (second, first)
+        return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
-    def _unscaled(self, name: str) -> tuple[str, float]:
+    def _split_scale(self, name: str) -> tuple[str, float]:
         """Split a tensor into the one before it was multiplied with numbers, and their product."""
         scale = 1.0
         while (node := self._maker_of(name, "Mul") or self._maker_of(name, "Div")) is not None:
@@ -270,7 +270,7 @@ class _Graph:
         fill(graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._given])
 
 
-def _outlined(model: OnnxModel) -> OnnxModel:
+def _make_outline(model: OnnxModel) -> OnnxModel:
     """The model without its large weights, enough to infer shapes."""
     graph = model.graph
     named = {tensor.name for tensor in graph.input}

@@ -48,7 +48,7 @@ class RegisteredFile(BorrowedFile):
             raise
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> BorrowedTensor:
-        size = _checked(offset, shape, dtype, self.byte_size)
+        size = _check_region(offset, shape, dtype, self.byte_size)
         begin = self._skipped + offset
         source = torch.from_numpy(self._bytes[begin : begin + size])
         return BorrowedTensor(shape, np.dtype(dtype), source, lambda: self.read(offset, shape, dtype))
@@ -85,7 +85,7 @@ class IpcMemory:
             raise BadRequest(f"the region has {self.byte_size} bytes, and its memory on the GPU {size.value}")
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> BorrowedTensor:
-        size = _checked(offset, shape, dtype, self.byte_size)
+        size = _check_region(offset, shape, dtype, self.byte_size)
         source = self._bytes[offset : offset + size]
 
         def array() -> Array:
@@ -96,7 +96,7 @@ class IpcMemory:
 
     def write(self, data: bytes, offset: int) -> None:
         """Write bytes, and wait until they are there."""
-        _checked(offset, (len(data),), np.uint8, self.byte_size)
+        _check_region(offset, (len(data),), np.uint8, self.byte_size)
         with torch.cuda.device(self._bytes.device), torch.inference_mode():
             self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             torch.cuda.current_stream().synchronize()
@@ -119,7 +119,7 @@ class Exposed:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
 
 
-def _checked(offset: int, shape: tuple[int, ...], dtype: Any, byte_size: int) -> int:
+def _check_region(offset: int, shape: tuple[int, ...], dtype: Any, byte_size: int) -> int:
     size = int(prod(shape) * np.dtype(dtype).itemsize)
     if not 0 <= offset <= byte_size - size:
         raise BadRequest(f"{size} bytes at {offset} lie beyond the region of {byte_size} bytes")

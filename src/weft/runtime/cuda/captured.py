@@ -47,21 +47,21 @@ def kernels_in(graph: int) -> int:
 
 def _kind(node: ctypes.c_void_p) -> int:
     kind = ctypes.c_int(-1)
-    _checked(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
+    _check_result(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
     return kind.value
 
 
 def _nodes(graph: int) -> list[ctypes.c_void_p]:
     count = ctypes.c_size_t(0)
-    _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * max(1, count.value))()
-    _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
     return [ctypes.c_void_p(node) for node in nodes[: count.value]]
 
 
 def _copies_from_host(node: ctypes.c_void_p) -> bool:
     parameters = ctypes.create_string_buffer(_PARAMETERS_BYTES)
-    _checked(driver().cuGraphMemcpyNodeGetParams(node, parameters))
+    _check_result(driver().cuGraphMemcpyNodeGetParams(node, parameters))
     kind = int.from_bytes(parameters.raw[_KIND_AT : _KIND_AT + 4], "little")
     if kind != _UNIFIED:
         return kind == _FROM_HOST
@@ -71,6 +71,6 @@ def _copies_from_host(node: ctypes.c_void_p) -> bool:
     return bool(failed) or owner.value == _FROM_HOST
 
 
-def _checked(result: int) -> None:
+def _check_result(result: int) -> None:
     if result:
         raise NotReplayable(f"the driver does not tell what was captured (error {result})")

@@ -79,7 +79,7 @@ class CudaEngine:
 
     def lane(self, index: int) -> CudaLane:
         share = index if self._shares else 0
-        lane = CudaLane(index, self.device, time.monotonic_ns, self._lost, share=share)
+        lane = CudaLane(index, self.device, time.monotonic_ns, self._end_lost, share=share)
         self._lanes.append(lane)
         return lane
 
@@ -93,7 +93,7 @@ class CudaEngine:
         free, total = self.device.memory()
         return {"memory_bytes": total - free, "busy_s": sum(lane.busy_ns for lane in self._lanes) / 1e9}
 
-    def _lost(self, error: Exception) -> None:
+    def _end_lost(self, error: Exception) -> None:
         """End this process because its device is lost; the server starts another worker."""
         sys.stderr.write(f"weft: {self.name} was lost: {str(error).splitlines()[0]}\n")
         sys.stderr.flush()

@@ -137,17 +137,17 @@ class Gpu:
 
     @property
     def cuts(self) -> GpuCuts:
-        return self._shared()[0]
+        return self._cut_once()[0]
 
     @property
     def uncut(self) -> str:
-        return self._shared()[2]
+        return self._cut_once()[2]
 
     @property
     def part(self) -> int:
         return getattr(self._here, "part", 0)
 
-    def _shared(self) -> tuple[GpuCuts, list[Part], str]:
+    def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
         with self.building:
             if not self._cut:
                 self._cut.append(self._cut_up())
@@ -168,7 +168,7 @@ class Gpu:
         if part in self._owned:
             return self._owned[part]
         self.memory()  # the driver knows the context of a thread that has called something
-        stays_on = self._shared()[1][part - 1] if part else None
+        stays_on = self._cut_once()[1][part - 1] if part else None
         handle = another_stream(stays_on) if stays_on else _new_stream()
         owned = copy(self)
         owned._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)

@@ -5,6 +5,7 @@ This is what ``--device cuda:0`` is registered with. Nothing of torch is importe
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import sys
 from collections.abc import Sequence
@@ -75,7 +76,11 @@ class CudaKind:
 
         numbers = [_number(name) for name in names]
         if len(names) == 1:
-            return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0])
+            from weft.runtime.cuda.packager import FOLDER, Packager
+
+            packager = Packager(names[0], "cpu" if is_twin(names[0]) else self.called(names[0]))
+            limits = dataclasses.replace(limits, shared_cache=FOLDER)
+            return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0], packager=packager)
         return SeveralDevices(names, limits, memory_bytes, numbers=numbers)
 
 

@@ -132,14 +132,14 @@ class CudaLane:
 
     def _tell(self) -> None:
         while (flight := self._flights.get()) is not None:
-            end = self._awaited(flight)
+            end = self._await_end(flight)
             try:
                 flight.ended(end)
             except Exception:
                 log.exception("the end of a step could not be told")
             del flight, end
 
-    def _awaited(self, flight: _Flight) -> StepEnd:
+    def _await_end(self, flight: _Flight) -> StepEnd:
         """Wait for the end of a step, which began when the one before it had ended."""
         launched, began = flight.launched, max(flight.began, self._last)
         try:

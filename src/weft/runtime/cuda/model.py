@@ -126,18 +126,18 @@ class DeviceModel(BlueprintModel):
             raise MemoryError("the model is not in the device's memory")
         together = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
-        outputs = [self._advanced(step.segment, group) for group in groups]
+        outputs = [self._advance(step.segment, group) for group in groups]
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
         ends = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
         return Launched(outputs, computed, answered, not ends)
 
-    def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         rung = self._rung_for(parts) if segment == 0 else None
         if (segment == 0 and rung is None) or any(isinstance(part.values, LooseValues) for part in parts):
             return self._run_loose(segment, parts)
-        values = self._entered(rung, parts) if rung is not None else self._gathered(segment, parts)
-        return self._computed(segment, values)
+        values = self._enter_inputs(rung, parts) if rung is not None else self._gather(segment, parts)
+        return self._compute_segment(segment, values)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung for a new batch; None where its shapes were not captured."""
@@ -155,7 +155,7 @@ class DeviceModel(BlueprintModel):
     def _rung(self, rows: int) -> Rung | None:
         return next((rung for rung in self._rungs if rung.rows >= rows), None)
 
-    def _entered(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
+    def _enter_inputs(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
         """Copy the inputs of a new batch to the memory of its rung."""
         values = DeviceValues(rung, sum(map(self._rows_in, parts)), {})
         for spec in self.inputs:
@@ -173,7 +173,7 @@ class DeviceModel(BlueprintModel):
         values.tensors[name] = target
         rung.own(name, values)
 
-    def _gathered(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
+    def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
         """The values of all samples that continue, with what the segment reads in the memory of their rung."""
         wanted = self._sessions[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
@@ -182,9 +182,9 @@ class DeviceModel(BlueprintModel):
                 if values.tensors[name] is not values.rung.tensors[name]:
                     self._put(values, name, values.tensors[name])
             return values
-        return self._joined(wanted, parts)
+        return self._join(wanted, parts)
 
-    def _joined(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
+    def _join(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
         """Join batches, or the samples of them that continue, into one."""
         old = [part.values for part in parts]
         rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in zip(old, parts, strict=True))
@@ -198,7 +198,7 @@ class DeviceModel(BlueprintModel):
             self._put(values, name, values.tensors[name], old)
         return values
 
-    def _computed(self, segment: int, values: DeviceValues) -> StepOutput:
+    def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
         """Start a segment on values in the memory of their rung; returns what is still needed after it."""
         rung = values.rung
         for name in self._sessions[segment].spec.outputs:

@@ -47,11 +47,11 @@ class _Range:
         self._device, self._place = device, _Location(_ON_DEVICE, device.index)
         self._properties = _Properties(_PINNED, 0, self._place)
         piece = ctypes.c_size_t(0)
-        _checked(driver().cuMemGetAllocationGranularity(ctypes.byref(piece), ctypes.byref(self._properties), 0))
+        _check_result(driver().cuMemGetAllocationGranularity(ctypes.byref(piece), ctypes.byref(self._properties), 0))
         self.byte_size = max(1, -(-byte_size // piece.value)) * piece.value
         self._size, self._memory, none = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0), ctypes.c_uint64(0)
         self.address, self.there = ctypes.c_uint64(0), False
-        _checked(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, piece, none, none))
+        _check_result(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, piece, none, none))
         try:
             self.take()
         except BaseException:
@@ -61,11 +61,13 @@ class _Range:
     def take(self) -> None:
         """Map memory."""
         access, none = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
-        _checked(driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none))
+        _check_result(
+            driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none)
+        )
         try:
-            _checked(driver().cuMemMap(self.address, self._size, ctypes.c_size_t(0), self._memory, none))
+            _check_result(driver().cuMemMap(self.address, self._size, ctypes.c_size_t(0), self._memory, none))
             self.there = True
-            _checked(driver().cuMemSetAccess(self.address, self._size, ctypes.byref(access), ctypes.c_size_t(1)))
+            _check_result(driver().cuMemSetAccess(self.address, self._size, ctypes.byref(access), ctypes.c_size_t(1)))
         except BaseException:
             self.give()
             raise
@@ -74,8 +76,8 @@ class _Range:
         """Unmap and free the memory."""
         mapped, self.there = self.there, False
         if mapped:
-            _checked(driver().cuMemUnmap(self.address, self._size))
-        _checked(driver().cuMemRelease(self._memory))
+            _check_result(driver().cuMemUnmap(self.address, self._size))
+        _check_result(driver().cuMemRelease(self._memory))
 
     def close(self) -> None:
         """Free memory and addresses; further calls do nothing."""
@@ -84,7 +86,7 @@ class _Range:
         if self.there:
             torch.cuda.synchronize(self._device)
             self.give()
-        _checked(driver().cuMemAddressFree(self.address, self._size))
+        _check_result(driver().cuMemAddressFree(self.address, self._size))
         self.address = ctypes.c_uint64(0)
 
 
@@ -133,7 +135,7 @@ class GpuMovable:
         self._range.close()
 
 
-def _checked(result: int) -> None:
+def _check_result(result: int) -> None:
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the GPU is out of memory")
     if result:

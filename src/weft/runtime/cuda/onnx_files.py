@@ -95,12 +95,12 @@ class OnnxFile:
 
     def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """Prepare the model to run in ONNX Runtime."""
-        self.graph = self._optimised()
+        self.graph = self._optimise()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
             self._take_rounds(blueprint)
         else:
-            self.tensors = self._seen(blueprint)
+            self.tensors = self._observe_tensors(blueprint)
         return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, forced)
 
     def forget_graph(self) -> None:
@@ -150,11 +150,11 @@ class OnnxFile:
 
     # On the device
 
-    def _optimised(self) -> OnnxModel:
+    def _optimise(self) -> OnnxModel:
         """The graph as ONNX Runtime optimises it for the device, without nodes that copy to or from the host."""
         target = self.folder / "optimised.onnx"
         try:
-            session = self._opened_whole(with_attention(self.path, self.folder), target)
+            session = self._open_whole(with_attention(self.path, self.folder), target)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             if lacks_memory(error):
                 raise
@@ -166,7 +166,7 @@ class OnnxFile:
             raise Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
 
-    def _opened_whole(self, path: Path, target: Path) -> Any:
+    def _open_whole(self, path: Path, target: Path) -> Any:
         """A session over the whole model in its precision, optimised; the optimised graph is saved to *target*."""
         try:
             source = converted(path, self.options.precision, self.folder)
@@ -175,9 +175,9 @@ class OnnxFile:
         except Exception:
             if path == self.path:
                 raise
-            return self._opened_whole(self.path, target)  # without what we made of it
+            return self._open_whole(self.path, target)  # without what we made of it
 
-    def _seen(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
+    def _observe_tensors(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
         last = any(node.domain == NHWC for node in self.graph.graph.node)
 
         def profiled(path: Path, trace: Path) -> Any:
@@ -195,7 +195,7 @@ class OnnxFile:
         weights_outside(self.graph, self.folder)
         self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
         self.graph = self.rounds.at(1)
-        self.tensors = self._seen(blueprint)
+        self.tensors = self._observe_tensors(blueprint)
         self.tensors |= self.rounds.even(self.tensors)
         self.graph = self.rounds.at(1)  # now without what puts different sizes together
 
@@ -215,7 +215,7 @@ class OnnxFile:
         return node_costs.guessed_s(self.graph.graph, self.tensors)
 
     def crossing(self) -> list[int | None]:
-        computed = _computed_on(self.graph)
+        computed = _tensors_of_values(self.graph)
         fit = {
             name: tensor for name, tensor in self.tensors.items() if tensor.element_type in FLOATS and name in computed
         }
@@ -226,13 +226,13 @@ class OnnxFile:
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The blueprint with the segments between these cuts, which are written as files."""
-        segments = self._written(self.graph, cuts)
+        segments = self._write_pieces(self.graph, cuts)
         if self.rounds is not None:
             for rows in rung_sizes(blueprint)[1:]:
-                self._written(self.rounds.at(rows), cuts, rows)
+                self._write_pieces(self.rounds.at(rows), cuts, rows)
         return blueprint.model_copy(update={"segments": segments})
 
-    def _written(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
+    def _write_pieces(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
         """Write the files of the pieces; those of a stitched model for *rows* rows of each task."""
         segments, types = [], {name: tensor.element_type for name, tensor in self.tensors.items()}
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
@@ -295,7 +295,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
     return model
 
 
-def _computed_on(graph: OnnxModel) -> frozenset[str]:
+def _tensors_of_values(graph: OnnxModel) -> frozenset[str]:
     """Tensors that depend on the values of the inputs; others follow from shapes and are computed on the host."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)

@@ -36,13 +36,13 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
     """
     driver = bindings()
     try:
-        (device,) = _asked(driver.cuDeviceGet(index))
+        (device,) = _checked_values(driver.cuDeviceGet(index))
     except RuntimeError as error:
         raise NoPartitions(f"the driver cannot be used: {error}") from error
     if not hasattr(driver, "cuDevSmResourceSplitByCount"):
         raise NoPartitions("cuda-bindings is older than partitions")
-    (whole,) = _asked(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
-    groups, _, rest = _asked(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
+    (whole,) = _checked_values(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    groups, _, rest = _checked_values(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
     if not rest.sm.smCount:
         raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
     return _part(driver, device, groups[0]), _part(driver, device, rest)
@@ -60,35 +60,39 @@ def bindings() -> Any:
 def follow(part: Part, stream: int) -> None:
     """Make a stream of the whole GPU wait for all work on a part's stream of low priority."""
     driver = bindings()
-    _asked(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
-    _asked(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
+    _checked_values(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
+    _checked_values(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
 
 
 def another_stream(part: Part) -> int:
     """Create one more stream of low priority on a part."""
     driver = bindings()
-    least, _ = _asked(driver.cuCtxGetStreamPriorityRange())
-    (stream,) = _asked(driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least))
+    least, _ = _checked_values(driver.cuCtxGetStreamPriorityRange())
+    (stream,) = _checked_values(
+        driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least)
+    )
     return int(stream)
 
 
 def _part(driver: Any, device: Any, resource: Any) -> Part:
-    (described,) = _asked(driver.cuDevResourceGenerateDesc([resource], 1))
+    (described,) = _checked_values(driver.cuDevResourceGenerateDesc([resource], 1))
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    (context,) = _asked(driver.cuGreenCtxCreate(described, device, flags))
-    least, greatest = _asked(driver.cuCtxGetStreamPriorityRange())
+    (context,) = _checked_values(driver.cuGreenCtxCreate(described, device, flags))
+    least, greatest = _checked_values(driver.cuCtxGetStreamPriorityRange())
     apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, priority))[0] for priority in (least, greatest)]
-    (own,) = _asked(driver.cuCtxFromGreenCtx(context))
-    _asked(driver.cuCtxPushCurrent(own))
+    streams = [
+        _checked_values(driver.cuGreenCtxStreamCreate(context, apart, priority))[0] for priority in (least, greatest)
+    ]
+    (own,) = _checked_values(driver.cuCtxFromGreenCtx(context))
+    _checked_values(driver.cuCtxPushCurrent(own))
     try:
-        (ended,) = _asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        (ended,) = _checked_values(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
     finally:
-        _asked(driver.cuCtxPopCurrent())
+        _checked_values(driver.cuCtxPopCurrent())
     return Part(resource.sm.smCount, (int(streams[LOW]), int(streams[HIGH])), context, ended)
 
 
-def _asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+def _checked_values(answer: tuple[Any, ...]) -> tuple[Any, ...]:
     """The values a driver call returned behind its status; ``NoPartitions`` if the status is an error."""
     result, *values = answer
     if int(result):

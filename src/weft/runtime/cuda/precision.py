@@ -69,21 +69,21 @@ def with_bfloat16(model: OnnxModel) -> OnnxModel:
     kept = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
     for weight in graph.initializer:
         if weight.data_type == ElementType.FLOAT and weight.name not in kept:
-            weight.CopyFrom(_narrowed(weight))
+            weight.CopyFrom(_narrow(weight))
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i == ElementType.FLOAT:
                 attribute.i = ElementType.BFLOAT16
             if attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT and node.output[0] not in kept:
-                attribute.t.CopyFrom(_narrowed(attribute.t))
-    inward = [_renamed(graph, value.name, coming=True) for value in graph.input if _is_float(value)]
-    outward = [_renamed(graph, value.name, coming=False) for value in graph.output if _is_float(value)]
+                attribute.t.CopyFrom(_narrow(attribute.t))
+    inward = [_rename_at_border(graph, value.name, coming=True) for value in graph.input if _is_float(value)]
+    outward = [_rename_at_border(graph, value.name, coming=False) for value in graph.output if _is_float(value)]
     fill(graph.node, [*inward, *graph.node, *outward])
     del graph.value_info[:]
     return model
 
 
-def _narrowed(weight: OnnxTensor) -> Any:
+def _narrow(weight: OnnxTensor) -> Any:
     return to_tensor(to_array(weight).astype(numpy_dtype(ElementType.BFLOAT16)), weight.name)
 
 
@@ -91,7 +91,7 @@ def _is_float(value: OnnxValue) -> bool:
     return bool(value.type.tensor_type.elem_type == ElementType.FLOAT)
 
 
-def _renamed(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
+def _rename_at_border(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
     """Rename a tensor inside the graph, and return the cast at the border."""
     inside = f"{name}/bfloat16"
     for node in graph.node:

@@ -87,11 +87,11 @@ class ModelPreparation:
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
         """The model as it will be served; *wanted*: its outputs on the CPU in float32."""
-        whole, sizes = self._climbed(blueprint, verdict)
-        model = self._measured(self._cut(whole, sizes))
+        whole, sizes = self._find_largest_batch(blueprint, verdict)
+        model = self._measure_model(self._cut(whole, sizes))
         self._compare(model, wanted)
         used = max(0, free_before - self.device.memory()[0])
-        changes = {"memory_bytes": used, "remarks": (*self.remarks, *_uncaptured(model))}
+        changes = {"memory_bytes": used, "remarks": (*self.remarks, *_uncaptured_remarks(model))}
         model.blueprint = model.blueprint.model_copy(update=changes)
         model.residency, model.remarks = ModelResidency(used), model.blueprint.remarks
         return model
@@ -103,7 +103,7 @@ class ModelPreparation:
 
     # How far it is batched
 
-    def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
+    def _find_largest_batch(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
         """Find the largest batch with the model in one piece; returns the blueprint, and seconds by batch size."""
         asked, tasks = self.options.max_batch, len(blueprint.tasks)
         if verdict.mixing is not None:
@@ -118,7 +118,7 @@ class ModelPreparation:
         largest = busiest(most, tasks) if tasks else most
         changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
         blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
-        sizes, reason = self._tried(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
+        sizes, reason = self._try_batches(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
         if tasks:
             changes = {"max_batch": asked or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
         elif asked is not None and max(sizes) < asked and batched:
@@ -131,7 +131,7 @@ class ModelPreparation:
         changes["any_shapes"] = batched and not verdict.by_size
         return blueprint.model_copy(update=changes), sizes
 
-    def _tried(
+    def _try_batches(
         self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
     ) -> tuple[dict[int, float], str | None]:
         """Seconds of a model in one piece by batch size, as far as that works, and why no further."""
@@ -217,7 +217,7 @@ class ModelPreparation:
 
     # How long it takes
 
-    def _measured(self, blueprint: Blueprint) -> DeviceModel:
+    def _measure_model(self, blueprint: Blueprint) -> DeviceModel:
         """The model as it will be served, with measured times of every batch size."""
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
@@ -264,7 +264,7 @@ def _of_floats(outputs: dict[str, Array]) -> list[str]:
     return [name for name, array in outputs.items() if array.dtype.kind == "f"]
 
 
-def _uncaptured(model: DeviceModel) -> list[str]:
+def _uncaptured_remarks(model: DeviceModel) -> list[str]:
     uncaptured = model.uncaptured()
     if not uncaptured:
         return []

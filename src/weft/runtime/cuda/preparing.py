@@ -29,6 +29,7 @@ from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
+from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.own_folder import remove
 
 CUDA = "cuda"
@@ -53,29 +54,29 @@ def prepare_on(
     if options.shares:
         with device.on():
             device = device.own()
-    model = _prepared(device, path, options, cache, learn=learn)
+    model = _prepare_uncached(device, path, options, cache, learn=learn)
     if options.shares:
         model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
     return model
 
 
-def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
+def _prepare_uncached(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
     """Load a model that is not in the cache, or whose entry does not work."""
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
-        return _reopened(device, path, options, cache, place, blueprint)
+        return _open_cached(device, path, options, cache, place, blueprint)
     if not (learn or kind_of(path, CUDA).about.get("takes_over")):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
-            return _learned(device, path, options, cache, place, allowance, learn=learn)
+            return _learn(device, path, options, cache, place, allowance, learn=learn)
         except OutOfTime as error:
             raise NotLearned(f"{path}: was not cut and captured within {options.learn_s:g} s; raise learn_s") from error
 
 
 def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     made_with = dataclasses.asdict(options)
-    for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
+    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they do not change what it is
         del made_with[name]
     key: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
     try:
@@ -93,22 +94,40 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _reopened(
+def _open_cached(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
 ) -> Prepared:
     first = blueprint.segments[0]
     if first.file is None and first.nodes is None:
         return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
+    if options.packages is not None:
+        return _compiled(device, path, options, cache, place, blueprint)
     with device.on():
         file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
         return file.reopened(blueprint)
+
+
+def _compiled(
+    device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
+) -> Prepared:
+    """The compiled model, or that of ONNX Runtime if it is better, with a remark."""
+    from weft.runtime.cuda.torch_engine import compiled_model
+
+    try:
+        with device.on():
+            return compiled_model(device, path, options, blueprint)
+    except Exception as error:  # code of a compiler raises whatever it meets
+        reason = first_line(error)
+    model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
+    model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
+    return model
 
 
 def _for_host(options: LoadOptions) -> LoadOptions:
     return dataclasses.replace(options, grain_s=max(options.grain_s, HOST_GRAIN_S), precision=FP32)
 
 
-def _learned(
+def _learn(
     device: Device,
     path: Path,
     options: LoadOptions,
@@ -120,7 +139,7 @@ def _learned(
 ) -> Prepared:
     kind, folder = kind_of(path, CUDA), caching.new_folder(cache)
     try:
-        file = _opened(kind, device, path, options, folder, allowance, learn=learn)
+        file = _open_file(kind, device, path, options, folder, allowance, learn=learn)
         with device.on():
             model = file.built()
         file.clear(model.blueprint)
@@ -142,7 +161,7 @@ def _learned(
             remove(folder)
 
 
-def _opened(
+def _open_file(
     kind: Entry, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
 ) -> DeviceFile:
     """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed."""

@@ -62,13 +62,13 @@ class RoundGraphs:
         model = copied(self._model)
         graph, names = model.graph, {name: f"{name}@{rows}" for name in self._known}
         rename_inputs(graph.node, names)
-        values = zip(names.values(), self._valued(rows), strict=True)
+        values = zip(names.values(), self._constant_values(rows), strict=True)
         graph.initializer.extend(to_tensor(np.asarray(value), name) for name, value in values)
         prune(graph)
         self._fill_up(graph)
         return model
 
-    def _valued(self, rows: int) -> Sequence[Array]:
+    def _constant_values(self, rows: int) -> Sequence[Array]:
         if rows not in self._values:
             self._values[rows] = self._run(_giving(self._model, self._known), rows) if self._known else ()
         return self._values[rows]
@@ -82,7 +82,7 @@ class RoundGraphs:
         for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
             if node.op_type == "Concat" and (pads := _pads(node, tensors)):
                 self._uneven[node.output[0]] = pads
-                filled |= dict.fromkeys(_filled(node), tensors[node.output[0]])
+                filled |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])
         return filled
 
     def _fill_up(self, graph: OnnxGraph) -> None:
@@ -91,7 +91,7 @@ class RoundGraphs:
             if (pads := self._uneven.get(node.output[0])) is None:
                 nodes.append(node)
                 continue
-            filled = _filled(node)
+            filled = _padded_names(node)
             for source, name, ends in zip(node.input, filled, pads, strict=True):
                 graph.initializer.append(to_tensor(np.array(ends, np.int64), f"{name}.pads"))
                 nodes.append(make_node("Pad", [source, f"{name}.pads"], [name], name))
@@ -128,7 +128,7 @@ def _giving(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
     return part
 
 
-def _filled(node: OnnxNode) -> list[str]:
+def _padded_names(node: OnnxNode) -> list[str]:
     """Names of the padded inputs of a node."""
     return [f"{node.output[0]}@{place}" for place in range(len(node.input))]
 

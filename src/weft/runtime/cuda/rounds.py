@@ -76,7 +76,7 @@ def rounds(most: int, sizes: Sequence[int]) -> list[int]:
 def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dict[int, Times]:
     """Rows of all tasks together -> the usual time of such a batch; *by_size*: the times of a round of each size."""
     sizes = sorted(by_size)
-    times = {most: _summed([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
+    times = {most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
     return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
@@ -90,7 +90,7 @@ def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
     return {rows: blueprint.like[size] for rows, size in captured.items() if size in blueprint.like}
 
 
-def _summed(times: Sequence[Times]) -> Times:
+def _sum_times(times: Sequence[Times]) -> Times:
     return tuple(map(sum, zip(*times, strict=True)))
 
 
@@ -111,7 +111,7 @@ class StitchedDeviceModel(DeviceModel):
     """A stitched model on a device; the values of a batch between segments are a list of rounds."""
 
     @cached_property
-    def _asked_by(self) -> dict[str, str]:
+    def _inputs_by_output(self) -> dict[str, str]:
         """Output -> an input of its task, which has as many rows."""
         tasks = self.blueprint.tasks
         return {output: next(iter(task.inputs.values())) for task in tasks for output in task.outputs.values()}
@@ -128,22 +128,22 @@ class StitchedDeviceModel(DeviceModel):
         for rung in self._rungs:
             rung.clear([spec.name for spec in self.inputs])
 
-    def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        batch = self._begun(parts) if segment == 0 else self._ongoing(segment, parts)
+    def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        batch = self._begin_rounds(parts) if segment == 0 else self._ongoing(segment, parts)
         if segment < len(self.segments) - 1:
-            return StepOutput([self._computed(segment, part_values).values for part_values in batch], {})
+            return StepOutput([self._compute_segment(segment, part_values).values for part_values in batch], {})
         outputs: list[dict[str, Tensor]] = []
         for values in batch:
             if outputs:  # the next round is about to write over it
                 outputs[-1] = {name: self._device.clone(tensor) for name, tensor in outputs[-1].items()}
-            outputs.append(self._computed(segment, values).answers)
-        return StepOutput({}, self._joined_answers(outputs))
+            outputs.append(self._compute_segment(segment, values).answers)
+        return StepOutput({}, self._join_answers(outputs))
 
     def _ongoing(self, segment: int, parts: list[BatchPart]) -> Iterator[DeviceValues]:
         (part,) = parts
-        return (self._gathered(segment, [BatchPart(values)]) for values in part.values)
+        return (self._gather(segment, [BatchPart(values)]) for values in part.values)
 
-    def _begun(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
+    def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
         """Yield the rounds of a new batch; each is copied to the memory of its rung when it is reached."""
         given: dict[str, list[Any]] = {}
         for part in parts:
@@ -156,10 +156,10 @@ class StitchedDeviceModel(DeviceModel):
         first, most = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
         for size in rounds(most, [rung.rows for rung in self._rungs]):
             mine = {name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first}
-            yield self._entered_round(size, mine)
+            yield self._enter_round(size, mine)
             first += size
 
-    def _entered_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
+    def _enter_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
         """A round with these rows of inputs; the other rows keep what is in the memory."""
         rung = self._rung(size)
         assert rung is not None
@@ -173,10 +173,10 @@ class StitchedDeviceModel(DeviceModel):
     def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """Views of the output rows that belong to requests, without the padding."""
         assert isinstance(values, RoundValues)
-        counts = {name: values.counts.get(source, 0) for name, source in self._asked_by.items()}
+        counts = {name: values.counts.get(source, 0) for name, source in self._inputs_by_output.items()}
         return {name: outputs[name][:count] for name, count in counts.items() if count}
 
-    def _joined_answers(self, round_outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Array]:
+    def _join_answers(self, round_outputs: Sequence[Mapping[str, Tensor]]) -> dict[str, Array]:
         """Join the outputs of all rounds and copy them to the host."""
         rows = {
             spec.name: [outputs[spec.name] for outputs in round_outputs if spec.name in outputs]

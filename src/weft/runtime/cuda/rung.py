@@ -55,7 +55,7 @@ class Rung:
         self._segments = segments
         own = [segment.again(device) for segment in segments]
         self._lay_out(own, feed)
-        self._runs = {WHOLE: [self._captured(at, segment) for at, segment in enumerate(own)]}
+        self._runs = {WHOLE: [self._capture_or_run(at, segment) for at, segment in enumerate(own)]}
         """Part -> how each segment is run there."""
 
     def _lay_out(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
@@ -78,15 +78,15 @@ class Rung:
             device.copy(self.tensors[name], device.copy_in([array]))
         device.finish()
 
-    def _captured(self, at: int, segment: DeviceSegment) -> Callable[[], None]:
+    def _capture_or_run(self, at: int, segment: DeviceSegment) -> Callable[[], None]:
         try:
-            return self._replayed(segment, self._device)
+            return self._capture(segment, self._device)
         except Exception as error:  # what cannot be captured can be run
             self.uncaptured[at] = first_line(error)
             plain = segment.bound(self.tensors, self.types)
             return lambda: self._device.plainly(plain.run)
 
-    def _replayed(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
+    def _capture(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
         """Capture a segment; returns the function that replays it."""
         bound = segment.bound(self.tensors, self.types)
         if segment.copies:
@@ -104,7 +104,7 @@ class Rung:
         try:
             for part, device in enumerate(parts, 1):
                 part_runs[part] = [
-                    whole[at] if at in self.uncaptured else self._replayed(segment.again(device), device)
+                    whole[at] if at in self.uncaptured else self._capture(segment.again(device), device)
                     for at, segment in enumerate(self._segments)
                 ]
         except BaseException:

@@ -18,20 +18,16 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
-from weft.runtime.cuda.precision import BF16, FP16, FP32
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
-from weft.runtime.cuda.torch_types import NUMBERED, as_torch
+from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS, as_torch
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
 from weft.runtime.onnxruntime_cpu.sessions import first_line, warm_shapes
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
-
-PRECISIONS = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
-"""Precision of the options -> the type that floats are converted to; None: they stay."""
 
 
 def numbered(tensor: Any) -> int:
@@ -120,7 +116,7 @@ class ProgramSegment:
         return array
 
 
-def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
+def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted."""
     weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
     last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
@@ -156,7 +152,7 @@ class ProgramFile:
         exported = read_program(self.path)
         plain = TorchProgram(exported, "cpu")
         blueprint = self._meaning(plain)
-        wanted = self._wanted(plain, unseen(blueprint))
+        wanted = self._expected_outputs(plain, unseen(blueprint))
         self._place(exported, batch_of(blueprint, 1))
         workshop = ModelPreparation(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
@@ -189,7 +185,7 @@ class ProgramFile:
         if asked is None and most is not None and most < LARGEST_UNASKED:
             self.options = dataclasses.replace(self.options, max_batch=most)
 
-    def _wanted(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def _expected_outputs(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""
         self.allowance.check()
         plain.hold({name: weight.cpu() for name, weight in plain.weights.items()})
@@ -204,7 +200,7 @@ class ProgramFile:
     def _place(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Move the program to the device, and observe the tensors between its nodes."""
         self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
-        self.weights = _placed(self.program, self.device)
+        self.weights = _place_weights(self.program, self.device)
         given = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:
             with torch.inference_mode():

@@ -78,7 +78,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         super().__init__()
         graph = model.graph
         self.dtype, self.channels_last = dtype, channels_last
-        self.inputs = tuple(value.name for value in request_inputs(graph))
+        self.inputs = tuple((value.name, _type(value)) for value in request_inputs(graph))
         self.outputs = tuple((value.name, _type(value)) for value in graph.output)
         versions = opsets(model)
         if versions.get("", OLDEST) < OLDEST:
@@ -97,16 +97,17 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
-        tensors |= zip(self.inputs, map(self._cast, inputs), strict=True)
+        tensors |= zip((name for name, _ in self.inputs), map(self._cast, inputs), strict=True)
+        device = inputs[0].device if inputs else None
         for step in self.steps:
-            arguments = [self._argument(step, place, tensors) for place in range(len(step.arguments))]
+            arguments = [self._argument(step, place, tensors, device) for place in range(len(step.arguments))]
             try:
                 result = step.function(step.context, *arguments)
             except ModelError as error:
                 raise ModelError(f"{step.label} ({step.operator}): {error}") from error
             several = isinstance(result, tuple) and step.operator != "Shape"
             tensors |= zip(step.outputs, result if several else (result,), strict=False)
-        return tuple(self._tensor(tensors[name]).to(kind) for name, kind in self.outputs)
+        return tuple(self._tensor(tensors[name], device).to(kind) for name, kind in self.outputs)
 
     def _step(self, node: OnnxNode, versions: Mapping[str, int]) -> TorchStep:
         entry = find(qualified(node))
@@ -129,22 +130,22 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         stored = self._arrays.get(name) if as_numbers else None
         return Name(name) if stored is None else tuple(stored.ravel().tolist())
 
-    def _argument(self, step: TorchStep, place: int, tensors: Mapping[str, Any]) -> Any:
+    def _argument(self, step: TorchStep, place: int, tensors: Mapping[str, Any], device: Any) -> Any:
         given = step.arguments[place]
         if not isinstance(given, Name):
             return given
         value = tensors[given]
         if place not in step.numbers:
-            return self._tensor(value)
+            return self._tensor(value, device)
         if not isinstance(value, tuple):
             raise ModelError(
                 f"{step.label} ({step.operator}): its input {given!r} is computed from values, which decide a shape"
             )
         return value
 
-    def _tensor(self, value: Any) -> Any:
+    def _tensor(self, value: Any, device: Any) -> Any:
         """A tensor; sizes that ``Shape`` gave are numbers so far."""
-        return torch.tensor(value) if isinstance(value, tuple) else value
+        return torch.tensor(value, device=device) if isinstance(value, tuple) else value
 
     def _cast(self, value: Any) -> Any:
         if self.dtype is not None and value.dtype == torch.float32:
@@ -179,7 +180,7 @@ def _narrowed(tensor: Any, dtype: Any) -> Any:
 def _type(value: Any) -> Any:
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
-        raise ModelError(f"its output {value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
+        raise ModelError(f"{value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
     return TYPES[number]
 
 

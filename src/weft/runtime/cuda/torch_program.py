@@ -95,7 +95,7 @@ class TorchProgram:
         self._constants = _constants(exported)
         nodes = [node for node in exported.graph.nodes if node.op in ("call_function", "get_attr")]
         nodes = [node for node in nodes if not _is_check(node)]
-        self._fixed = _fixed(nodes, {*self.weights, *self._constants})
+        self._fixed = _constant_nodes(nodes, {*self.weights, *self._constants})
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
         self._ended = next(node for node in exported.graph.nodes if node.op == "output")
         self._position = {node.name: at for at, node in enumerate(self.nodes)}
@@ -123,7 +123,7 @@ class TorchProgram:
 
     def spatial(self) -> frozenset[str]:
         """Weights of two-dimensional convolutions."""
-        users = [node for node in self.nodes if _called(node) in _CONVOLUTIONS]
+        users = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
         names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
 
@@ -136,7 +136,7 @@ class TorchProgram:
 
     def hold(self, weights: Mapping[str, Any]) -> None:
         """Use these weights from now on; values that follow from them alone are computed once here."""
-        self._held = {**{name: _moved(constant, self.device) for name, constant in self._constants.items()}, **weights}
+        self._held = {**{name: _move(constant, self.device) for name, constant in self._constants.items()}, **weights}
         with torch.inference_mode():
             for node in self._fixed.values():
                 self._held[node.name] = self._value(node, {})
@@ -280,13 +280,13 @@ def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
     inputs = []
     for spec in exported.graph_signature.input_specs:
         if spec.kind.name == "USER_INPUT" and not hasattr(spec.arg, "value"):
-            inputs.append(_described(spec.arg.name, named[spec.arg.name], "input"))
+            inputs.append(_describe_tensor(spec.arg.name, named[spec.arg.name], "input"))
     if not inputs:
         raise ModelError("it takes no tensors")
     return tuple(inputs)
 
 
-def _described(name: str, node: Node, kind: str) -> ProgramTensor:
+def _describe_tensor(name: str, node: Node, kind: str) -> ProgramTensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
         what = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -306,7 +306,7 @@ def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
         taken.add(name)
         if not isinstance(node, Node):
             raise ModelError(f"its output {name!r} is {node!r}; export it so that it gives tensors")
-        outputs.append(_described(name, node, "output"))
+        outputs.append(_describe_tensor(name, node, "output"))
     return tuple(outputs)
 
 
@@ -338,7 +338,7 @@ def _constants(exported: Any) -> dict[str, Any]:
     return constants
 
 
-def _fixed(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
+def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
     """Nodes whose values are the same in every run."""
     fixed: dict[str, Node] = {}
     for node in nodes:
@@ -358,12 +358,12 @@ def _steps(nodes: Sequence[Node], kept: set[str]) -> tuple[NodeStep, ...]:
     return tuple(NodeStep(node, tuple(forget.get(at, ()))) for at, node in enumerate(nodes))
 
 
-def _called(node: Node) -> str:
+def _operator_name(node: Node) -> str:
     return str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
 
 
 def _is_check(node: Node) -> bool:
-    return _called(node) in _CHECKS or str(node.target) in _CHECKS
+    return _operator_name(node) in _CHECKS or str(node.target) in _CHECKS
 
 
 def _is_tensor(node: Node) -> bool:
@@ -374,7 +374,7 @@ def _is_size(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (int, torch.SymInt)) and not isinstance(node.meta.get("val"), bool)
 
 
-def _moved(value: Any, device: Any) -> Any:
+def _move(value: Any, device: Any) -> Any:
     return value.to(device) if isinstance(value, torch.Tensor) else value
 
 
@@ -386,7 +386,7 @@ def _bytes(value: Any) -> int:
 
 def _products(node: Node, result: Any, read: Sequence[Any]) -> float:
     """Multiplications of a node: output elements times the terms of each."""
-    called, tensors = _called(node), [value for value in read if isinstance(value, torch.Tensor)]
+    called, tensors = _operator_name(node), [value for value in read if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0
     if called in _CONVOLUTIONS:

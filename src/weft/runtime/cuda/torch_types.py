@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from weft.models.element_types import ElementType
+from weft.runtime.cuda.precision import BF16, FP16, FP32
 
 TYPES: Mapping[int, Any] = {
     ElementType.FLOAT: torch.float32, ElementType.FLOAT16: torch.float16, ElementType.DOUBLE: torch.float64,
@@ -17,6 +18,8 @@ TYPES: Mapping[int, Any] = {
     ElementType.UINT16: torch.uint16, ElementType.UINT32: torch.uint32, ElementType.UINT64: torch.uint64,
     ElementType.BFLOAT16: torch.bfloat16,
 }  # fmt: skip
+PRECISIONS: Mapping[str, Any] = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
+"""Precision of the options -> the type that floats are converted to; None: they stay."""
 NUMBERED = {kind: int(number) for number, kind in TYPES.items()}
 
 

@@ -139,7 +139,7 @@ class IsolatingBackend(BackendDefaults):
         more: dict[str, Any] = {} if learn else {"learn": False}
         if options.isolation is None or not path.is_file():
             return self._inner.open(path, options, cache, say, **more)
-        group = self._joined(options.isolation, cache)
+        group = self._join_group(options.isolation, cache)
         try:
             file = ModelFile(next(self._numbers), path, options, learn, signature(path))
             kept = group.open(file)
@@ -150,7 +150,7 @@ class IsolatingBackend(BackendDefaults):
             self._leave(group)
             raise
         breaker = Breaker(self.limits.breaker, self.now)
-        return IsolatedModel(group, kept, breaker, self._closed)
+        return IsolatedModel(group, kept, breaker, self._close_model)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
         self._socket_reader = self._socket_reader or SocketReader()
@@ -186,7 +186,7 @@ class IsolatingBackend(BackendDefaults):
         if self._socket_reader:
             self._socket_reader.close()
 
-    def _joined(self, name: str, cache: Path | None) -> WorkerGroup:
+    def _join_group(self, name: str, cache: Path | None) -> WorkerGroup:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
@@ -211,6 +211,6 @@ class IsolatingBackend(BackendDefaults):
         group.close()
         return True
 
-    def _closed(self, model: IsolatedModel) -> None:
+    def _close_model(self, model: IsolatedModel) -> None:
         if not self._leave(model.group):
             model.group.forget(model.number)

@@ -93,7 +93,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -102,19 +102,19 @@ def _checked(result: int) -> int:
 
 def end_with(server: int) -> None:
     """Have the kernel kill this process when the parent's thread that started it ends."""
-    _checked(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+    _check_result(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != server:  # the server died before the request above
         os._exit(1)
 
 
 def inherit_orphans() -> None:
     """Become the parent of descendants whose own parents exit (a subreaper)."""
-    _checked(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    _check_result(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def call_yourself(name: str) -> None:
     """Set the name of this process, at most 15 letters."""
-    _checked(_libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0))
+    _check_result(_libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0))
 
 
 def _volunteer() -> None:
@@ -132,7 +132,7 @@ def _leave_network() -> None:
     user, group = os.getuid(), os.getgid()
     if _libc().unshare(_CLONE_NEWNET) == 0:
         return
-    _checked(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
+    _check_result(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -150,11 +150,11 @@ class _Beneath(ctypes.Structure):
 def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
     """Restrict this process with Landlock to these files and programs, without TCP and signals to other processes."""
     libc = _libc()
-    version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    version = _check_result(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     rights = (1 << _RIGHTS.get(version, 16)) - 1
     wanted = _Ruleset(rights, 0b11 if version >= _NET_FROM else 0, 0b11 if version >= _SCOPES_FROM else 0)
     size = 8 * (1 + (version >= _NET_FROM) + (version >= _SCOPES_FROM))
-    rules = _checked(libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.c_size_t(size), 0))
+    rules = _check_result(libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.c_size_t(size), 0))
     try:
         for path in (*readable, *python_files(), *LIBRARIES, *SYSTEM_FILES):
             _allow(rules, path, (_READ_FILE | _READ_DIR) & rights)
@@ -162,8 +162,8 @@ def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterab
             _allow(rules, path, rights & ~_RUN)
         for path in programs:
             _allow(rules, path, (_RUN | _READ_FILE | _READ_DIR) & rights)
-        _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-        _checked(libc.syscall(_RESTRICT_SELF, rules, 0))
+        _check_result(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        _check_result(libc.syscall(_RESTRICT_SELF, rules, 0))
     finally:
         os.close(rules)
     return "files of its models only" + (", no signals to others" if version >= _SCOPES_FROM else "")
@@ -178,7 +178,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
         rule = _Beneath(granted, folder)
-        _checked(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
+        _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
     finally:
         os.close(folder)
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from weft.base.errors import ModelError, WorkerDied, WorkerStarting
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import (
+    ONNXRUNTIME,
     DeviceLane,
     Ended,
     LoadedModel,
@@ -43,6 +44,19 @@ log = logging.getLogger("weft.workers")
 
 PIECE_BYTES = 4 << 20
 """Bytes written to a client's region at a time: bounds the copy that is held for a large answer."""
+
+
+class Packager(Protocol):
+    """Has models of a device compiled."""
+
+    def packages(
+        self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
+    ) -> Path | None:
+        """The folder of what was compiled of a model that is open; None if it is not there and not compiled now.
+
+        Raises ``ModelError`` if it cannot be compiled.
+        """
+        ...
 
 
 class GpuLane(IsolatingLane):
@@ -75,15 +89,17 @@ class DeviceBackend(IsolatingBackend):
         label: str | None = None,
         kept_as: str | None = None,
         number: int | None = None,
+        packager: Packager | None = None,
     ) -> None:
         """memory_bytes: how much of the device's memory all models may hold.
 
         label: its name in metrics; differs from *device* if the settings name the device twice. kept_as: its part of
         the cache. number: the device id in clients' shared-memory requests; None: they cannot share its memory.
+        packager: has models compiled; None: the device has no compiled engine.
         """
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
-        self.device, self.label, self.kept_as = device, label or device, kept_as
+        self.device, self.label, self.kept_as, self._packager = device, label or device, kept_as, packager
         self._kind = device.partition(":")[0]
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
@@ -106,11 +122,31 @@ class DeviceBackend(IsolatingBackend):
         # learns it only if it cannot.
         learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
         model = super().open(path, here, cache, say, learn=learn)
+        if options.engine != ONNXRUNTIME:
+            model = self._with_engine(model, path, here, cache, learn=learn)
         if model.shares and not model.shares.cuts.cuts and not self._told_uncut:
             self._told_uncut = True
             log.warning("%s cannot be cut: models share it on plain streams; their remarks say why", self.device)
         self._ask()
         return model
+
+    def _with_engine(
+        self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
+    ) -> LoadedModel:
+        """The model compiled, if that is there or *learn* is true; else the given one, which is learned later."""
+        try:
+            if self._packager is None:
+                raise ModelError(f"{self.device} has no compiled engine")
+            folder = self._packager.packages(path, options, model, cache, compile_now=learn)
+        except ModelError as error:
+            model.remarks = (*model.remarks, f"not compiled: {error}")
+            return cast(LoadedModel, model)
+        if folder is None:
+            model.timing = dataclasses.replace(model.timing, learned=False)
+            return cast(LoadedModel, model)
+        compiled = super().open(path, dataclasses.replace(options, packages=str(folder)), cache, learn=False)
+        model.close()
+        return compiled
 
     def lane(self, index: int, *, pin: bool = False) -> GpuLane:
         self._socket_reader = self._socket_reader or SocketReader()

@@ -122,6 +122,7 @@ class WorkerGroup:
         """Processes that are neither worker nor spare: being started, learning, or retiring."""
         self.folder, self._temporary = own_folder(kept_as or name, cache)
         self._scratch = _scratch_in(self.folder)
+        self._read = _shared_in(cache, limits.shared_cache)
 
     # Models
 
@@ -142,11 +143,15 @@ class WorkerGroup:
             return self._open_in_worker(file._replace(learn=True))
 
     def _open_in_worker(self, file: ModelFile) -> KeptModel:
-        """Open it in the worker; raises ``NotLearned`` if it would have to be measured there and ``learn`` is false."""
+        """Open a model in the worker.
+
+        Raises ``NotLearned`` if it would have to be measured there and ``file.learn`` is false, ``ModelError`` if the
+        worker dies.
+        """
         with self._preparing:
             self.lost = ""
             try:
-                worker, described = self._opened_somewhere(file)
+                worker, described = self._open_with_retry(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
             kept = KeptModel(file, described, set())
@@ -156,7 +161,7 @@ class WorkerGroup:
         self._keep()
         return kept
 
-    def _opened_somewhere(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
+    def _open_with_retry(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
         """Open it in a worker, with one retry if the worker dies: it may have died of something else."""
         worker = self._worker_with_access(file.path)
         try:
@@ -179,7 +184,7 @@ class WorkerGroup:
                     log.debug("batches of %d rows went with their worker: %s", rows, error)
 
     def forget(self, number: int) -> None:
-        """Close a model; the others stay."""
+        """Close a model in all processes of the group."""
         with self._lock:
             self._kept.pop(number, None)
             having = [process for process in (*self._processes(), *self._building) if number in process.opened]
@@ -227,7 +232,7 @@ class WorkerGroup:
         worker = self.worker
         if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
-        fresh = self._started([path])
+        fresh = self._start_process([path])
         with self._lock:
             fit = fresh.alive and not self._closed.is_set()
             old = [process for process in (self.worker, self.spare) if fit and process is not None]
@@ -261,14 +266,14 @@ class WorkerGroup:
             process = self._new_process([file.path])
             try:
                 _lower_priority(process)
-                with _killed_after(process, file.options.learn_s):
+                with _kill_after(process, file.options.learn_s):
                     self._opened(process, file)
             finally:
                 self._abandon(process)
         except WorkerDied as error:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
-    def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
+    def _start_process(self, more: Iterable[Path] = ()) -> WorkerProcess:
         """A new process with all models open; the caller that gives it a place removes it from ``_building``."""
         process = self._new_process([*more, *(kept.file.path for kept in self._models())])
         try:
@@ -282,7 +287,7 @@ class WorkerGroup:
         """A new process that may read the folders of these files."""
         if self._closed.is_set():
             raise WorkerDied("the server ends")
-        process = self._spawned(files)
+        process = self._spawn(files)
         with self._lock:
             self._building.add(process)
             closed = self._closed.is_set()
@@ -301,8 +306,8 @@ class WorkerGroup:
         with self._lock:
             self._building.discard(process)
 
-    def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
-        folders = frozenset(self.limits.folders).union(*map(_folders, files))
+    def _spawn(self, files: Iterable[Path]) -> WorkerProcess:
+        folders = frozenset((*self.limits.folders, *self._read)).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         resources = self._resources
         engine, limits = resources.template.engine, self.limits
@@ -442,7 +447,7 @@ class WorkerGroup:
         if incomplete:
             self._mend(incomplete[0])
         else:
-            self._install(self._started())
+            self._install(self._start_process())
         return True
 
     def _mend(self, process: WorkerProcess) -> None:
@@ -522,6 +527,19 @@ def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
     return make_folder(), True
 
 
+def _shared_in(cache: Path | None, name: str | None) -> tuple[str, ...]:
+    """The folder in the cache that workers may only read, if there is one; it must be there before they start."""
+    if cache is None or name is None:
+        return ()
+    folder = cache.absolute() / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be made: %s", folder, error)
+        return ()
+    return (str(folder),)
+
+
 def _scratch_in(folder: Path) -> Path:
     """A temporary folder for workers: in their cache, or elsewhere if that is not writable."""
     try:
@@ -538,7 +556,7 @@ def _lower_priority(process: WorkerProcess) -> None:
 
 
 @contextmanager
-def _killed_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
+def _kill_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
     """Kill a process that has not stopped ``GRACE_S`` after its limit."""
     if limit_s is None:
         yield

@@ -139,12 +139,14 @@ class LaneLine:
                 return StepReport(number, began, ended, outputs, problem, tensors, 0)
             if kind != "over" or len(files) > 1 or shared not in range(1, self._places + 1):
                 raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
-            return StepReport(number, began, ended, outputs, problem, self._seen(shared, files), _weight(outputs))
+            return StepReport(
+                number, began, ended, outputs, problem, self._reply_memory(shared, files), _weight(outputs)
+            )
         finally:
             if files:
                 packets.close_all(files)  # those that no report took over
 
-    def _seen(self, place: int, files: list[int]) -> Any:
+    def _reply_memory(self, place: int, files: list[int]) -> Any:
         """The shared memory of a place, whose file comes with the report if it is new."""
         if files:
             self._inward[place] = packets.map_memory(files.pop())

@@ -21,6 +21,8 @@ class WorkerLimits:
     breaker: BreakerLimits = field(default_factory=BreakerLimits)
     folders: tuple[str, ...] = ()
     """What they may read besides the folders of their models, with all that is in there."""
+    shared_cache: str | None = None
+    """A folder in the cache that they may read, and only the server writes to."""
     device_memory_bytes: int | None = None
     """What models may hold of a device's memory together; more of them take turns."""
 

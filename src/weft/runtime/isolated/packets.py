@@ -263,7 +263,7 @@ def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
         tensors, length = {}, len(source)
         for name, kind, shape, place, size in described:
             if kind == "BYTES":
-                tensors[name] = _restored_texts(shape, place, size, source)
+                tensors[name] = _restore_texts(shape, place, size, source)
                 continue
             tensor = np.ndarray(shape, DATATYPES[kind], source, place)
             if size != tensor.nbytes or not 0 <= place <= length - size:  # numpy looks, but not before the beginning
@@ -274,7 +274,7 @@ def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
         raise Garbled(f"no tensors: {error}") from error
 
 
-def _restored_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
+def _restore_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
     if not all(type(number) is int and number >= 0 for number in (place, size, *shape)) or place + size > len(source):
         raise ValueError(f"texts {shape} at {place}, {size} bytes of {len(source)}")
     return np.array(_split(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)

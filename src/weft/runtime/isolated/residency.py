@@ -142,14 +142,14 @@ class Residency:
             self._claimed_until_s = 0.0
         return leaving
 
-    def _left(self, leaving: Sequence[int]) -> None:
+    def _note_left(self, leaving: Sequence[int]) -> None:
         for other in leaving:
             self._leaving_on.pop(other, None)
 
     def unsent(self, number: int, leaving: list[int]) -> None:
         """Undo ``bring`` for a step that could not be sent."""
         with self._lock:
-            self._left(leaving)
+            self._note_left(leaving)
             if number not in self._unsure:
                 self._there.pop(number, None)
             for other in reversed(leaving):
@@ -160,12 +160,12 @@ class Residency:
     def came(self, number: int, leaving: Sequence[int] = ()) -> None:
         """Confirm the moves of a step that was computed."""
         with self._lock:
-            self._left(leaving)
+            self._note_left(leaving)
             self._unsure.discard(number)
 
     def failed(self, number: int, leaving: Sequence[int] = ()) -> None:
         """Note that a step with moves failed: the model counts as there, and the next steps bring it back again."""
         with self._lock:
-            self._left(leaving)
+            self._note_left(leaving)
             if number in self._there:
                 self._unsure.add(number)

@@ -88,15 +88,15 @@ class Template:
     def fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
         """Fork a worker that gets one end of a line; with one retry, because the template may have died since."""
         try:
-            return self._forked(file, confinement, scratch)
+            return self._fork(file, confinement, scratch)
         except (OSError, EOFError):  # it has died; it has no state, so a new one does as well
             self.close()
         try:
-            return self._forked(file, confinement, scratch)
+            return self._fork(file, confinement, scratch)
         except (OSError, EOFError) as error:
             raise WorkerDied(f"it could not be started: {reason_of(error)}") from error
 
-    def _forked(self, file: int, confinement: Confinement, scratch: str) -> Child:
+    def _fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
         line = self._line or self._start()
         line.send([asdict(confinement), scratch], files=[file], wait=True)
         (pid,) = line.receive().head

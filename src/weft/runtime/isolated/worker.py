@@ -199,13 +199,13 @@ def main() -> None:
     try:
         while True:
             packet = line.receive()
-            line.send([_forked(line, packet, engine)], wait=True)
+            line.send([_fork_worker(line, packet, engine)], wait=True)
             close_all(packet.files)
     except (EOFError, OSError):
         os._exit(0)
 
 
-def _forked(line: Line, packet: Packet, engine: str) -> int:
+def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
     """Fork a worker through a process in between, so that the server inherits it; returns its process number."""
     here, there = os.pipe()
     between = os.fork()

@@ -180,11 +180,11 @@ class WorkerLane:
         source = packet.tensors if place is None else self._inward[place].bytes
         batch = []
         for number, rows, tensors in parts:
-            came = None if tensors is None else self._restored(tensors, source, copied=place is None)
+            came = None if tensors is None else self._restore(tensors, source, copied=place is None)
             batch.append(BatchPart(self._worker.kept(number) if came is None else came, rows))
         return batch
 
-    def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
+    def _restore(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
         """Arrays from the packet and tensors in regions, in the order of their descriptions."""
         regions = self._worker.regions
         here = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
@@ -201,7 +201,7 @@ class WorkerLane:
     def _keep(self, order: _Order, at: int, values: Any) -> None:
         """Keep values of a step, which may still be running; arrays in reused memory are copied."""
         if values:
-            self._worker.values[order.keep + at] = _owned(values, order.borrowed)
+            self._worker.values[order.keep + at] = _copy_borrowed(values, order.borrowed)
 
     def _break_promise(self, order: _Order, error: Exception | None) -> None:
         """Store the error in place of the values, so that queued steps that need them fail with it."""
@@ -247,7 +247,7 @@ class WorkerLane:
         return files
 
 
-def _owned(values: Any, borrowed: frozenset[int]) -> Any:
+def _copy_borrowed(values: Any, borrowed: frozenset[int]) -> Any:
     """Copy arrays that lie in reused memory; values of a device never do."""
     if not isinstance(values, dict):
         return values

@@ -53,7 +53,7 @@ class CpuBackend(BackendDefaults):
         learn: bool = True,
     ) -> LoadedModel:
         self._warn()
-        with self._allowed(path, options) as allowance:
+        with self._open_allowance(path, options) as allowance:
             return prepare(path, options, cache, say, learn=learn, allowance=allowance)
 
     def _warn(self) -> None:
@@ -67,7 +67,7 @@ class CpuBackend(BackendDefaults):
             )
 
     @contextmanager
-    def _allowed(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:
+    def _open_allowance(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:
         """The time limit for trying out one model; closing the backend ends it."""
         allowance = Allowance(options.learn_s)
         with self._lock:

@@ -135,7 +135,7 @@ class CpuLane(LaneDefaults):
             self._options, self._stopped = ort.RunOptions(), False
         self._steps += 1
         if here:
-            end = self._computed(model, step, self._options)
+            end = self._compute_step(model, step, self._options)
             self._scratch.ran(end.ended - end.began)
             ended(end)
         else:
@@ -161,7 +161,7 @@ class CpuLane(LaneDefaults):
             os.sched_setaffinity(0, {core})
         while (task := self._next()) is not None:
             model, step, ended, options = task
-            end = self._computed(model, step, options)
+            end = self._compute_step(model, step, options)
             self._scratch.ran(end.ended - end.began)
             del task, model, step  # the receiver of the end may free their values
             ended(end)
@@ -179,7 +179,7 @@ class CpuLane(LaneDefaults):
                 if self._scratch.is_due(idle=True):
                     self._scratch.shrink()
 
-    def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
+    def _compute_step(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
         began = self._now()
         try:
             outputs = model.compute(step, options)

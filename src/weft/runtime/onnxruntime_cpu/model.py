@@ -161,13 +161,13 @@ class CpuModel(BlueprintModel):
     def compute(self, step: Step, options: Any = None) -> list[StepOutput]:
         """Run a step on the calling thread."""
         segment, last = step.segment, len(self.segments) - 1
-        results = [self.run_segment(segment, values, options) for values in self._gathered(step)]
+        results = [self.run_segment(segment, values, options) for values in self._gather_rows(step)]
         if segment == last:
             return [StepOutput({}, outputs) for outputs in results]
         name = self._exit_at.get(segment)
         return [StepOutput(values, {} if name is None else {name: values[name]}) for values in results]
 
-    def _gathered(self, step: Step) -> list[dict[str, Any]]:
+    def _gather_rows(self, step: Step) -> list[dict[str, Any]]:
         """The values of the rows that go on: joined, or for each part if batches cannot be joined at cuts."""
         values = [
             part.values if part.rows is None else keep(part.values, part.rows, self.rowless) for part in step.parts
@@ -267,13 +267,13 @@ _BYTE_BY_BYTE = {
 
 def to_text(values: Array) -> Array:
     """A tensor of bytes as a tensor of str for ONNX Runtime."""
-    items = [_decoded(item) if isinstance(item, bytes) else str(item) for item in values.ravel().tolist()]
+    items = [_decode(item) if isinstance(item, bytes) else str(item) for item in values.ravel().tolist()]
     return _tensor(items, values)
 
 
 def to_bytes(values: Array) -> Array:
     """A tensor of str from ONNX Runtime as a tensor of bytes."""
-    return _tensor([_encoded(str(item)) for item in values.ravel().tolist()], values)
+    return _tensor([_encode(str(item)) for item in values.ravel().tolist()], values)
 
 
 def _tensor(items: list[str] | list[bytes], values: Array) -> Array:
@@ -282,7 +282,7 @@ def _tensor(items: list[str] | list[bytes], values: Array) -> Array:
     return tensor.reshape(values.shape)
 
 
-def _decoded(data: bytes) -> str:
+def _decode(data: bytes) -> str:
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -293,7 +293,7 @@ def _decoded(data: bytes) -> str:
     return text.translate(_BYTE_BY_BYTE).translate(_STANDING_IN)
 
 
-def _encoded(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     data = text.encode()
     return text.translate(_STOOD_FOR).encode("utf-8", "surrogateescape") if _may_be_escaped(data) else data
 

@@ -99,7 +99,7 @@ class _Measurement:
     def repeat(self, *sizes: int) -> None:
         """Time runs of these sizes in turns; with several mixes of tasks, their mean."""
         began_s, rounds = perf_counter(), 0
-        while rounds < _wanted(rounds, perf_counter() - began_s):
+        while rounds < _rounds_left(rounds, perf_counter() - began_s):
             for size in sizes:
                 times_s = [_time_segments(self.model, mix, self.clock_s) for mix in self.mixes[size]]
                 self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
@@ -120,12 +120,12 @@ class _Measurement:
         """Run batches of *size*, which also warms them up; returns how their rows differ from single runs, or None."""
         if size not in self._verdicts:
             try:
-                self._verdicts[size] = self._compared(size)
+                self._verdicts[size] = self._compare_batch(size)
             except Exception as error:  # ONNX Runtime raises several unrelated kinds
                 self._verdicts[size] = f"batch {size} fails: {first_line(error)}"
         return self._verdicts[size]
 
-    def _compared(self, size: int) -> str | None:
+    def _compare_batch(self, size: int) -> str | None:
         self._alone = self._alone or [self._answer(index) for index in range(len(self.samples))]
         self.mixes[size] = []
         for first in range(0, self._kinds, size):
@@ -172,12 +172,12 @@ def measure(
     if reason is None and max_batch != 1:
         reason = judge(bench.crowds([2])).mixing
     if reason is not None:
-        return _alone(bench, max_batch, reason)
+        return _times_unbatched(bench, max_batch, reason)
     times = _while_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
     return times if times.max_batch == 1 else _prove(bench, times, shapes, max_batch, judge)
 
 
-def _alone(bench: _Measurement, max_batch: int | None, reason: str) -> BatchTimes:
+def _times_unbatched(bench: _Measurement, max_batch: int | None, reason: str) -> BatchTimes:
     """The times of a model that cannot be batched; ``ModelError`` if batches were requested."""
     if bench.model.blueprint.tasks:
         raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
@@ -198,7 +198,7 @@ def _prove(bench: _Measurement, times: BatchTimes, shapes: Shapes, max_batch: in
     if reason is None and by_size:
         reason = judge(bench.crowds(range(2, min(times.max_batch, _MANY) + 1))).mixing
     if reason is not None:
-        return _alone(bench, max_batch, reason)
+        return _times_unbatched(bench, max_batch, reason)
     return replace(times, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
 
 
@@ -276,7 +276,7 @@ def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
             for name in runs[0]:
                 tensors = [values[name] for values in runs]
                 if not _has_rows(tensors):
-                    rowless[name] = _counted(name, tensors)
+                    rowless[name] = _find_count_rule(name, tensors)
     except ModelError as error:
         return Crossing(str(error), {})
     except Exception as error:  # ONNX Runtime raises several unrelated kinds
@@ -296,7 +296,7 @@ def _has_rows(runs: list[Array]) -> bool:
     return close_enough(np.concatenate(alone[:2]), two) and close_enough(np.concatenate(alone), three)
 
 
-def _counted(name: str, runs: list[Array]) -> Counted | None:
+def _find_count_rule(name: str, runs: list[Array]) -> Counted | None:
     """How a tensor without rows depends on the number of samples; None if it is always the same."""
     *alone, two, three = runs
     one: Any = alone[0]
@@ -321,7 +321,7 @@ def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
     return None
 
 
-def _wanted(rounds: int, spent_s: float) -> int:
+def _rounds_left(rounds: int, spent_s: float) -> int:
     """Rounds of a measurement, given the time of the first ones."""
     if rounds == 0 or spent_s / rounds > _LONG_S:
         return _FEWEST

@@ -64,7 +64,7 @@ def prepare(
     cache = cache if path.is_file() else None
     if cache is not None and (learn or not caching.is_empty(cache)):
         place = _place(path, options, cache)
-        if cached := _cached(path, options, place, say):
+        if cached := _load_cached(path, options, place, say):
             return cached
     if not learn and (whole := open_whole(path, options)):
         return whole
@@ -80,13 +80,13 @@ def prepare(
             ) from error
 
 
-def _cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:
+def _load_cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:
     blueprint = caching.find(place)
     if blueprint is None:
         return None
     say("loading it from the cache")
     try:
-        return _loaded(path, options, place, blueprint)
+        return _load_entry(path, options, place, blueprint)
     except Exception as error:  # a damaged entry says nothing about the model itself
         say(f"its cache entry cannot be used: {first_line(error)}")
         caching.drop(place)
@@ -104,7 +104,8 @@ def _begin(path: Path, options: LoadOptions, cache: Path | None, say: Progress, 
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
     try:
         made_with = dataclasses.asdict(options)
-        del made_with["learn_s"], made_with["isolation"]  # they do not change the prepared model
+        for name in ("learn_s", "isolation", "engine", "compile_s", "packages"):  # they do not change what is prepared
+            del made_with[name]
         return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -112,7 +113,7 @@ def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _loaded(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
+def _load_entry(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
     """Open the sessions of a model from the cache, and run each once."""
     sessions = [
         open_session(place / segment.file, options.threads, optimise=False)
@@ -152,7 +153,7 @@ class _Preparation:
     def finished(self, place: Path | None) -> CpuModel:
         """Build the model, and put the folder in its *place* in the cache."""
         try:
-            model = self._built()
+            model = self._build()
             blueprint = model.blueprint.model_copy(update={"remarks": (*self.remarks, *model.remarks)})
             self._clear(blueprint)
             stored = place is not None and caching.store(self.folder, blueprint, place)
@@ -165,16 +166,16 @@ class _Preparation:
                 raise ModelError(f"{self.path}: {error}") from error
             raise
 
-    def _built(self) -> CpuModel:
+    def _build(self) -> CpuModel:
         self.say("optimising it")
-        session, optimised = self._optimised()
+        session, optimised = self._optimise()
         blueprint = whole_blueprint(session, self.path, optimised)
         self.exits = named_exits(self.options, session)
         self.independent = self.options.independent_rows or says_independent(session)
         blueprint = with_tasks(blueprint, session, self.exits)
         given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
         shapes, missing = warm_shapes(session.get_inputs(), given)
-        whole = CpuModel(blueprint, [self._bounded(session)])
+        whole = CpuModel(blueprint, [self._bound_session(session)])
         del session  # the last reference, so that it is freed before its segments are opened
         if missing:
             return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -193,7 +194,7 @@ class _Preparation:
         }
         changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = CpuModel(blueprint.model_copy(update=changes), whole.sessions)
-        return self._measured(whole, optimised, feed, wanted)
+        return self._measure(whole, optimised, feed, wanted)
 
     def _absent_rows(self, whole: CpuModel, feed: dict[str, Array]) -> int:
         """0 if the graph runs without rows of a task, else 1: some operators fail then, such as Reshape to -1."""
@@ -205,7 +206,7 @@ class _Preparation:
             return 1
         return 0
 
-    def _optimised(self) -> tuple[Any, OnnxModel | None]:
+    def _optimise(self) -> tuple[Any, OnnxModel | None]:
         """A session over the whole file, and its graph as ONNX Runtime optimised it; None if that cannot be saved."""
         target = self.folder / "optimised.onnx"
         try:
@@ -233,7 +234,7 @@ class _Preparation:
         self.remarks.append(f"cannot be left at the exits its file names: {reason}")
         self.exits = ()
 
-    def _measured(
+    def _measure(
         self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> CpuModel:
         model, inner_bytes = None, 0
@@ -244,7 +245,7 @@ class _Preparation:
         model = model or self._again(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
-        judge = partial(self._judged, optimised, model.blueprint.tasks)
+        judge = partial(self._judge_rows, optimised, model.blueprint.tasks)
         times = measure(model, shapes, self.options.max_batch, clock_for(self.options.threads), judge)
         changes = {
             "batchable": times.batchable,
@@ -259,7 +260,7 @@ class _Preparation:
             changes |= _as_fields(crossing(model, shapes))
         return CpuModel(model.blueprint.model_copy(update=changes), model.sessions)
 
-    def _judged(self, optimised: OnnxModel | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
+    def _judge_rows(self, optimised: OnnxModel | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
         """Whether rows are independent, by proof or because the user or the file states it."""
         if self.independent:
             return Verdict(None)
@@ -297,7 +298,7 @@ class _Preparation:
     def _cut(
         self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        nodes = self._profiled(model, whole_s, feed)
+        nodes = self._profile(model, whole_s, feed)
         cuts: tuple[int, ...] = ()
         if cutting.whole_because(model.graph) is None:
             cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, self.options.grain_s, self.options.max_pieces)
@@ -315,7 +316,7 @@ class _Preparation:
         """The model cut at its exits, and at other places if batches can be joined there, too; None without exits."""
         model, options = copied(optimised), self.options
         forced = cutting.arrange(model.graph, self.exits)
-        nodes = self._profiled(model, whole_s, feed)
+        nodes = self._profile(model, whole_s, feed)
         if any(nodes.crossing[cut] is None for cut in forced):
             self._without_exits("a tensor that crosses one is of a type that numpy does not have")
             return None
@@ -344,7 +345,7 @@ class _Preparation:
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)
 
-    def _profiled(self, model: OnnxModel, whole_s: float, feed: dict[str, Array]) -> _Profiled:
+    def _profile(self, model: OnnxModel, whole_s: float, feed: dict[str, Array]) -> _Profiled:
         nodes = profile(model, self.folder, self.options.threads, feed, self.allowance)
         scale = min(whole_s / max(sum(nodes.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
@@ -358,7 +359,7 @@ class _Preparation:
         """The model in one piece, opened again if it was freed for its segments."""
         if whole.sessions:
             return whole
-        return CpuModel(whole.blueprint, [self._bounded(open_model(self.path, self.options.threads))])
+        return CpuModel(whole.blueprint, [self._bound_session(open_model(self.path, self.options.threads))])
 
     def _opened(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
         self.say(f"loading its {len(pieces)} segments")
@@ -367,14 +368,14 @@ class _Preparation:
             file = f"segment{index}.onnx"
             save(piece.model, self.folder / file)
             session = open_session(self.folder / file, self.options.threads, optimise=False)
-            sessions.append(self._bounded(session))
+            sessions.append(self._bound_session(session))
             segment = SegmentSpec(
                 name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady
             )
             segments.append(segment)
         return CpuModel(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
 
-    def _bounded(self, session: Any) -> BoundedSession:
+    def _bound_session(self, session: Any) -> BoundedSession:
         """A session whose runs end with the time limit."""
         return BoundedSession(session, self.allowance)
 

@@ -71,7 +71,7 @@ def profile(
     model: OnnxModel, folder: Path, threads: int, feed: Mapping[str, Array], allowance: Allowance | None = None
 ) -> NodeProfile:
     """Run *model*, whose large weights are in *folder*, on *feed*, and read the trace."""
-    session = _opened(model, folder, _by_threads(threads))
+    session = _open_marked(model, folder, _by_threads(threads))
     run = partial((allowance or Allowance()).run, session, None, dict(feed))
     measure_in_turns([partial(run_all, [run])], _MOST, fewest=_FEWEST, longest_s=_BUDGET_S)
     trace = _read(model, session)
@@ -90,7 +90,7 @@ class Tracer:
         asked = copied(model)
         outputs = [output.name for output in model.graph.output]
         asked.graph.output.extend(declared(name) for name in sorted({*wanted} - {*outputs}))
-        session = _opened(asked, self._folder, _by_threads(self._threads, thrifty=False))
+        session = _open_marked(asked, self._folder, _by_threads(self._threads, thrifty=False))
         values = self._allowance.run(session, None, dict(feed))
         entries = _read(model, session).entries
         shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}
@@ -106,7 +106,7 @@ def seen_tensors(
     model: OnnxModel, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled
 ) -> dict[str, SeenTensor]:
     """Run *model* on *feed* once; returns its tensors by name. *opened* opens it on the device where it is to run."""
-    session = _opened(model, folder, opened)
+    session = _open_marked(model, folder, opened)
     session.run(None, dict(feed))
     return _read(model, session).tensors()
 
@@ -115,7 +115,7 @@ def _by_threads(threads: int, *, thrifty: bool = True) -> OpenProfiled:
     return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
 
 
-def _opened(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:
+def _open_marked(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:
     """A profiled session, in which nodes are marked with their places."""
     named = copied(model)
     for position, node in enumerate(named.graph.node):

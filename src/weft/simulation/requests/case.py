@@ -110,14 +110,14 @@ class Case:
 
 def prepared(workload: Workload, device: Device) -> Case:
     """``prepare``, once for all rates and lengths of a workload, so that runs at many loads share its programs."""
-    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
+    return replace(_prepare_cached(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
 
 
 _NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
 
 
 @lru_cache(maxsize=256)
-def _priced(workload: Workload, device: Device) -> Case:
+def _prepare_cached(workload: Workload, device: Device) -> Case:
     return prepare(workload, device)
 
 
@@ -204,7 +204,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
                 f"{stream.model}: exits need a device that computes one layer at a time (kind = 'tiled'); {npu.name} "
                 "fetches ahead and would have to know who leaves"
             )
-        with _asked_in(workload, stream):
+        with _add_shape_advice(workload, stream):
             profiles = _profiles(stream, npu, cost, workload.folder)
         peaks.append((stream.model, profiles[-1].peak_activation_bytes))
         lowered = [lower(profile, npu) for profile in profiles]
@@ -226,7 +226,7 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
         if stream.profiles:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {device.name} is tiled")
         terms.append(_terms(stream, len(layered), clock))
-        with _asked_in(workload, stream):
+        with _add_shape_advice(workload, stream):
             model = _model(stream, workload.folder)
         rates = workload.exit_rates(index, len(model.exits))
         for batch in range(1, stream.max_batch + 1):
@@ -272,7 +272,7 @@ def remaining_alone_s(case: Case, program: Program) -> float:
 
 
 @contextmanager
-def _asked_in(workload: Workload, stream: Stream) -> Iterator[None]:
+def _add_shape_advice(workload: Workload, stream: Stream) -> Iterator[None]:
     """Advice on free shapes is given for the place where the stream is asked for."""
     try:
         yield
@@ -287,11 +287,13 @@ def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]
             raise WorkloadError(f"{stream.model}: its profiles have different numbers of layers")
         return profiles
     name, shapes = _name(stream, folder), tuple(stream.shapes.items())
-    return [_estimated(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)]
+    return [
+        _estimate_cached(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)
+    ]
 
 
 @lru_cache(maxsize=1024)
-def _estimated(
+def _estimate_cached(
     name: str, seq_len: int, shapes: tuple[tuple[str, tuple[int, ...]], ...], npu: Npu, batch: int, cost: str
 ) -> Profile:
     model = load_model(name, shapes=dict(shapes), parameters={"seq_len": seq_len})

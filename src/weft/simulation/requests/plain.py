@@ -65,7 +65,7 @@ def serve(
         steps = engine.run()
     except _GivenUp:
         steps = len(executor.log)
-    return _tallied(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
+    return _make_tally(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
 
 
 class _GivenUp(Exception):
@@ -105,7 +105,7 @@ def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
     return (int(value) for block in blocks for value in block)
 
 
-def _tallied(
+def _make_tally(
     case: Case,
     feed: Arrivals,
     deepest: list[int],
@@ -114,13 +114,13 @@ def _tallied(
     besides: Sequence[Iterator[int]],
 ) -> Tally:
     warm = case.clock.ticks(case.workload.warmup_s)
-    counts, bins = _counted(case, feed, warm, besides)
+    counts, bins = _count_requests(case, feed, warm, besides)
     for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
         row[k.BATCHES], row[k.DEEPEST] = batches, most
     clocks = np.zeros(9, np.int64)
     clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
-    clocks[k.COMPUTED] = _computed(case, executor)
+    clocks[k.COMPUTED] = _computed_ticks(case, executor)
     clocks[k.STEPS] = steps
     issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
     histogram = [np.bincount(np.array(row, np.int64), minlength=k.BINS) for row in bins]
@@ -133,7 +133,7 @@ def _tallied(
     )
 
 
-def _counted(
+def _count_requests(
     case: Case, feed: Arrivals, warm: int, besides: Sequence[Iterator[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """What became of the requests of each stream that arrived from *warm* on, and the bins of their latencies."""
@@ -163,7 +163,7 @@ def bin_of(latency: int) -> int:
     return (shift << k.MANTISSA_BITS) + (latency >> shift)
 
 
-def _computed(case: Case, executor: LoggedExecutor) -> int:
+def _computed_ticks(case: Case, executor: LoggedExecutor) -> int:
     """Ticks of computing; on a host what segments took, not what was expected of them."""
     if isinstance(case.device, Host):
         return sum(times.compute_end - times.compute_start for _, times in executor.log)

@@ -111,15 +111,15 @@ def longformer_attention(node: ImportedNode, weight: int = 1, everywhere: int = 
 def paged_attention(node: ImportedNode) -> list[LayerDraft]:
     """PagedAttention: how full the cache is only a query knows, so every token meets all that its blocks can hold."""
     blocks, table = need(node, 3), need(node, 7)
-    return _selected(node, table.shape[-1] * blocks.shape[1])
+    return _selected_attention(node, table.shape[-1] * blocks.shape[1])
 
 
 def sparse_paged_attention(node: ImportedNode) -> list[LayerDraft]:
-    return _selected(node, need(node, 9).shape[-1])
+    return _selected_attention(node, need(node, 9).shape[-1])
 
 
 def dynamic_sparse_attention(node: ImportedNode) -> list[LayerDraft]:
-    return _selected(node, need(node, 7).shape[-1])
+    return _selected_attention(node, need(node, 7).shape[-1])
 
 
 def linear_attention(node: ImportedNode) -> list[LayerDraft]:
@@ -141,7 +141,7 @@ def gated_delta_net(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "matmul", gemm=gemm)] if gemm else []
 
 
-def _selected(node: ImportedNode, keys: int) -> list[LayerDraft]:
+def _selected_attention(node: ImportedNode, keys: int) -> list[LayerDraft]:
     """Tokens that each meet *keys* keys of a cache."""
     query, key = need(node, 0), node.input(1)
     heads, shared = _head_count(node, "num_heads"), _head_count(node, "kv_num_heads")
@@ -184,7 +184,7 @@ def projected(
     if len(query.shape) not in (3, 4, 5):
         return [draft(node, "unknown")]
     if key is None or len(key.shape) == 5:
-        batch, heads, rows, d = _unpacked(query, node, q_heads, kv_heads, whole=key is None)
+        batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, whole=key is None)
         keys, dv = rows if key is None else key.shape[1], d
     else:
         batch, heads, rows, d = _by_head(query, node, q_heads)
@@ -196,7 +196,7 @@ def projected(
     return _core(node, AttentionSizes(batch, heads, rows, keys, d, dv))
 
 
-def _unpacked(
+def _unpack_sizes(
     tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, whole: bool
 ) -> tuple[int, int, int, int]:
     """Sizes by head of queries that share a tensor with their keys and values (*whole*), or whose keys share one."""

@@ -39,12 +39,12 @@ def norm(node: ImportedNode) -> list[LayerDraft]:
 
 def movement(node: ImportedNode) -> list[LayerDraft]:
     """All inputs read and all outputs written, unless nothing moves: a cast to the same type, a slice of everything."""
-    return _moved(node, None)
+    return _movement(node, None)
 
 
 def selection(node: ImportedNode) -> list[LayerDraft]:
     """An operator that reads only what it selects."""
-    return _moved(node, node.output_elements)
+    return _movement(node, node.output_elements)
 
 
 def gather(node: ImportedNode) -> list[LayerDraft]:
@@ -63,6 +63,6 @@ def embed_norm(node: ImportedNode) -> list[LayerDraft]:
     return [draft(node, "embedding", weight=word, trained=node.inputs[2:7], lookups=lookups)]
 
 
-def _moved(node: ImportedNode, input_elements: int | None) -> list[LayerDraft]:
+def _movement(node: ImportedNode, input_elements: int | None) -> list[LayerDraft]:
     idle = node.outputs[0].view_of is not None
     return [] if idle else [draft(node, "movement", input_elements=input_elements)]

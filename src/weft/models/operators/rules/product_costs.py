@@ -34,7 +34,7 @@ def conv(node: ImportedNode, w: int = 1, bias: int = 2, channels: int = 1) -> li
     _agree(given, per_group * groups, "input channels", data, weight)
     kernel = math.prod(window)
     gemm = sized_gemm(node.outputs[0].elements // max(outs, 1), per_group * kernel, outs // groups, groups, kernel)
-    return _convolved(node, gemm, weight, node.input(bias))
+    return _convolution(node, gemm, weight, node.input(bias))
 
 
 def conv_integer(node: ImportedNode) -> list[LayerDraft]:
@@ -52,7 +52,7 @@ def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
         raise ModelError(f"{channels} input channels do not split into {groups} groups")
     _agree(data.shape[1], channels, "input channels", data, weight)
     gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, outs * math.prod(window), groups)
-    return _convolved(node, gemm, weight, node.input(bias))
+    return _convolution(node, gemm, weight, node.input(bias))
 
 
 def gemm(node: ImportedNode, b: int = 1, c: int = 2) -> list[LayerDraft]:
@@ -101,8 +101,8 @@ def einsum(node: ImportedNode) -> list[LayerDraft]:
 
     m, k, n = count((left - right) & kept), count(shared - kept), count((right - left) & kept)
     if operands[0].constant:
-        return _weighted(node, sized_gemm(n, k, m, count(shared & kept)), operands[0])
-    return _weighted(node, sized_gemm(m, k, n, count(shared & kept)), operands[1])
+        return _weighted_product(node, sized_gemm(n, k, m, count(shared & kept)), operands[0])
+    return _weighted_product(node, sized_gemm(m, k, n, count(shared & kept)), operands[1])
 
 
 def sized_gemm(m: int, k: int, n: int, groups: int = 1, kernel: int = 1) -> Gemm | None:
@@ -147,14 +147,14 @@ def _product(node: ImportedNode, left: Operand, right: Operand, trained: Sequenc
     # A weight shared by the batch meets all its rows at once; one matrix each makes groups.
     groups = math.prod(b_batch) if b.constant else batch
     gemm = sized_gemm(m * batch // max(groups, 1), k, n, groups)
-    return _weighted(node, gemm, b, trained)
+    return _weighted_product(node, gemm, b, trained)
 
 
-def _convolved(node: ImportedNode, gemm: Gemm | None, weight: Tensor, bias: Tensor | None) -> list[LayerDraft]:
+def _convolution(node: ImportedNode, gemm: Gemm | None, weight: Tensor, bias: Tensor | None) -> list[LayerDraft]:
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, bias))] if gemm else []
 
 
-def _weighted(
+def _weighted_product(
     node: ImportedNode, gemm: Gemm | None, weight: Tensor, trained: Sequence[Tensor | None] = ()
 ) -> list[LayerDraft]:
     if gemm is None:

@@ -184,7 +184,7 @@ def _one_hot(case: RowCase) -> OutputOwners:
 # Moving elements
 
 
-def _moved(*places: int) -> Follow:
+def _follow_moves(*places: int) -> Follow:
     """Run the operator on the owners themselves; no places: all inputs hold elements that are moved."""
 
     def rule(case: RowCase) -> OutputOwners:
@@ -214,7 +214,7 @@ def _plain(node: OnnxNode) -> OnnxNode:
     return plain
 
 
-def _reshaped(case: RowCase) -> OutputOwners:
+def _follow_reshape(case: RowCase) -> OutputOwners:
     """The same elements in their order, in another shape."""
     owners, output_shape = case.owner(0), case.output_shapes[0]
     case.only([0])
@@ -223,10 +223,10 @@ def _reshaped(case: RowCase) -> OutputOwners:
     return shrunk(np.broadcast_to(owners, case.shape(0)).reshape(output_shape))
 
 
-def _picked(case: RowCase) -> OutputOwners:
+def _follow_gather(case: RowCase) -> OutputOwners:
     """Values are picked along an axis: by indices that belong to no sample, or within a sample by its own."""
     if case.owner(1) is None:
-        return _moved(0)(case)
+        return _follow_moves(0)(case)
     axis = case.attributes.integer("axis", 0) % max(1, case.rank())
     before, after = case.rank(1), case.rank() - axis - 1
     data, chosen = case.owner(0), case.owner(1)
@@ -237,9 +237,9 @@ def _picked(case: RowCase) -> OutputOwners:
     return _broadcast(case, data, chosen)
 
 
-def _picked_elements(case: RowCase) -> OutputOwners:
+def _follow_gather_elements(case: RowCase) -> OutputOwners:
     if case.owner(1) is None:
-        return _moved(0)(case)
+        return _follow_moves(0)(case)
     data, axis = case.owner(0), case.attributes.integer("axis", 0)
     others = [np.delete(case.shape(place), axis).tolist() for place in (0, 1)]
     if data is not None and others[0] != others[1]:
@@ -247,10 +247,10 @@ def _picked_elements(case: RowCase) -> OutputOwners:
     return joined(None if data is None else collapsed(data, [axis]), case.owner(1))
 
 
-def _picked_slices(case: RowCase) -> OutputOwners:
+def _follow_gather_nd(case: RowCase) -> OutputOwners:
     chosen = case.owner(1)
     if chosen is None:
-        return _moved(0)(case)
+        return _follow_moves(0)(case)
     case.only([1])
     output_shape = case.output_shapes[0]
     if output_shape is None:
@@ -259,14 +259,14 @@ def _picked_slices(case: RowCase) -> OutputOwners:
     return chosen.reshape(*chosen.shape, *(1,) * (len(output_shape) - chosen.ndim))
 
 
-def _scattered(case: RowCase) -> OutputOwners:
+def _follow_scatter(case: RowCase) -> OutputOwners:
     """Values are written to positions that belong to no sample, each position once."""
     if case.attributes.text("reduction") not in ("", "none"):
         raise Mixed
-    return _moved(0, 2)(case)
+    return _follow_moves(0, 2)(case)
 
 
-def _joined_quantised(case: RowCase) -> OutputOwners:
+def _follow_quantised_concat(case: RowCase) -> OutputOwners:
     """A Concat whose parts each come with a scale and a zero point."""
     places = range(2, len(case.owners), 3)
     case.only(places)
@@ -290,18 +290,18 @@ def _lines(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
             return None
         over = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
         owners_left = collapsed(owners, over)
-        return [_fitted(owners_left, over, shape) for shape in case.output_shapes]
+        return [_squeeze_to(owners_left, over, shape) for shape in case.output_shapes]
 
     return rule
 
 
-def _fitted(owners: Owners, over: Sequence[int], shape: Shape | None) -> Owners:
+def _squeeze_to(owners: Owners, over: Sequence[int], shape: Shape | None) -> Owners:
     if shape is None or len(shape) == owners.ndim:
         return owners
     return np.squeeze(owners, tuple(over))
 
 
-def _reduced(case: RowCase) -> Iterable[int]:
+def _reduced_axes(case: RowCase) -> Iterable[int]:
     axes = case.attributes.integers("axes", ()) or case.numbers(1)
     if axes:
         return axes
@@ -326,7 +326,7 @@ def _softmax(case: RowCase) -> Iterable[int]:
     return (_from_axis(1) if version < 13 else _axis(-1))(case)
 
 
-def _summed_up(case: RowCase) -> Iterable[int]:
+def _contracted_axes(case: RowCase) -> Iterable[int]:
     return case.numbers(1) or ()
 
 
@@ -338,13 +338,13 @@ def _last_two(case: RowCase) -> Iterable[int]:
     return (-2, -1)
 
 
-def _transformed(case: RowCase) -> Iterable[int]:
+def _transformed_axes(case: RowCase) -> Iterable[int]:
     """The axis of a Fourier transform, and that of the two parts of complex numbers."""
     given = case.numbers(2) if case.version >= 20 else None
     return (*(given or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
 
 
-def _resized(case: RowCase) -> Iterable[int]:
+def _resized_axes(case: RowCase) -> Iterable[int]:
     """The axes along which the size changes, or the scale is not 1."""
     text, axes = case.attributes.text, case.attributes.integers("axes", range(case.rank()))
     if text("coordinate_transformation_mode") == "tf_crop_and_resize" or case.output_shapes[0] is None:
@@ -444,14 +444,14 @@ def _rows(taken: Mapping[int, int] | None = None, output_axes: Sequence[int] = (
         if owners is None:
             raise Mixed
         return [
-            _placed(owners, shape, output_axes[index] if index < len(output_axes) else 0)
+            _place_along(owners, shape, output_axes[index] if index < len(output_axes) else 0)
             for index, shape in enumerate(case.output_shapes)
         ]
 
     return rule
 
 
-def _placed(owners: Owners, shape: Shape | None, axis: int) -> Owners:
+def _place_along(owners: Owners, shape: Shape | None, axis: int) -> Owners:
     if shape is None or len(owners) not in (1, *shape[axis : axis + 1]):
         raise Mixed
     return along(axis, len(shape), owners)
@@ -488,9 +488,9 @@ def _tables(case: RowCase) -> OutputOwners:
     return _rows({0: 0})(case)
 
 
-def _reversed(case: RowCase) -> OutputOwners:
+def _follow_reverse(case: RowCase) -> OutputOwners:
     if case.owner(1) is None:
-        return _moved(0)(case)
+        return _follow_moves(0)(case)
     case.only([0, 1])
     batch, time = case.attributes.integer("batch_axis", 1), case.attributes.integer("time_axis", 0)
     owners, lengths = case.owner(0), case.owner(1)
@@ -503,7 +503,7 @@ def _constant(case: RowCase) -> OutputOwners:
     return None
 
 
-def _whole(case: RowCase) -> OutputOwners:
+def _refuse_mixing(case: RowCase) -> OutputOwners:
     raise Mixed("looks at all rows at once")
 
 
@@ -517,7 +517,7 @@ def elementwise_of(*places: int) -> RowRule:
 
 def moved(*places: int, by: tuple[int, ...] = ()) -> RowRule:
     """Elements of these inputs (none named: of all) are moved, by the values of the inputs *by*."""
-    return RowRule(_moved(*places), by, bool(by))
+    return RowRule(_follow_moves(*places), by, bool(by))
 
 
 def along_axis(default: int, *places: int) -> RowRule:
@@ -547,30 +547,30 @@ elementwise = RowRule(_elementwise)
 batch_norm = RowRule(_batch_norm)
 dropout = RowRule(_dropout, reads=(2,))
 one_hot = RowRule(_one_hot)
-reshaped = RowRule(_reshaped)
-joined_quantised = RowRule(_joined_quantised)
-triangle = RowRule(_moved(0), reads=(1,))
-gathered = RowRule(_picked, (1,), by_numbers=True)
-gathered_elements = RowRule(_picked_elements, (1,), by_numbers=True)
-gathered_slices = RowRule(_picked_slices, (1,), by_numbers=True)
-scattered = RowRule(_scattered, (1,), by_numbers=True)
-reversed_sequence = RowRule(_reversed, reads=(1,))
-reduced = RowRule(_lines(_reduced), reads=(1,))
-cumulated = RowRule(_lines(_summed_up), reads=(1,))
+reshaped = RowRule(_follow_reshape)
+joined_quantised = RowRule(_follow_quantised_concat)
+triangle = RowRule(_follow_moves(0), reads=(1,))
+gathered = RowRule(_follow_gather, (1,), by_numbers=True)
+gathered_elements = RowRule(_follow_gather_elements, (1,), by_numbers=True)
+gathered_slices = RowRule(_follow_gather_nd, (1,), by_numbers=True)
+scattered = RowRule(_follow_scatter, (1,), by_numbers=True)
+reversed_sequence = RowRule(_follow_reverse, reads=(1,))
+reduced = RowRule(_lines(_reduced_axes), reads=(1,))
+cumulated = RowRule(_lines(_contracted_axes), reads=(1,))
 softmax = RowRule(_lines(_softmax))
 layer_norm = RowRule(_lines(_from_axis(-1)))
 mean_variance = RowRule(_lines(_mean_variance))
 last_two_axes = RowRule(_lines(_last_two))
-fourier = RowRule(_lines(_transformed), reads=(2,))
-resized = RowRule(_lines(_resized), (1, 2, 3), by_numbers=True)
-upsampled = RowRule(_lines(_resized), reads=(1,))
+fourier = RowRule(_lines(_transformed_axes), reads=(2,))
+resized = RowRule(_lines(_resized_axes), (1, 2, 3), by_numbers=True)
+upsampled = RowRule(_lines(_resized_axes), reads=(1,))
 einsum = RowRule(_einsum)
 convolution = RowRule(_convolution)
 recurrent = RowRule(_recurrent)
 attention = RowRule(_attention)
 features = RowRule(_tables)
 constant = RowRule(_constant)
-whole = RowRule(_whole)
+whole = RowRule(_refuse_mixing)
 
 
 def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:

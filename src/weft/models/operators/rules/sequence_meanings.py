@@ -34,7 +34,7 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
         for number in range(directions):
             halves = (None, None) if b is None else b[number].chunk(2)
             parts = [w[number], r[number], *(half for half in halves if half is not None)]
-            weights += [_ordered(t, part, gates) for part in parts]
+            weights += [_order_gates(t, part, gates) for part in parts]
         state = tuple(start) if name == "lstm" else start[0]
         run = getattr(t.torch, name)
         steps, *ends = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
@@ -44,7 +44,7 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
     return meaning
 
 
-def _ordered(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> TorchTensor:
+def _order_gates(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> TorchTensor:
     parts = parameter.chunk(len(gates))
     return t.torch.cat([parts[place] for place in gates])
 
@@ -73,7 +73,7 @@ def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *oth
     if joined:
         q = _by_head(q, t.get("q_num_heads"))
         k, v = (_by_head(tensor, t.get("kv_num_heads")) for tensor in (k, v))
-    return _attended(t, q, k, v, mask, joined)
+    return _attention(t, q, k, v, mask, joined)
 
 
 def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = None, *others: Any) -> TorchTensor:
@@ -88,7 +88,7 @@ def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = N
         parts = bias.split([q.shape[-1], q.shape[-1], v.shape[-1]])
         q, k, v = (tensor + part for tensor, part in zip((q, k, v), parts, strict=True))
     q, k, v = (_by_head(tensor, t.get("num_heads")) for tensor in (q, k, v))
-    return _attended(t, q, k, v, None, True)
+    return _attention(t, q, k, v, None, True)
 
 
 def packed_attention(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: Any = None, *others: Any) -> TorchTensor:
@@ -101,14 +101,14 @@ def packed_attention(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: An
     projected = x @ weight if bias is None else t.nn.linear(x, weight.t(), bias)
     q, k, v = (_by_head(part, t.get("num_heads")) for part in projected.split(sizes, dim=-1))
     causal = TorchNode(t.torch, {"scale": t.get("scale"), "is_causal": t.get("unidirectional", 0)})
-    return _attended(causal, q, k, v, None, True)
+    return _attention(causal, q, k, v, None, True)
 
 
 def _by_head(x: TorchTensor, heads: int) -> TorchTensor:
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
-def _attended(t: TorchNode, q: Any, k: Any, v: Any, mask: Any, joined: bool) -> TorchTensor:
+def _attention(t: TorchNode, q: Any, k: Any, v: Any, mask: Any, joined: bool) -> TorchTensor:
     result = t.nn.scaled_dot_product_attention(
         q, k, v, mask, is_causal=bool(t.get("is_causal", 0)), scale=t.get("scale") or None,
         enable_gqa=q.shape[1] != k.shape[1],

@@ -22,7 +22,7 @@ class WindowPlan(NamedTuple):
 
 def conv(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
     window = _window(t, x, weight.shape[2:])
-    x, padding = _padded(t, x, window, 0.0)
+    x, padding = _pad(t, x, window, 0.0)
     function = getattr(t.nn, f"conv{len(window.kernel)}d")
     return function(x, weight, bias, window.strides, padding, window.dilations, t.get("group", 1))
 
@@ -52,7 +52,7 @@ def conv_transpose(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: Torc
 def max_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
     t.refuse(t.outputs > 1, "a pool that also gives out where the largest values are")
     window = _window(t, x, t.get("kernel_shape"))
-    x, padding = _padded(t, x, window, -math.inf, half=True)
+    x, padding = _pad(t, x, window, -math.inf, half=True)
     function = getattr(t.nn, f"max_pool{len(window.kernel)}d")
     return function(x, window.kernel, window.strides, padding, window.dilations, bool(t.get("ceil_mode", 0)))
 
@@ -64,10 +64,10 @@ def average_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
         "an average pool with dilations or rounding up",
     )
     function = getattr(t.nn, f"avg_pool{len(window.kernel)}d")
-    padded, padding = _padded(t, x, window, 0.0, half=True)
+    padded, padding = _pad(t, x, window, 0.0, half=True)
     if padded is x or counted:
         return function(padded, window.kernel, window.strides, padding, False, counted)
-    ones, _ = _padded(t, t.torch.ones_like(x[:1, :1]), window, 0.0, half=True)
+    ones, _ = _pad(t, t.torch.ones_like(x[:1, :1]), window, 0.0, half=True)
     shares = function(ones, window.kernel, window.strides)
     return function(padded, window.kernel, window.strides) / shares
 
@@ -103,7 +103,7 @@ def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
     return WindowPlan(list(kernel), strides, dilations, before, after)
 
 
-def _padded(
+def _pad(
     t: TorchNode, x: TorchTensor, window: WindowPlan, fill: float, *, half: bool = False
 ) -> tuple[TorchTensor, list[int]]:
     """*x* with the padding that torch's function cannot express, and the rest of the padding for that function.
@@ -148,7 +148,7 @@ def resize(
         length = math.floor(size * scale) if scales else sizes[number] if sizes else size
         t.refuse(corners and size * scale != length, "aligned corners of a size that is rounded")
         if (length, scale) != (size, 1.0):
-            x = _resampled(t, x, axis, _taps(t, size, length, scale))
+            x = _resample(t, x, axis, _taps(t, size, length, scale))
     return x
 
 
@@ -157,7 +157,7 @@ def upsample(t: TorchNode, x: TorchTensor, scales: Numbers | None = None) -> Tor
     return resize(TorchNode(t.torch, usual, 1, t.version), x, None, t.numbers("scales", scales))
 
 
-def _resampled(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTensor:
+def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTensor:
     shape = [-1 if place == axis else 1 for place in range(x.dim())]
     total = None
     for places, shares in zip(taps.places, taps.shares, strict=True):
@@ -172,7 +172,7 @@ def _taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
     mode = t.get("mode", "nearest")
     centres = [_position(t, place, size, length, scale) for place in range(length)]
     if mode == "nearest":
-        return Taps([[min(max(_rounded(t, centre), 0), size - 1) for centre in centres]], [[1.0] * length])
+        return Taps([[min(max(_round_position(t, centre), 0), size - 1) for centre in centres]], [[1.0] * length])
     reach, weight = ((0, 1), _linear) if mode == "linear" else ((-1, 0, 1, 2), _cubic)
     outside = bool(t.get("exclude_outside", 0))
     factor = t.get("cubic_coeff_a", -0.75)
@@ -216,7 +216,7 @@ def _position(t: TorchNode, place: int, size: int, length: int, scale: float) ->
             return (place + 0.5) / scale - 0.5
 
 
-def _rounded(t: TorchNode, position: float) -> int:
+def _round_position(t: TorchNode, position: float) -> int:
     match t.get("nearest_mode", "round_prefer_floor"):
         case "floor":
             return math.floor(position)

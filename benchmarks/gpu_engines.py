@@ -1,0 +1,235 @@
+"""Engines for the same ONNX files on one GPU: rows per second of each, all of a row in one run.
+
+`onnxruntime` is its CUDA provider in a CUDA graph, as weft serves it; `eager` and `compiled` are the file as a module
+of torch, with and without `torch.compile`; `package` is what weft's compiler process leaves (AOTInductor), loaded
+again; `module eager` and `module compiled` are the module that the file was exported from. All are captured, and run in
+turns for about ten seconds; `error` is the largest difference from ONNX Runtime in float32 on the CPU, relative to the
+largest output. Needs one NVIDIA GPU, torch, triton and gcc; `onnxruntime` needs onnxruntime-gpu, and is left out
+without it.
+
+    PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--rivals REGEX] [--most-s 500] [--results FILE]
+
+Every row is kept in the results as soon as it is measured, and not measured again when this is started once more.
+`--device cuda:twin --only tiny` tries the logic on a processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from gpu_engine_nets import NETWORKS, Network
+from machine import machine
+
+from weft.models.onnx_graph import load
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.compiling import CompileLimits, compile_model
+from weft.runtime.cuda.engine import device_named
+from weft.runtime.cuda.packages import CompileJob, find
+from weft.runtime.cuda.precision import difference
+from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.torch_files import where
+from weft.runtime.cuda.torch_onnx import OnnxModule, folded
+from weft.runtime.cuda.torch_packages import PackagedSegment
+from weft.runtime.cuda.torch_types import PRECISIONS
+
+RESULTS = Path(__file__).parent / "results" / "gpu_engines.json"
+TURNS = 5
+"""How often each rival runs; the median counts."""
+ROW_S = 10.0
+"""All turns of a row together."""
+
+
+class Rival:
+    """An engine with a network captured on fixed inputs."""
+
+    def __init__(self, device: Any, run: Callable[[], Any], prepared_s: float) -> None:
+        """run: computes the outputs, which lie at the same place each time once it is captured."""
+        self._device, self._outputs, self.prepared_s = device, [], prepared_s
+
+        def keep() -> None:
+            self._outputs = list(run())
+
+        self._replay = device.capture(keep)
+
+    def outputs(self) -> list[Any]:
+        self._replay()
+        self._device.finish()
+        return [output.float().cpu().numpy() for output in self._outputs]
+
+    def rate(self, rows: int, seconds: float) -> float:
+        """Rows per second of runs that are started one behind the other."""
+        runs, began_s = 0, time.perf_counter()
+        while not runs or time.perf_counter() - began_s < seconds:
+            for _ in range(8):
+                self._replay()
+            self._device.finish()
+            runs += 8
+        return runs * rows / (time.perf_counter() - began_s)
+
+
+class Row:
+    """One network at one batch size."""
+
+    def __init__(self, device: Any, network: Network, rows: int, precision: str) -> None:
+        self.device, self.network, self.rows, self.precision = device, network, rows, precision
+        self.where, self.dtype = where(device), PRECISIONS[precision]
+        rng = np.random.default_rng(0)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in load(network.path).graph.input}
+        self.feed: dict[str, Any] = {}
+        for name, (_, *sizes) in network.shapes.items():
+            drawn = rng.standard_normal((rows, *sizes)) if kinds[name] == 1 else rng.integers(0, 2, (rows, *sizes))
+            self.feed[name] = drawn.astype(np.float32 if kinds[name] == 1 else np.int64)
+        self.given = [torch.from_numpy(array).to(self.where) for array in self.feed.values()]
+
+    def rivals(self, folder: Path, compiler: str) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+        """Name -> what prepares a rival and returns its run."""
+        if "CUDAExecutionProvider" in ort.get_available_providers():
+            yield "onnxruntime", self._served
+        yield "eager", lambda: self._converted(None)
+        yield "compiled", lambda: self._converted(compiler)
+        if compiler == "inductor":
+            yield "package", lambda: self._packaged(folder)
+        if self.network.module is not None:
+            yield "module eager", lambda: self._module(None)
+            yield "module compiled", lambda: self._module(compiler)
+
+    def _served(self) -> Callable[[], Any]:
+        options = LoadOptions(grain_s=1e3, precision=self.precision, max_batch=self.rows, independent_rows=True)
+        model: Any = prepare_on(self.device, self.network.path, options)
+        rung = next(rung for rung in model._rungs if rung.rows >= self.rows)
+        for name, array in self.feed.items():
+            self.device.copy(rung.tensors[name], self.device.copy_in([array]))
+        bound = model._sessions[0].again(self.device).bound(rung.tensors, rung.types)
+
+        def run() -> list[Any]:
+            bound.run()
+            return [rung.tensors[spec.name] for spec in model.outputs]
+
+        return run
+
+    def _converted(self, compiler: str | None) -> Callable[[], Any]:
+        model = folded(load(self.network.path, weights=True), {name: array.shape for name, array in self.feed.items()})
+        module = OnnxModule(model, self.dtype, channels_last=self.dtype is not None).to(self.where)
+        if compiler is not None:  # a graph of torch's operators, as the compiler process takes it
+            module = torch.export.export(module, tuple(self.given), strict=False).module()
+        return self._compiled(module, self.given, compiler)
+
+    def _module(self, compiler: str | None) -> Callable[[], Any]:
+        assert self.network.module is not None
+        module, given = self.network.module.to(self.where, self.dtype), [x.to(self.dtype) for x in self.given]
+        if given[0].dim() == 4 and self.dtype is not None:
+            module = module.to(memory_format=torch.channels_last)
+            given = [x.contiguous(memory_format=torch.channels_last) for x in given]
+        return self._compiled(module, given, compiler)
+
+    def _compiled(self, module: Any, given: list[Any], compiler: str | None) -> Callable[[], Any]:
+        torch._dynamo.reset()
+        call = module if compiler is None else torch.compile(module, dynamic=False, fullgraph=True, backend=compiler)
+
+        def run() -> list[Any]:
+            result = call(*given)
+            return list(result) if isinstance(result, tuple) else [result]
+
+        run()
+        return run
+
+    def _packaged(self, folder: Path) -> Callable[[], Any]:
+        job = CompileJob(
+            model=self.network.path, shapes=self.network.shapes, rows=(self.rows,), precision=self.precision,
+            device=self.where, device_name=self.device.name,
+        )  # fmt: skip
+        place = compile_model(job, folder, CompileLimits(600.0, 64 << 30, 8))
+        manifest = find(place)
+        assert manifest is not None
+        began_s = time.perf_counter()
+        segment = PackagedSegment(self.device, place, manifest)
+        shapes = {name: array.shape for name, array in self.feed.items()}
+        segment.add(self.rows, shapes)
+        print(f"    loaded in {time.perf_counter() - began_s:.2f} s", flush=True)
+        values = segment.loose(self.feed)
+        return lambda: list(segment.run_loose(values).values())
+
+    def measured(self, folder: Path, compiler: str, rivals: str = "") -> dict[str, Any]:
+        """rivals: a regular expression of those that are measured."""
+        wanted = self._wanted()
+        ready, found = dict[str, Rival](), dict[str, Any]()
+        for name, prepare in self.rivals(folder, compiler):
+            if not re.search(rivals, name):
+                continue
+            began_s = time.perf_counter()
+            try:
+                run = prepare()
+                ready[name] = Rival(self.device, run, time.perf_counter() - began_s)
+                outputs = ready[name].outputs()
+                error = difference(wanted, dict(zip(wanted, outputs, strict=True)))
+                found[name] = {"error": float(f"{error:.2g}"), "prepared_s": round(ready[name].prepared_s, 1)}
+            except Exception as error:  # compilers raise whatever they meet
+                found[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+                ready.pop(name, None)
+            print(f"    {name}: {found[name]}", flush=True)
+        seconds = ROW_S / TURNS / max(1, len(ready))
+        rates: dict[str, list[float]] = {name: [] for name in ready}
+        for _ in range(TURNS):
+            for name, rival in ready.items():
+                rates[name].append(rival.rate(self.rows, seconds))
+        for name, taken in rates.items():
+            found[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
+        return found
+
+    def _wanted(self) -> Mapping[str, Any]:
+        session = ort.InferenceSession(str(self.network.path), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return dict(zip(names, session.run(names, self.feed), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="^(?!tiny)")
+    parser.add_argument("--rivals", default="", help="regular expression")
+    parser.add_argument("--precision", default="fp16", choices=sorted(PRECISIONS))
+    parser.add_argument("--most-s", type=float, default=1e9)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--compiler", default="inductor", help="aot_eager: no code is made, to try the logic")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    began_s = time.monotonic()
+    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"rows": {}}
+    device = device_named(asked.device)
+    done["machine"] = {**machine("torch", "onnx"), "device": device.name, "onnxruntime": ort.__version__}
+    torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = True, False
+    for name, (make, sizes) in NETWORKS.items():
+        for rows in sizes:
+            key = f"{name} b{rows} {asked.precision}"
+            if key in done["rows"] or not re.search(asked.only, key):
+                continue
+            if time.monotonic() - began_s > asked.most_s:
+                print("time is up; start it again for the rest")
+                return
+            print(f"{time.monotonic() - began_s:6.1f} s {key}", flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                network = make(Path(folder) / "net.onnx")
+                # compilers guard against another mode: all that is compiled and captured is in this one
+                with device.on(), torch.inference_mode(False), torch.no_grad():
+                    row = Row(device, network, rows, asked.precision)
+                    done["rows"][key] = row.measured(Path(folder) / "packages", asked.compiler, asked.rivals)
+            rates = {rival: found.get("rows_per_s") for rival, found in done["rows"][key].items()}
+            print(f"{time.monotonic() - began_s:6.1f} s {key} {rates}", flush=True)
+            asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+            del row
+            if device.kind == "cuda":
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

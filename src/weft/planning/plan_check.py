@@ -1,0 +1,282 @@
+"""``weft plan --check``: what has changed since a plan was written.
+
+``drift`` compares its models and their sources, its settings, the machine and the versions; ``timed_now`` times its
+models again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weft.base.errors import InputError, PlanError
+from weft.devices import HostModel
+from weft.devices.conditions import Conditions
+from weft.devices.host import HOST
+from weft.planning.folder import changed_models, digest_of
+from weft.planning.machine import these_versions, this_machine
+from weft.planning.measured import CUT, default_cache
+from weft.planning.plan import MODELS, SETTINGS_FILE, Plan, PlanMachine, PlannedModel, planned_workload, read_plan
+from weft.planning.prediction import planned_host
+from weft.planning.survey import Subject
+from weft.planning.survey.measure import time_models
+from weft.runtime.device_kinds import device_called
+from weft.serving.config import read_model_config, read_toml
+from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
+from weft.serving.repository import Repository
+
+SAME_MEMORY = 0.05
+"""Share by which the reported memory of one machine varies, because the system reserves more or less of it."""
+_PLANNED_KEYS = ("max_batch", "batch_timeout_ms", "grain_ms")
+
+SECONDS = 2.0
+"""Duration of the measurement of all models in turns."""
+SAME_TIME = 1.2
+"""Factor by which a model's time may differ without a remark: predictions are made to be within 20 % of measurements
+(benchmarks/plan_holds.py)."""
+
+
+def drift(
+    folder: str | Path, *, machine: PlanMachine | None = None, versions: dict[str, str] | None = None
+) -> list[str]:
+    """Return the reasons why a plan may no longer hold, as sentences; none if it holds.
+
+    machine, versions: compared with the plan's; by default those of this machine and installation.
+    """
+    try:
+        plan = read_plan(folder)
+    except PlanError as error:
+        return [str(error)]
+    return [
+        *changed_models(folder, plan),
+        *_sources(plan),
+        *_settings(Path(folder), plan),
+        *_workload(folder, plan),
+        *_machine(plan, machine or this_machine(plan.settings.device)),
+        *_versions(plan, versions or these_versions()),
+    ]
+
+
+def _sources(plan: Plan) -> list[str]:
+    """Return the changes of files that models were made of; files that no longer exist are ignored."""
+    changes = []
+    for model in plan.models:
+        for source, digest in model.sources.items():
+            if not os.path.isfile(source):
+                continue
+            try:
+                if digest_of(Path(source)) != digest:
+                    changes.append(f"{source}, of which {model.name} was made, has changed; plan again to serve it")
+            except OSError as problem:
+                why = problem.strerror or problem
+                changes.append(f"{source}, of which {model.name} was made, cannot be read: {why}")
+    return changes
+
+
+def _settings(folder: Path, plan: Plan) -> list[str]:
+    """Return the settings that were edited after planning."""
+    try:
+        given = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
+    except InputError as error:
+        return [str(error)]
+    planned = plan.settings.model_dump(mode="json")
+    wanted = {key: value for key, value in planned.items() if value or key in given}
+    changes = _unlike(SETTINGS_FILE, wanted, given)
+    return changes + [sentence for model in plan.models for sentence in _model_settings(folder, model)]
+
+
+def _model_settings(folder: Path, model: PlannedModel) -> list[str]:
+    where = f"{MODELS}/{model.name}/{MODEL_SETTINGS_FILE}"
+    try:
+        given = read_model_config(folder / where, where=where)
+    except InputError as error:
+        return [str(error)]
+    known = {key: getattr(given, key) for key in _PLANNED_KEYS if getattr(given, key) is not None}
+    return _unlike(where, {key: getattr(model, key) for key in known}, known)
+
+
+def _unlike(where: str, planned: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    return [
+        f"{where}: {key} = {_shown(given.get(key))}, planned was {_shown(value)}"
+        for key, value in planned.items()
+        if given.get(key) != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def _workload(folder: str | Path, plan: Plan) -> list[str]:
+    """Return why the planned requests cannot be sent, or differ from the predicted ones."""
+    try:
+        streams = planned_workload(folder).stream
+    except InputError as error:
+        return [str(error)]
+    asked, predicted = [stream.model for stream in streams], [stream.model for stream in plan.predicted.streams]
+    if asked == predicted:
+        return []
+    return [f"the workload asks for {', '.join(asked)}, the prediction is of {', '.join(predicted)}"]
+
+
+def _machine(plan: Plan, here: PlanMachine) -> list[str]:
+    """Return the differences between this machine and the plan's that matter to the plan."""
+    planned, changes = plan.machine, []
+    if planned.processor and here.processor != planned.processor:
+        changes.append(f"the processor is {here.processor}, planned was on {planned.processor}")
+    if planned.gpu and here.gpu != planned.gpu:
+        changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
+    wanted = plan.budget.cores
+    if here.cores < wanted if wanted else here.cores != planned.cores:
+        changes.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")
+    needed = plan.budget.memory_bytes
+    if here.memory_bytes and planned.memory_bytes and _memory_differs(needed, planned.memory_bytes, here.memory_bytes):
+        mib = (needed or planned.memory_bytes) >> 20
+        changes.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
+    return changes
+
+
+def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
+    if budget:
+        return here < budget
+    return abs(here - planned) > SAME_MEMORY * planned
+
+
+def _versions(plan: Plan, here: dict[str, str]) -> list[str]:
+    return [
+        f"{name} is {here.get(name, 'not known')}, planned was with {number}"
+        for name, number in plan.versions.items()
+        if here.get(name) != number
+    ]
+
+
+class Timing(Protocol):
+    """Times models in turns on one lane; ``weft.planning.survey.measure.time_models``."""
+
+    def __call__(
+        self,
+        subjects: list[Subject],
+        *,
+        device: str,
+        threads: int,
+        isolation: str,
+        seconds: float,
+        cache: Path,
+        repository: Path,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> tuple[Mapping[str, float], Conditions]: ...
+
+
+class TimedModel(NamedTuple):
+    """The usual time of one request in its segments, now and when planned."""
+
+    name: str
+    now_s: float
+    planned_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.now_s / self.planned_s
+
+    @property
+    def differs(self) -> bool:
+        return not 1 / SAME_TIME <= self.ratio <= SAME_TIME
+
+    def __str__(self) -> str:
+        now, planned = f"{self.now_s * 1e3:.3g} ms now", f"{self.planned_s * 1e3:.3g} ms when planned"
+        return f"{self.name}: {now}, {planned} ({self.ratio:.1f} times)"
+
+
+@dataclass(frozen=True)
+class TimedNow:
+    """All models of a plan, and what else the machine did now and then."""
+
+    models: tuple[TimedModel, ...]
+    now: Conditions
+    planned: Conditions | None
+
+    @property
+    def differences(self) -> list[str]:
+        """What is not as it was when the plan was made, in sentences with numbers."""
+        differences = [str(model) for model in self.models if model.differs]
+        # a machine that was as busy when planned is named only where it may be the cause of a difference
+        if self.now.disturbed and (differences or not (self.planned and self._as_disturbed(self.planned))):
+            differences.append(f"{', '.join(self.now.disturbances)}; {_as_planned(self.planned)}")
+        clock, before = self.now.clock_mhz, self.planned.clock_mhz if self.planned else None
+        if differences and clock and before and not 1 / SAME_TIME <= clock / before <= SAME_TIME:
+            differences.append(f"the processor runs at {clock:.0f} MHz, {before:.0f} MHz when planned")
+        return differences
+
+    def _as_disturbed(self, planned: Conditions) -> bool:
+        """Whether the machine was as busy with others when the plan was made."""
+        return planned.disturbed and self.now.taken_share <= SAME_TIME * planned.taken_share
+
+
+def timed_now(
+    folder: str | Path,
+    *,
+    seconds: float = SECONDS,
+    progress: Callable[[str, int, int], None] | None = None,
+    timing: Timing = time_models,
+) -> TimedNow:
+    """Run a plan's models for a moment as they were measured.
+
+    PlanError where they cannot be compared: other models, another GPU, or no measurement in the plan.
+    """
+    plan, host = read_plan(folder), planned_host(folder)
+    if changed := changed_models(folder, plan):
+        raise PlanError(changed[0])
+    device = plan.settings.device
+    if device is not None and device_called(device) != plan.machine.gpu:
+        raise PlanError(f"{device} is not the GPU that was planned for, {plan.machine.gpu or 'which is not known'}")
+    subjects = _subjects(Path(folder))
+    if strange := [subject.name for subject in subjects if subject.name not in host.models]:
+        raise PlanError(f"{folder}: host.json has no times of {strange[0]}; plan again")
+    times_s, now = timing(
+        subjects,
+        device=device or HOST,
+        threads=host.threads,
+        isolation=host.isolation,
+        seconds=seconds,
+        cache=default_cache() / CUT,
+        repository=Path(folder) / MODELS,
+        progress=progress,
+    )
+    models = tuple(TimedModel(name, now_s, usual_s(host.model(name))) for name, now_s in times_s.items())
+    return TimedNow(models, now, plan.measured or host.conditions)
+
+
+def usual_s(model: HostModel) -> float:
+    """The median time of a whole run of one request, as it was measured."""
+    if not model.spread:
+        return model.total_s(1)
+    return float(np.median(np.array(model.spread) @ np.array(model.times_s[1])))
+
+
+def _subjects(folder: Path) -> list[Subject]:
+    """The models that the plan's workload asks for, with what is sent to them."""
+    repository = Repository([folder / MODELS], folder)
+    subjects: dict[str, Subject] = {}
+    for stream in planned_workload(folder).stream:
+        entry = repository.entry(stream.served_name)
+        stated = {} if entry.body else entry.config.shapes  # those of a stitched file have names of its graph
+        shapes = {name: tuple(sizes) for name, sizes in {**stated, **stream.shapes}.items()}
+        subjects.setdefault(
+            entry.name, Subject(entry.name, shapes, {**({} if entry.body else entry.config.values), **stream.values})
+        )
+    return list(subjects.values())
+
+
+def _as_planned(planned: Conditions | None) -> str:
+    if planned is None:
+        return "the plan does not say how it was then"
+    if planned.disturbed:
+        return f"when planned: {', '.join(planned.disturbances)}"
+    if planned.others_cores is None:
+        return "what others took when it was planned is not known"
+    return f"{planned.others_cores:.2g} when planned"

@@ -1,0 +1,182 @@
+"""Compiling a model outside of the processes that run models: the compiler in a process group of its own, with limits.
+
+It has limits of time, memory and threads, and none of the secrets of the environment; all that it writes is below the
+folder that becomes the model's (``packages``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.base.child_processes import bare_environment
+from weft.base.errors import reason_of
+from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, find, is_private
+from weft.runtime.own_folder import LOCK, make_folder, release, remove
+
+MOST_BYTES = 32 << 30
+"""All packages of a folder together; the ones that were not used for longest go first."""
+LOOK_S = 0.25
+"""Interval at which time and memory of a compiler are looked at."""
+
+
+def compiler() -> None:
+    """Run the compiler in this process, on the arguments of its command line."""
+    from weft.runtime.cuda.torch_compiler import main  # which imports torch
+
+    main(*sys.argv[1:])
+
+
+START = f"from {compiler.__module__} import {compiler.__name__} as main; main()"
+"""What the Python of the compiler runs."""
+
+
+class NotCompiled(Exception):
+    """A model was not compiled; the text says why."""
+
+
+class CompileLimits(NamedTuple):
+    """What one compiler may use."""
+
+    seconds: float
+    memory_bytes: int
+    threads: int = 1
+
+
+def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
+    """The folder of a model's packages, compiled if it is not there; raises ``NotCompiled``.
+
+    A compiler that runs out of time leaves the batch sizes that it has finished.
+    """
+    check_tools(job.device)
+    try:
+        place = _own(cache) / job.folder(cache).name
+        if find(place) is not None:
+            os.utime(place)  # it was used
+            return place
+        folder = make_folder(".compiling-", cache)
+    except OSError as error:
+        raise NotCompiled(f"packages cannot be kept in {cache}: {reason_of(error)}") from error
+    try:
+        reason = _run(job, folder, limits)
+        if find(folder) is None:
+            raise NotCompiled(reason or "the compiler left no package")
+        _clear(folder)
+        _make_room(cache, _bytes_in(folder))
+        remove(place)  # damaged, or another user's
+        folder.rename(place)
+        release(folder, now_at=place)
+    except OSError as error:
+        raise NotCompiled(f"packages cannot be kept in {cache}: {reason_of(error)}") from error
+    finally:
+        if folder.exists():
+            remove(folder)
+    return place
+
+
+def check_tools(device: str) -> None:
+    """Raise ``NotCompiled`` if something that compiling needs is missing."""
+    if find_spec("torch") is None:
+        raise NotCompiled("torch is not installed; pip install 'weft[cuda]'")
+    if not any(map(shutil.which, ("g++", "c++", "clang++") if device == "cpu" else ("gcc", "cc", "clang"))):
+        raise NotCompiled("there is no C compiler; install gcc")
+    if device != "cpu" and find_spec("triton") is None:
+        raise NotCompiled("triton is not installed; pip install triton")
+
+
+def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
+    """Run the compiler into a folder; returns why it failed, or an empty text."""
+    scratch = folder / "scratch"
+    scratch.mkdir(mode=0o700)
+    places = ("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    environment = bare_environment(("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME"))
+    environment |= dict.fromkeys(places, str(scratch)) | {
+        "OMP_NUM_THREADS": str(limits.threads),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(limits.threads),
+    }
+    command = [sys.executable, "-P", "-s", "-c", START, str(folder), job.model_dump_json()]
+    with open(folder / "log", "w+b", opener=partial(os.open, mode=0o600)) as log:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            umask=0o077,  # what it writes is executed later
+            start_new_session=True,
+        )
+        try:
+            reason = _watched(process, limits)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            process.wait()
+        log.seek(0)
+        said = log.read().decode("utf-8", "replace").strip().splitlines()
+    return reason or (said[-1] if process.returncode and said else "")
+
+
+def _watched(process: subprocess.Popen[bytes], limits: CompileLimits) -> str:
+    """Wait for a compiler; returns the limit that it exceeded, or an empty text."""
+    ends_s = time.monotonic() + limits.seconds
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
+            return ""
+        if time.monotonic() > ends_s:
+            return f"compiling took longer than {limits.seconds:g} s; raise compile_s"
+        if (used := _group_bytes(process.pid)) > limits.memory_bytes:
+            return f"compiling took {used >> 20} MiB of memory, more than {limits.memory_bytes >> 20} MiB"
+
+
+def _group_bytes(group: int) -> int:
+    """Memory of the processes of a group; 0 where the system does not tell."""
+    pages = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            fields = (process / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                pages += int(fields[21])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _own(cache: Path) -> Path:
+    """The folder of all packages, which is this user's alone."""
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(cache):
+        raise PermissionError(None, "others may write to it")
+    return cache
+
+
+def _clear(folder: Path) -> None:
+    """Remove what only the compiler needed."""
+    manifest = find(folder) or Manifest(inputs=(), outputs=())
+    kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.file, manifest.constants)}
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in kept:
+            path.unlink()
+
+
+def _make_room(cache: Path, wanted_bytes: int) -> None:
+    """Remove the packages that were not used for longest until there is room for others."""
+    kept = sorted((path for path in cache.iterdir() if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
+    total = wanted_bytes + sum(map(_bytes_in, kept))
+    while kept and total > MOST_BYTES:
+        total -= _bytes_in(kept[0])
+        shutil.rmtree(kept.pop(0))
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,60 @@
+"""Which models of a device are compiled, and where their packages are: the server's part of the compiled engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from weft.base.errors import ModelError
+from weft.runtime.backend import LoadedModel, LoadOptions
+from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_model
+from weft.runtime.cuda.cpu_twins import is_twin
+from weft.runtime.cuda.model import ladder
+from weft.runtime.cuda.packages import CompileJob, find
+from weft.runtime.metadata import ONNX, kind_of
+
+FOLDER = "compiled"
+"""The folder in a cache for packages; workers may read it."""
+MEMORY_BYTES = 16 << 30
+"""Memory of one compiler and what it starts."""
+
+
+class Packager:
+    """Has models of one device compiled."""
+
+    def __init__(self, device: str, device_name: str) -> None:
+        """device: as ``cuda:0``; device_name: of the GPU, which packages are for."""
+        self._device, self._device_name = "cpu" if is_twin(device) else device, device_name
+
+    def packages(
+        self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
+    ) -> Path | None:
+        """The folder of the packages for a model that is open; None if they are not there and not compiled now.
+
+        Raises ``ModelError`` if it cannot be compiled.
+        """
+        warm = model.timing.warm_shapes
+        if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or model.shares or warm is None:
+            raise ModelError("programs, stitched models, exits and shares of a GPU have no compiled engine so far")
+        if any("runs on the CPU" in remark for remark in model.remarks):
+            raise ModelError("it runs on the CPU")
+        if cache is None:
+            raise ModelError("packages need a cache; set cache")
+        rows = ladder(model.batching.max_batch) if model.batching.batchable else [1]
+        job = CompileJob(
+            model=path,
+            shapes=dict(warm),
+            rows=tuple(rows),
+            precision=options.precision,
+            device=self._device,
+            device_name=self._device_name,
+        )
+        try:
+            folder = cache.absolute() / FOLDER
+            if not compile_now:
+                place = job.folder(folder)
+                return None if find(place) is None else place
+            threads = max(1, min(8, (os.cpu_count() or 1) // 2))
+            return compile_model(job, folder, CompileLimits(options.compile_s, MEMORY_BYTES, threads))
+        except (NotCompiled, OSError) as error:
+            raise ModelError(str(error)) from error

@@ -1,0 +1,98 @@
+"""The compiled engine of a model on a device, beside ONNX Runtime: the faster one that is right runs the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+
+from weft.base.errors import ModelError
+from weft.models.onnx_graph import load
+from weft.runtime.backend import COMPILED, LoadOptions
+from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.packages import Manifest, find
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
+from weft.runtime.cuda.rounds import rung_sizes
+from weft.runtime.cuda.torch_onnx import OnnxModule, folded
+from weft.runtime.cuda.torch_packages import PackagedSegment
+from weft.runtime.cuda.torch_types import PRECISIONS
+from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.onnxruntime_cpu.sessions import open_model
+from weft.runtime.tensors import Array
+
+WITHIN = {FP32: 1e-3, FP16: 1e-2, BF16: 5e-2}
+"""Largest difference of compiled results from float32 on the CPU, relative to the largest output."""
+
+
+def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: Blueprint) -> DeviceModel:
+    """The model of *blueprint*, which ONNX Runtime was measured with, over the packages that the options name.
+
+    Raises ``ModelError`` if they cannot be used, are wrong or, unless the options demand them, slower.
+    """
+    folder = Path(options.packages or "")
+    manifest, free_bytes = find(folder), device.memory()[0]
+    if manifest is None:
+        raise ModelError("its packages cannot be read")
+    sizes = [rows for rows in rung_sizes(blueprint) if rows in manifest.constants]
+    if sizes[-1:] != [blueprint.max_batch]:
+        raise ModelError(f"batches of {blueprint.max_batch} rows were not compiled in time")
+    segment = _segment(device, path, options, blueprint, folder, manifest)
+    whole = blueprint.model_copy(update={"segments": (segment.spec,), "mergeable": False})
+    pieces = OpenPieces(device, whole, {segment.spec: segment}, segment.weights)
+    rungs = [pieces.rung(rows) for rows in sizes]
+    times_s = {rung.rows: rung.timed(0) for rung in rungs}
+    taken_s = {rows: (next(times_s[size] for size in sizes if size >= rows),) for rows in range(1, sizes[-1] + 1)}
+    used = max(0, free_bytes - device.memory()[0])
+    model = pieces.model(rungs, times_s=taken_s, memory_bytes=used)
+    far = _far(model, path, options, sizes)
+    if far > WITHIN[options.precision]:
+        model.close()
+        raise ModelError(f"compiled, it differs from float32 by {far:.1e} of the largest output")
+    gain, compared = _gain(blueprint, times_s)
+    if gain <= 1 and options.engine != COMPILED:
+        model.close()
+        raise ModelError(f"compiled, it is slower: {compared}")
+    model.timing = replace(model.timing, engine="compiled")
+    model.remarks = (*blueprint.remarks, f"compiled, in one piece: {compared}; differs from float32 by {far:.1e}")
+    return model
+
+
+def _segment(
+    device: Device, path: Path, options: LoadOptions, blueprint: Blueprint, folder: Path, manifest: Manifest
+) -> PackagedSegment:
+    dtype = PRECISIONS[options.precision]
+
+    def converted(shapes: Mapping[str, Sequence[int]]) -> OnnxModule:
+        model = folded(load(path, weights=True), shapes)
+        return OnnxModule(model, dtype, channels_last=dtype is not None)
+
+    segment, shapes = PackagedSegment(device, folder, manifest, converted), blueprint.warm_shapes or {}
+    for rows in manifest.constants:
+        batched = blueprint.batchable
+        segment.add(rows, {name: (rows, *shape[1:]) if batched else shape for name, shape in shapes.items()})
+    return segment
+
+
+def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[int]) -> float:
+    """The largest difference from float32 on the CPU, of one row and of the largest batch."""
+    session = open_model(path, max(4, options.threads))
+    names = [spec.name for spec in model.outputs]
+
+    def far(feed: dict[str, Array]) -> float:
+        outputs = model.run(feed)
+        return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
+
+    feeds = [unseen(model.blueprint), *(batch_of(model.blueprint, rows) for rows in sizes[1:][-1:])]
+    return max(map(far, feeds))
+
+
+def _gain(blueprint: Blueprint, times_s: Mapping[int, float]) -> tuple[float, str]:
+    """How many times faster it is than with ONNX Runtime, over all batch sizes, and both times in words."""
+    before_s = {rows: sum(blueprint.times_s[rows]) for rows in times_s}
+    ratios = [before_s[rows] / max(1e-9, took_s) for rows, took_s in times_s.items()]
+    ends = dict.fromkeys((min(times_s), max(times_s)))
+    compared = [f"{times_s[n] * 1e3:.3g} ms for {n} rows, {before_s[n] * 1e3:.3g} in ONNX Runtime" for n in ends]
+    return exp(sum(map(log, ratios)) / len(ratios)), "; ".join(compared)

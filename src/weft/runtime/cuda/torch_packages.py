@@ -1,0 +1,147 @@
+"""A compiled model on a device: the packages of its batch sizes, over one copy of its weights (``packages``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from weft.base.errors import ModelError
+from weft.models.element_types import ElementType
+from weft.runtime.cuda.device import Device, Tensor
+from weft.runtime.cuda.packages import WEIGHTS, Manifest, StoredWeight
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
+from weft.runtime.cuda.torch_files import numbered, where
+from weft.runtime.cuda.torch_types import TYPES, as_torch
+from weft.runtime.onnxruntime_cpu.model import SegmentSpec
+from weft.runtime.tensors import Array
+
+Shapes = Mapping[str, Sequence[int]]
+ENTRY, RUNNERS = "model", 1
+"""The name that the compiler gives to what is in a package, and how many may run at a time."""
+
+
+class _BoundPackage(NamedTuple):
+    """A package bound to the memory that it reads and writes."""
+
+    run_package: Callable[[list[Any]], Sequence[Any]]
+    sources: Sequence[Any]
+    targets: Sequence[Any]
+
+    def run(self) -> None:
+        with torch.inference_mode(), float32_is_float32():
+            for target, result in zip(self.targets, self.run_package(list(self.sources)), strict=True):
+                target.copy_(result)
+
+
+def float32_is_float32() -> Any:
+    """As a context: convolutions that packages leave to cuDNN do not round to TF32, and try its algorithms."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
+
+
+def open_package(file: str, device: int) -> Any:
+    """A package, in torch's own loader: that of ``torch._inductor`` imports the compiler and calls gcc.
+
+    Without synchronisation of threads, since one runs it, and its events would not survive a capture.
+    """
+    return torch._C._aoti.AOTIModelPackageLoader(file, ENTRY, True, RUNNERS, device)
+
+
+class PackagedSegment:
+    """A whole model, compiled for some batch sizes; torch runs it step by step for other shapes."""
+
+    copies = False
+
+    def __init__(
+        self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
+    ) -> None:
+        """converted: makes the module for inputs of other shapes."""
+        self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
+        self.weights = DeviceWeights(device)
+        self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
+        self._tensors = self._placed()
+        self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
+        """By the shapes of the inputs."""
+        self._module: tuple[Any, Any] = (None, None)
+        """The shapes that came last of those without a package, and the module for them."""
+
+    def _placed(self) -> dict[str, Any]:
+        """The weights in memory of the device that can be evicted, by digest."""
+        stored, content = self._manifest.weights, _mapped(self._folder / WEIGHTS)
+        sizes = {digest: _bytes_of(weight) for digest, weight in stored.items()}
+        rooms = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
+        placed = {}
+        for (digest, weight), room in zip(stored.items(), rooms, strict=True):
+            self._device.fill(room, np.array(content[weight.offset : weight.offset + sizes[digest]]))
+            placed[digest] = as_torch(room).view(TYPES[weight.kind]).as_strided(weight.shape, weight.strides)
+        self._device.finish()
+        return placed
+
+    def add(self, rows: int, shapes: Shapes) -> None:
+        """Load the package of a batch size, whose inputs have these shapes."""
+        index = self._device.index if self._device.kind == "cuda" else -1
+        file = str(self._folder / self._manifest.file(rows))
+        package = open_package(file, index)
+        names = self._manifest.constants[rows]
+        constants = {name: self._tensors[names[name]] for name in package.get_constant_fqns()}
+        package.load_constants(constants, use_inactive=False, check_full_update=True, user_managed=True)
+        self._packages[self._key(shapes)] = package
+
+    def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(shapes[name]) for name in self.spec.inputs)
+
+    def _package(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        """What computes outputs from inputs of these shapes."""
+        shapes = {name: tuple(values[name].shape) for name in self.spec.inputs}
+        key = self._key(shapes)
+        if key in self._packages:
+            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].boxed_run
+            return run
+        if self._converted is None:
+            raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
+        if self._module[0] != key:
+            self._module = key, self._converted(shapes).to(where(self._device))
+        module = self._module[1]
+        return lambda inputs: tuple(module(*inputs))
+
+    def open(self) -> None:
+        """Do nothing: packages are loaded when they are added."""
+
+    def again(self, device: Device) -> DeviceSegment:
+        return self
+
+    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+        raise StillCopies("the compiler decides where it computes")
+
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+        sources = [as_torch(tensors[name]) for name in self.spec.inputs]
+        targets = [as_torch(tensors[name]) for name in self.spec.outputs]
+        return _BoundPackage(self._package(tensors), sources, targets)
+
+    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+        device = where(self._device)
+        return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+        with torch.inference_mode(), float32_is_float32():
+            results = self._package(values)([values[name] for name in self.spec.inputs])
+        return dict(zip(self.spec.outputs, results, strict=True))
+
+    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+        return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
+
+    def array(self, value: Any) -> Array:
+        array: Array = value.cpu().numpy()
+        return array
+
+
+def _mapped(path: Path) -> Any:
+    return np.memmap(path, np.uint8, "r") if path.is_file() and path.stat().st_size else np.empty(0, np.uint8)
+
+
+def _bytes_of(weight: StoredWeight) -> int:
+    return prod(weight.shape) * int(TYPES[weight.kind].itemsize)

@@ -1,0 +1,386 @@
+"""Settings that clients may change: log and trace, as in the protocol's extensions, and a model's when they load it.
+
+Logging: the destination of the log is up to the operator, and only the loggers of ``weft`` are affected. Trace, for the
+server and for single models: a traced request has its segments in ``/weft/trace``, and an OpenTelemetry span if spans
+are sent. By default all requests are traced: the trace is in memory, bounded, and costs next to nothing.
+
+A load request may contain Triton's ``ModelConfig`` as JSON, read as far as it has a meaning here. Values that the model
+already has are accepted, so that a client can edit the configuration it was shown and send it back. Everything else is
+refused by name: files, labels and isolation are set by the owner of the repository.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from weft.base.errors import BadRequest, Unsupported
+from weft.base.jsonfile import first_problem
+from weft.serving.config import ModelConfig, TaskConfig, one_line
+
+FORMAT = "%(asctime)s %(name)s %(message)s"
+LOGGER = "weft"
+
+_LOG_DEFAULTS: dict[str, Any] = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+FORMATS = ("default", "ISO8601")
+MOST_VERBOSE = 2**31 - 1
+"""The largest ``log_verbose_level``, which gRPC sends as an int32 in Triton; here all levels above 0 are the same."""
+
+OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
+ENDLESS = -1
+"""The count without a limit."""
+
+_LARGEST = 2**31 - 1
+"""Limit on rates and counts: Triton keeps them in 32 bits."""
+_TRACE_KEYS = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
+
+PARAMETER_PREFIX = "weft_"
+"""Prefix of weft's settings among a configuration's parameters."""
+
+SETTABLE = frozenset({
+    "slo_ms", "timeout_ms", "priority", "max_batch", "batch_timeout_ms", "queue_size", "grain_ms", "max_pieces",
+    "shapes", "values", "exit_threshold", "exit_floor",
+})  # fmt: skip
+"""Settings of weft that a client may change."""
+
+
+class LogSettings(logging.Filter):
+    """The settings of one server, and the filter that keeps the handlers to them from the first change on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._settings = dict(_LOG_DEFAULTS)
+        self._steered: dict[logging.Handler, logging.Formatter | None] = {}
+        """Handlers that have the filter -> how they wrote before."""
+        self._level: int | None = None
+        """The logger's own level, where that was changed."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all settings, by the protocol's names."""
+        return dict(self._settings)
+
+    def change(self, wanted: Mapping[str, Any]) -> None:
+        """Take over the settings that are named, all or none; null leaves a setting as it is."""
+        named = {key: value for key, value in wanted.items() if value is not None}
+        for key, value in named.items():
+            _check_log(key, value)
+        if named:
+            self._settings |= named
+            self._steer()
+
+    def restore(self) -> None:
+        """Leave the log as it was found."""
+        for handler, formatter in self._steered.items():
+            handler.removeFilter(self)
+            handler.setFormatter(formatter)
+        self._steered.clear()
+        if self._level is not None:
+            logging.getLogger(LOGGER).setLevel(self._level)
+            self._level = None
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a line is written."""
+        if record.name.partition(".")[0] != LOGGER:
+            return True
+        if record.levelno < logging.INFO:
+            return bool(self._settings["log_verbose_level"])
+        kind = "info" if record.levelno < logging.WARNING else "warning" if record.levelno < logging.ERROR else "error"
+        return bool(self._settings[f"log_{kind}"])
+
+    def _steer(self) -> None:
+        self.restore()
+        logger = logging.getLogger(LOGGER)
+        if self._settings["log_verbose_level"]:
+            self._level = logger.level
+            logger.setLevel(logging.DEBUG)
+        dated = self._settings["log_format"] != "default"
+        for handler in {*logger.handlers, *logging.getLogger().handlers}:
+            self._steered[handler] = handler.formatter
+            handler.addFilter(self)
+            if dated:
+                handler.setFormatter(_in_utc())
+
+
+def _check_log(key: str, value: Any) -> None:
+    match key:
+        case "log_file":
+            raise Unsupported("log_file cannot be set by clients; the log goes where the server's errors go")
+        case "log_info" | "log_warning" | "log_error":
+            if not isinstance(value, bool):
+                raise BadRequest(f"{key} must be true or false")
+        case "log_verbose_level":
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_VERBOSE:
+                raise BadRequest(f"{key} must be a whole number from 0 to {MOST_VERBOSE}; above 0 all is written")
+        case "log_format":
+            if value not in FORMATS:
+                raise BadRequest(f"{key} must be {' or '.join(FORMATS)}")
+        case _:
+            raise BadRequest(f"there is no log setting {key[:64]!r}; there are {', '.join(_LOG_DEFAULTS)}")
+
+
+def _in_utc() -> logging.Formatter:
+    formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    return formatter
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The settings of the server, or of one model, for which None stands for the server's."""
+
+    level: str | None = None
+    rate: int | None = None
+    """One of *rate* requests is traced."""
+    count: int | None = None
+    """Requests that are still to be traced."""
+    seen: int = 0
+    """Requests since the last change."""
+
+    @property
+    def empty(self) -> bool:
+        return self.level is None and self.rate is None and self.count is None
+
+
+class TraceSettings:
+    """The settings of one server; decides for every request whether it is traced."""
+
+    def __init__(self) -> None:
+        self._server = _default_trace()
+        self._models: dict[str, _Scope] = {}
+        self.everything = True
+
+    def as_dict(self, model: str = "") -> dict[str, Any]:
+        """Return the effective settings of the server or of a model, by the protocol's names."""
+        level, rate, count = self._effective(self._models.get(model))
+        return {
+            "trace_level": [level.level],
+            "trace_rate": str(rate.rate),
+            "trace_count": str(count.count),
+            "log_frequency": "0",
+            "trace_file": "",
+            "trace_mode": "triton",
+        }
+
+    def change(self, wanted: Mapping[str, Any], model: str = "") -> None:
+        """Change the named settings, all or none; null, or no value, resets to the server's setting or the default."""
+        changes = {key: _read_trace(key, _values(key, value)) for key, value in wanted.items()}
+        scope = self._models.get(model, _Scope()) if model else self._server
+        base = _Scope() if model else _default_trace()
+        for name in ("level", "rate", "count"):
+            if (key := f"trace_{name}") in changes:
+                value = changes[key]
+                setattr(scope, name, getattr(base, name) if value is None else value)
+        scope.seen = 0
+        if model and scope.empty:
+            self._models.pop(model, None)
+        elif model:
+            self._models[model] = scope
+        self.everything = not self._models and self._server == _default_trace()
+
+    def takes(self, model: str) -> bool:
+        """Decide whether a new request is traced, and count it."""
+        if self.everything:
+            return True
+        own = self._models.get(model)
+        level, rate, count = self._effective(own)
+        counter = own or self._server
+        counter.seen += 1
+        if level.level == OFF or not count.count or counter.seen % (rate.rate or 1):
+            return False
+        if count.count > 0:
+            count.count -= 1
+        return True
+
+    def _effective(self, own: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
+        """Return the scopes whose level, rate and count are effective."""
+        server = self._server
+        if own is None:
+            return server, server, server
+        return (
+            server if own.level is None else own,
+            server if own.rate is None else own,
+            server if own.count is None else own,
+        )
+
+
+def _default_trace() -> _Scope:
+    return _Scope(TIMESTAMPS, 1, ENDLESS)
+
+
+def _values(key: str, value: Any) -> list[str]:
+    """Convert a setting to a list of strings, as in gRPC; empty if it is reset."""
+    if value is None:
+        return []
+    listed = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in listed):
+        raise BadRequest(f"trace setting {key[:64]!r} must be a string or a list of strings")
+    return [str(item) for item in listed[:8]]
+
+
+def _read_trace(key: str, values: list[str]) -> str | int | None:
+    """Parse the value of a setting, None if it is reset; Unsupported for settings that clients cannot change."""
+    match key:
+        case "trace_level":
+            return _level(values)
+        case "trace_rate":
+            return _number(key, values, 1)
+        case "trace_count":
+            return _number(key, values, ENDLESS)
+        case "log_frequency":
+            if _number(key, values, 0):
+                raise Unsupported("log_frequency must be 0: the trace is in memory, see /weft/trace, and in no file")
+            return None
+        case "trace_file":
+            raise Unsupported("trace_file cannot be set by clients: the trace is in memory, see /weft/trace")
+        case "trace_mode":
+            if values not in ([], ["triton"]):
+                raise Unsupported("trace_mode cannot be changed; OpenTelemetry is chosen when the server is started")
+            return None
+    raise BadRequest(f"there is no trace setting {key[:64]!r}; there are {', '.join(_TRACE_KEYS)}")
+
+
+def _level(values: list[str]) -> str | None:
+    if TENSORS in values:
+        raise Unsupported(f"trace_level {TENSORS} is not supported: what requests hold is not traced")
+    if not values:
+        return None
+    if values not in ([OFF], [TIMESTAMPS]):
+        raise BadRequest(f"trace_level must be {OFF} or {TIMESTAMPS}")
+    return values[0]
+
+
+def _number(key: str, values: list[str], least: int) -> int | None:
+    if not values:
+        return None
+    text = values[0]
+    if len(values) == 1 and len(text) <= 11 and text.removeprefix("-").isdecimal() and text.isascii():
+        number = int(text)
+        if least <= number <= _LARGEST:
+            return number
+    raise BadRequest(f"{key} must be one whole number from {least} to {_LARGEST}")
+
+
+def parameters_of(settings: ModelConfig) -> dict[str, dict[str, str]]:
+    """Convert the settings of a model to parameters of its configuration: text as it is, others as JSON."""
+    given = settings.model_dump(mode="json").items()
+    return {f"{PARAMETER_PREFIX}{key}": {"string_value": _text(value)} for key, value in given if value is not None}
+
+
+def requested_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> ModelConfig | None:
+    """Return the settings in the parameters of a load request, None if there are none.
+
+    *shown* is the model's configuration as clients see it.
+    """
+    for key in parameters:
+        if key.startswith("file:"):
+            raise Unsupported(f"load parameter {key[:64]!r} is not supported: models come from the repository")
+        if key != "config":
+            raise BadRequest(f"load takes the parameter config, not {key[:64]!r}")
+    if "config" not in parameters:
+        return None
+    return _settings(dict(_changes(_object(parameters["config"]), shown)))
+
+
+def _object(text: Any) -> dict[str, Any]:
+    try:
+        config = orjson.loads(text)
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise BadRequest(f"config is not the JSON of a model configuration: {str(error)[:200]}") from error
+    if not isinstance(config, dict):
+        raise BadRequest("config must be a JSON object")
+    return config
+
+
+def _settings(given: dict[str, Any]) -> ModelConfig:
+    try:
+        return ModelConfig.model_validate(given)
+    except ValidationError as error:
+        raise BadRequest(one_line(f"config: {first_problem(error, ModelConfig, TaskConfig)}")) from error
+
+
+def _changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of weft, by name, that a configuration contains."""
+    for key, value in config.items():
+        if key == "max_batch_size":
+            yield "max_batch", value or 1
+        elif key == "dynamic_batching":
+            yield from _batching(value)
+        elif key == "parameters":
+            yield from _parameters(value, shown.get("parameters", {}))
+        elif value and value != shown.get(key) and (key, value) != ("version_policy", {"latest": {"num_versions": 1}}):
+            raise Unsupported(f"config: {key[:64]!r} cannot be set when a model is loaded; leave it out")
+
+
+def _batching(value: Any) -> Iterator[tuple[str, Any]]:
+    for key, setting in _members("dynamic_batching", value):
+        match key:
+            case "max_queue_delay_microseconds":
+                yield "batch_timeout_ms", _milliseconds(key, setting)
+            case "default_priority_level":
+                yield "priority", setting
+            case "default_queue_policy":
+                yield from _queue_policy(setting)
+            case _:
+                raise Unsupported(f"config: dynamic_batching.{key[:64]} means nothing here; leave it out")
+
+
+def _queue_policy(value: Any) -> Iterator[tuple[str, Any]]:
+    for key, setting in _members("default_queue_policy", value):
+        match key:
+            case "max_queue_size":
+                yield "queue_size", setting
+            case "default_timeout_microseconds":
+                yield "timeout_ms", _milliseconds(key, setting)
+            case _:
+                raise Unsupported(f"config: default_queue_policy.{key[:64]} means nothing here; leave it out")
+
+
+def _parameters(value: Any, shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, parameter in _members("parameters", value):
+        name = key.removeprefix(PARAMETER_PREFIX)
+        text = parameter.get("string_value") if isinstance(parameter, dict) else None
+        if not isinstance(text, str):
+            raise BadRequest(f'config: parameter {key[:64]!r} must be {{"string_value": "..."}}')
+        if name != key and name in SETTABLE:
+            yield name, _value(text)
+        elif parameter != shown.get(key):
+            raise Unsupported(f"config: parameter {key[:64]!r} cannot be set when a model is loaded; leave it out")
+
+
+def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Return the members of an object that are not empty or zero, which stand for the default."""
+    if not isinstance(value, dict):
+        raise BadRequest(f"config: {name} must be a JSON object")
+    return ((key, member) for key, member in value.items() if member)
+
+
+def _milliseconds(key: str, value: Any) -> float:
+    """Convert microseconds, which are text in the JSON of protobuf messages because they have 64 bits."""
+    number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise BadRequest(f"config: {key} must be a whole number of microseconds")
+    return number / 1000
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _value(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

@@ -1,0 +1,33 @@
+"""Reading memory at a chosen intensity, for measurements of contention; releases the interpreter's lock."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+BLOCK = 64
+"""Doubles (512 bytes) that are read before each piece of arithmetic."""
+
+
+@numba.njit(cache=True, nogil=True, fastmath=True)
+def _add_up(data: npt.NDArray[np.float64], first: int, stop: int) -> float:
+    total = 0.0
+    for at in range(first, stop):  # a sum that may be reordered is read at full width
+        total += data[at]
+    return total
+
+
+@numba.njit(cache=True, nogil=True)
+def stream(data: npt.NDArray[np.float64], first: int, blocks: int, steps: int) -> float:
+    """Read *blocks* of ``BLOCK`` doubles from *first* on, with *steps* multiplications and additions after each.
+
+    Returns a number that depends on all of them, so that the compiler leaves nothing out.
+    """
+    total = 0.0
+    for block in range(blocks):
+        at = first + block * BLOCK
+        total += _add_up(data, at, at + BLOCK)
+        for _ in range(steps):
+            total = total * 0.5 + 1.0
+    return total

@@ -1,0 +1,288 @@
+"""Measure how much the cores of this machine slow each other down at its memory, and how fast one multiplies.
+
+One core reads memory at several intensities, alone and while all others do the same at several intensities; the
+two are measured in turns, so that a drift of the machine's speed meets both. Time is the threads' own: being
+scheduled away is no contention. ``weft_map.pccs_fit`` fits the result.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InputError
+from weft.devices import BandwidthSharing, Soc, Unit
+from weft.runtime.timing import Clock, mean_seconds
+from weft_map.kernels.streaming import BLOCK, stream
+from weft_map.pccs_fit import FEWEST, Fit, Matrix
+
+Floats = npt.NDArray[np.float64]
+Progress = Callable[[int, int], None]
+"""Called with how many windows are done, and of how many."""
+
+BLOCK_BYTES = BLOCK * 8
+CALL_BLOCKS = 2048
+"""Read between two looks at the clock: 1 MiB."""
+REPEATS = 3
+"""Passes over all pairs of levels; medians are used, so that a disturbed window does not count."""
+LEAST_WINDOW_S, LONGEST_S = 0.005, 600.0
+LEAST_SLICE, LARGEST_SLICE = 2**24, 2**30
+USUAL_CACHE = 2**25
+"""Bytes of a last-level cache that cannot be asked for."""
+LEAST_NOISE_PCT = 3.0
+"""A reduction that counts as none on a machine that does other things too."""
+LEVELS, SECONDS = 6, 20.0
+QUICK_LEVELS, QUICK_S = 4, 3.0
+"""How many levels and seconds a first look takes."""
+
+PRODUCT_SIZE = 512
+"""Rows of square matrices: large enough that their product is all the work there is."""
+ROUNDS = 8
+"""The fastest of these counts: other processes and a rising clock only make a product slower."""
+
+
+class _ReadWindow(NamedTuple):
+    """What a thread did in a window."""
+
+    bytes: int
+    seconds: float
+    """The time that it had a core."""
+
+    @property
+    def gb_s(self) -> float:
+        return self.bytes / max(self.seconds, 1e-9) / 1e9
+
+
+NOTHING = _ReadWindow(0, 0.0)
+
+
+def physical_cores() -> list[int]:
+    """One hardware thread of each core this process may run on: threads of one core share more than the memory."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return sorted({_siblings(number): number for number in reversed(allowed)}.values())
+
+
+def _siblings(number: int) -> str:
+    """A text that hardware threads of the same core have in common."""
+    file = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
+    return file.read_text(encoding="ascii") if file.exists() else str(number)
+
+
+def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress: Progress | None = None) -> Matrix:
+    """Bandwidth of one core beside all others, at *levels* intensities of each, in about *seconds*."""
+    if not FEWEST <= levels <= 32:
+        raise InputError(f"levels = {levels}: measure at {FEWEST} to 32 intensities")
+    if not 0 < seconds <= LONGEST_S:
+        raise InputError(f"seconds = {seconds:g}: measure for more than 0 and at most {LONGEST_S:g} s")
+    cores = physical_cores()
+    if len(cores) < 2:
+        raise InputError("this process may use one core only, and contention takes two; fit a measured matrix instead")
+    cache = last_level_cache()
+    windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)
+    window_s = max(LEAST_WINDOW_S, seconds / windows)
+    with _running(cores, cache) as (own, others):
+        return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)
+
+
+def host_soc(
+    matrix: Matrix,
+    fit: Fit,
+    *,
+    name: str = "host",
+    unit: str = "cpu",
+    instances: int = 1,
+    peak_tflops: float | None = None,
+) -> Soc:
+    """What was measured as a device; plain sharing up to the largest bandwidth seen where nothing was lost.
+
+    *peak_tflops*: what a large product reaches on one instance, where that was measured too.
+    """
+    seen = matrix.peak_gb_s or max(float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1]))
+    verdict = f"fitted, mean error {fit.mean_error_points:.2f} points" if fit.contended else "showed no contention"
+    return Soc(
+        name=name,
+        source=f"{matrix.source or 'a measured matrix'}; {verdict}",
+        bandwidth_gb_s=round(seen, 3),
+        units=(
+            Unit(
+                name=unit,
+                instances=instances,
+                contention=fit.model if fit.contended else BandwidthSharing(),
+                bandwidth_gb_s=round(float(matrix.own_gb_s[-1]), 3),
+                peak_tflops=peak_tflops,
+                efficiency=0.5 if peak_tflops is None else 1.0,
+            ),
+        ),
+    )
+
+
+def last_level_cache() -> int:
+    """Bytes of the largest cache of the first core, where the system tells."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        size = re.fullmatch(r"(\d+)([KMG])", file.read_text(encoding="ascii").strip())
+        if size:
+            sizes.append(int(size[1]) << {"K": 10, "M": 20, "G": 30}[size[2]])
+    return max(sizes, default=USUAL_CACHE)
+
+
+@dataclass
+class _ReaderThread:
+    """A thread, pinned to a core, that reads its own memory while it is told to."""
+
+    core: int
+    data: Floats
+    steps: int = 0
+    done: _ReadWindow = NOTHING
+    quit: bool = False
+    go: threading.Event = field(default_factory=threading.Event)
+    idle: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        if hasattr(os, "sched_setaffinity"):
+            with suppress(
+                OSError
+            ):  # the system may have taken the core away; where it then runs is the system's choice
+                os.sched_setaffinity(0, {self.core})
+        places = len(self.data) // (CALL_BLOCKS * BLOCK)
+        place = 0
+        while True:
+            self.idle.set()
+            self.go.wait()
+            if self.quit:
+                return
+            began = time.thread_time()
+            read = 0
+            while self.go.is_set() and not self.quit:
+                stream(self.data, place * CALL_BLOCKS * BLOCK, CALL_BLOCKS, self.steps)
+                place = (place + 1) % places
+                read += CALL_BLOCKS * BLOCK_BYTES
+                self.done = _ReadWindow(read, time.thread_time() - began)
+
+    def start(self, steps: int) -> None:
+        self.steps, self.done = steps, NOTHING
+        self.idle.clear()
+        self.go.set()
+
+    def stop(self) -> _ReadWindow:
+        """What it read since it was started: at least one piece."""
+        while not self.done.bytes:
+            time.sleep(1e-4)
+        self.go.clear()
+        self.idle.wait()
+        return self.done
+
+
+@contextmanager
+def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_ReaderThread, list[_ReaderThread]]]:
+    """A reader on the first core and one on each other; arrays so large that no cache holds them."""
+    spread = 2 * cache // (len(cores) - 1)
+    sizes = [2 * cache] + [spread] * (len(cores) - 1)
+    readers = [
+        _ReaderThread(core, np.ones(min(LARGEST_SLICE, max(LEAST_SLICE, size)) // 8))
+        for core, size in zip(cores, sizes, strict=True)
+    ]
+    threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
+    for thread in threads:
+        thread.start()
+    try:
+        stream(readers[0].data, 0, 1, 0)  # compiled before the clock runs
+        for reader in readers:
+            reader.idle.wait()
+        yield readers[0], readers[1:]
+    finally:
+        for reader in readers:
+            reader.quit = True
+            reader.go.set()
+        for thread in threads:
+            thread.join()
+
+
+@dataclass
+class _ContentionSurvey:
+    """The measurement, window by window."""
+
+    own: _ReaderThread
+    others: list[_ReaderThread]
+    window_s: float
+    levels: int
+    windows: int
+    on_progress: Progress | None
+    passed: int = 0
+    peak_gb_s: float = 0.0
+
+    def matrix(self, cores: Sequence[int]) -> Matrix:
+        steps = self._steps()
+        own = np.empty((REPEATS, self.levels, self.levels))
+        external, share = np.empty((REPEATS, self.levels)), np.empty_like(own)
+        for repeat in range(REPEATS):
+            for column, level in enumerate(steps):
+                external[repeat, column] = self._window(None, level)[1]
+            for row, level in enumerate(steps):
+                for column, beside in enumerate(steps):
+                    own[repeat, row, column] = self._window(level, None)[0]
+                    share[repeat, row, column] = self._window(level, beside)[0] / own[repeat, row, column]
+        alone = np.median(own, axis=(0, 2))  # [row]
+        shares = np.median(share, axis=0)
+        spread = max(np.median(np.abs(own / alone[None, :, None] - 1)), np.median(np.abs(share - shares)))
+        return Matrix(
+            _increasing(alone),
+            _increasing(np.median(external, axis=0)),
+            alone[:, None] * np.clip(shares, 1e-3, 1.5),
+            noise_pct=min(50.0, max(LEAST_NOISE_PCT, 300 * float(spread))),
+            source=f"measured: a core of {len(cores)} ({platform.machine()}) beside the others, memory reads",
+            peak_gb_s=self.peak_gb_s,
+        )
+
+    def _steps(self) -> list[int]:
+        """Arithmetic per block, most first, for bandwidths from a tenth of a core's to all of it in even steps."""
+        pure = [self._window(0, None)[0] for _ in range(self.levels)]
+        slowed = [self._window(256, None)[0] for _ in range(self.levels)]
+        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (pure, slowed))
+        step_ns = max(1e-3, (slow_ns - block_ns) / 256)
+        shares = np.linspace(0.1, 1.0, self.levels)
+        return [round((block_ns / share - block_ns) / step_ns) for share in shares]
+
+    def _window(self, own: int | None, others: int | None) -> tuple[float, float]:
+        """GB/s of the first core and of the others together, each reading at an intensity or resting."""
+        active = [(self.own, own)] if own is not None else []
+        if others is not None:
+            active += [(reader, others) for reader in self.others]
+        for reader, steps in active:
+            reader.start(steps)
+        time.sleep(self.window_s)
+        gb_s = {id(reader): reader.stop().gb_s for reader, _ in active}
+        mine = gb_s.pop(id(self.own), 0.0)
+        self.peak_gb_s = max(self.peak_gb_s, mine + sum(gb_s.values()))
+        self.passed += 1
+        if self.on_progress:
+            self.on_progress(self.passed, self.windows)
+        return mine, sum(gb_s.values())
+
+
+def _increasing(levels: Floats) -> Floats:
+    """The levels with those that noise put below the one before raised to just above it."""
+    raised: Floats = np.maximum.accumulate(levels) * (1 + 1e-9 * np.arange(len(levels)))
+    return raised
+
+
+def core_tflops(*, clock: Clock = time.process_time) -> float:
+    """Measure float32 operations per second of a core in a large matrix product, in 10^12.
+
+    Processor time counts all threads, so the result is that of one core however many of them a product uses.
+    """
+    one, two = (np.full((PRODUCT_SIZE, PRODUCT_SIZE), value, np.float32) for value in (0.5, 2.0))
+    one @ two
+    least_s = min(mean_seconds(lambda: one @ two, clock) for _ in range(ROUNDS))
+    return round(2 * PRODUCT_SIZE**3 / max(least_s, 1e-6) / 1e12, 4)

@@ -1,0 +1,422 @@
+"""The cost of a graph: counted, and as time on a described machine.
+
+``count`` gives multiplications, bytes and launches; ``coded`` packs tuned weights. ``Machine`` has presets,
+``Modelled`` is a ``GraphCost``: a product of matrices is cut into tiles that the machine's units work on, a wave of
+tiles at a time; a convolution is a product of its kernels with the unfolded picture, for each picture and group by
+itself or for all pictures at once. All else moves bytes. Every step that is no view is launched once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from weft.base.errors import StitchError, unknown_name
+from weft_stitch.graph import DYNAMIC, Graph, GraphStep
+from weft_stitch.net import Array
+from weft_stitch.slabs import sums_slabs
+
+VIEWS = frozenset(("Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze", "Shape"))
+"""Steps that move nothing."""
+PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
+"""Steps that multiply by a kernel, their second input."""
+KERNELS = PRODUCTS | {"ConvTranspose"}
+"""Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
+ITEM_BYTES = 4
+"""Bytes of a number: graphs compute in float32."""
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """The cost of one source layer."""
+
+    macs: int = 0
+    weight_bytes: int = 0
+    launches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The cost of a whole graph."""
+
+    macs: int
+    weight_bytes: int
+    """Kernels, each stored once."""
+    table_bytes: int
+    """All other constants: biases, scales and shifts, masks and indices."""
+    activation_bytes: int
+    """Peak size of live tensors, inputs and outputs included; views take nothing."""
+    launches: int
+    """Steps that are not views, before a runtime fuses some of them."""
+    layers: Mapping[str, LayerCounts]
+    """The cost of each source layer, by its name ('' has the steps of none)."""
+
+
+def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
+    """Count *graph*; a dimension known only at run time is taken as *rows*, kernels in *stored* as that many bytes."""
+    kernels = kernel_names(graph)
+    total = sum(array.nbytes for array in graph.constants.values())
+    table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
+    layers = _by_layer(graph, rows, stored)
+    return Counts(
+        sum(layer.macs for layer in layers.values()),
+        sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
+        table_bytes,
+        _peak_bytes(graph, rows),
+        sum(layer.launches for layer in layers.values()),
+        layers,
+    )
+
+
+def kernel_names(graph: Graph) -> set[str]:
+    """Names of the constants that are kernels."""
+    return {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
+
+
+def kernels_of(graph: Graph, layer: str) -> list[Array]:
+    """The kernels in the steps of one source layer."""
+    return [graph.constants[step.inputs[1]] for step in graph.steps if step.layer == layer and _has_kernel(graph, step)]
+
+
+def _has_kernel(graph: Graph, step: GraphStep) -> bool:
+    """Whether a step multiplies by weights; the convolution that sums slabs has a table of scales instead."""
+    return step.op in KERNELS and step.inputs[1] in graph.constants and not sums_slabs(step)
+
+
+def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
+    layers: dict[str, LayerCounts] = {}
+    counted: set[str] = set()
+    for step in graph.steps:
+        before = layers.get(step.layer, LayerCounts())
+        weight_bytes = 0
+        if _has_kernel(graph, step) and step.inputs[1] not in counted:
+            counted.add(step.inputs[1])
+            weight_bytes = stored.get(step.inputs[1], graph.constants[step.inputs[1]].nbytes)
+        layers[step.layer] = LayerCounts(
+            before.macs + _macs(graph, step, rows),
+            before.weight_bytes + weight_bytes,
+            before.launches + (step.op not in VIEWS),
+        )
+    return layers
+
+
+def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
+    """Multiplications of a step; a fused convolution has them in its attribute ``macs``."""
+    if step.op not in PRODUCTS:
+        return 0
+    if "macs" in step.attributes:
+        return int(step.attributes["macs"])
+    outputs = prod(_sizes(graph, step.outputs[0], rows))
+    if step.op == "Conv":
+        return outputs * prod(_shape(graph, step.inputs[1])[1:])
+    return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
+
+
+def depth(first: tuple[int, ...], step: GraphStep) -> int:
+    """The depth of a product of matrices whose first is of this shape; one where an island does not know it."""
+    return (first or (1,))[0 if step.attributes.get("transA") else -1]
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return graph.constants[name].shape if name in graph.constants else graph.shapes[name]
+
+
+def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
+    return tuple(rows if size == DYNAMIC else size for size in _shape(graph, tensor))
+
+
+def _peak_bytes(graph: Graph, rows: int) -> int:
+    """Walk the steps and track live tensors; a view keeps its source alive."""
+    origin = _origins(graph)
+    last = _last_uses(graph, origin)
+    bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(origin.values())}
+    alive = {origin[tensor.name] for tensor in graph.inputs}
+    peak = sum(bytes_of[name] for name in alive)
+    for number, step in enumerate(graph.steps):
+        alive |= {origin[name] for name in step.outputs}
+        peak = max(peak, sum(bytes_of[name] for name in alive))
+        alive = {name for name in alive if last.get(name, -1) > number}
+    return peak
+
+
+def _origins(graph: Graph) -> dict[str, str]:
+    """Tensor -> the tensor whose memory it uses."""
+    origin = {tensor.name: tensor.name for tensor in graph.inputs}
+    for step in graph.steps:
+        for name in step.outputs:
+            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in origin
+            origin[name] = origin[step.inputs[0]] if is_view else name
+    return origin
+
+
+def _last_uses(graph: Graph, origin: Mapping[str, str]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for number, name in _reads(graph):
+        if name in origin:
+            last[origin[name]] = number
+    return last
+
+
+def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
+    for number, step in enumerate(graph.steps):
+        yield from ((number, name) for name in step.inputs)
+    yield from ((len(graph.steps), tensor.name) for tensor in graph.outputs)
+
+
+MOST_BITS = 12
+"""Widest code: an array with several 8-bit formats has more than 2^8 values; wider codes would save little."""
+TOGETHER = 8
+"""Codes that are packed as a unit: 8 codes of n bits fill exactly n bytes."""
+STEPS_BYTES = 1200
+"""Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
+_INT32 = 6
+"""The number of the type in ONNX."""
+
+
+class CodedArray(NamedTuple):
+    """An array as codes; eight of them fill a row of *octets*."""
+
+    octets: Array
+    table: Array
+    shape: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        return int(self.octets.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.octets.nbytes + self.table.nbytes)
+
+
+def coded(array: Array) -> CodedArray | None:
+    """Encode *array* if that takes less room; None otherwise."""
+    if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
+        return None
+    table, places = np.unique(array, return_inverse=True)
+    bits = max(1, int(len(table) - 1).bit_length())
+    if bits > MOST_BITS:
+        return None
+    codes = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
+    return codes if codes.nbytes + STEPS_BYTES < array.nbytes else None
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """Pack codes without gaps, eight of them in a row of *bits* bytes; the last row is padded with zeros.
+
+    Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
+    """
+    rows = np.zeros((-(-codes.size // TOGETHER), TOGETHER), np.uint16)  # wide enough for MOST_BITS
+    rows.reshape(-1)[: codes.size] = codes
+    unpacked = (rows[:, :, None] >> np.arange(bits, dtype=np.uint16)).astype(np.uint8) & 1
+    return np.packbits(unpacked.reshape(len(rows), -1), axis=1, bitorder="little")
+
+
+def coded_kernels(graph: Graph) -> dict[str, CodedArray]:
+    """Encode the weights of tuned models, where that saves room."""
+    if not graph.tuned:
+        return {}
+    kernels = {name: coded(graph.constants[name]) for name in sorted(kernel_names(graph))}
+    return {name: codes for name, codes in kernels.items() if codes is not None}
+
+
+def stored_bytes(graph: Graph) -> dict[str, int]:
+    """Bytes of the weights that are stored as codes."""
+    return {name: codes.nbytes for name, codes in coded_kernels(graph).items()}
+
+
+def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
+    """Store *kernels* as codes, and prepend the steps that decode them to those of *graph*."""
+    constants = {name: array for name, array in graph.constants.items() if name not in kernels}
+    shapes, steps = dict(graph.shapes), list[GraphStep]()
+    for name, codes in kernels.items():
+        decoding = _Decoding(name, codes)
+        constants |= decoding.constants
+        steps += decoding.steps
+        shapes |= dict.fromkeys((step.outputs[0] for step in decoding.steps), codes.shape)
+    weights = graph.weights & constants.keys()
+    return replace(graph, constants=constants, weights=weights, steps=(*steps, *graph.steps), shapes=shapes)
+
+
+def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
+    """Metadata with the bit widths of tuned models, for cost models; empty for others."""
+    if not graph.tuned:
+        return {}
+    from weft.models.onnx_import.widths import Widths, noted
+
+    read = ((step.outputs[0], step.inputs[1]) for step in graph.steps if len(step.inputs) > 1)
+    return noted({node: Widths(kernels[name].bits) for node, name in read if name in kernels}, graph.rounded)
+
+
+class _Decoding:
+    """The steps from codes to an array.
+
+    A code lies in two or three neighbouring bytes; a division and a remainder cut it out.
+    """
+
+    def __init__(self, name: str, codes: CodedArray) -> None:
+        self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}
+        self.steps: list[GraphStep] = []
+        self._name, bits = name, codes.bits
+        begins = bits * np.arange(TOGETHER)
+        octets = self._do("Cast", f"{name}.codes", to=_INT32)
+        whole = ""
+        for place in range(2 if bits <= 9 else 3):
+            octet = self._do("Gather", octets, self._whole_constant(np.minimum(begins // 8 + place, bits - 1)), axis=1)
+            high = self._do("Mul", octet, self._whole_constant(256**place)) if place else octet
+            whole = self._do("Add", whole, high) if whole else high
+        cut = self._do("Div", whole, self._whole_constant(2 ** (begins % 8)))
+        numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole_constant(1 << bits)), axis=0)
+        flat = self._do("Reshape", numbers, self._whole_constant([-1], np.int64))
+        exact = self._do("Slice", flat, self._whole_constant([0]), self._whole_constant([prod(codes.shape)]))
+        self._do("Reshape", exact, self._whole_constant(list(codes.shape), np.int64), output=name)
+
+    def _do(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
+        name = output or f"{self._name}.{op.lower()}{len(self.steps)}"
+        self.steps.append(GraphStep(op, inputs, (name,), attributes))
+        return name
+
+    def _whole_constant(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
+        array = np.asarray(values, kind)
+        name = f"codes.{array.dtype}.{'x'.join(map(str, array.reshape(-1)))}.{array.ndim}"
+        self.constants[name] = array
+        return name
+
+
+Shape = tuple[int, ...]
+
+
+class GraphCost(Protocol):
+    """The cost of graphs: predicted for a described machine, or timed on this one."""
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """Seconds of one run of each of *graphs*, comparable with each other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A described machine."""
+
+    name: str
+    launch_s: float
+    """Launch overhead of one step."""
+    units: int
+    """Tiles worked on at once."""
+    unit_macs_per_s: float
+    """Multiplications and additions, of one unit."""
+    tile: tuple[int, int, int]
+    """Output channels, positions and depth of a tile: sizes are rounded up to these."""
+    bytes_per_s: float
+    unfold_s: float = 0.0
+    """Seconds to copy one pixel for one tap of a kernel, where pictures are unfolded (im2col)."""
+    strided_unfold_s: float = 0.0
+    """The same with a stride along the width, where the columns read are not neighbours."""
+    joins_rows: bool = True
+    """Whether the pictures of a batch share tiles."""
+
+
+CPU = Machine("cpu", 5e-6, 1, 18e9, (4, 16, 1), 25e9, 0.64e-9, 1.15e-9, joins_rows=False)
+"""One core of a Neoverse-N1 under onnxruntime 1.31, whose convolutions unfold each picture by itself."""
+H200 = Machine("h200", 5e-6, 132, 0.9e12, (64, 64, 32), 4e12)
+"""Kernels of cuDNN in one CUDA graph, TF32."""
+MACHINES: Mapping[str, Machine] = MappingProxyType({preset.name: preset for preset in (CPU, H200)})
+
+
+def machine(name: str) -> Machine:
+    """A preset by its name."""
+    if name not in MACHINES:
+        raise StitchError(unknown_name("machine", name, MACHINES))
+    return MACHINES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Modelled:
+    """The cost of graphs on a described machine."""
+
+    machine: Machine = CPU
+    rows: int = 1
+    """The size assumed for a dimension that is known only at run time."""
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        return [sum(self.by_layer(graph).values()) for graph in graphs]
+
+    def by_layer(self, graph: Graph) -> dict[str, float]:
+        """Seconds by the name of the source layer ('' is what belongs to none)."""
+        seconds: dict[str, float] = {}
+        for step in graph.steps:
+            seconds[step.layer] = seconds.get(step.layer, 0.0) + self.step(step, graph)
+        return seconds
+
+    def step(self, step: GraphStep, graph: Graph) -> float:
+        """Seconds of one step of *graph*."""
+        if step.op in VIEWS:
+            return 0.0
+        moved_s = self._bytes(step, graph) / self.machine.bytes_per_s
+        if step.op == "Conv":
+            shapes = (self._shape(graph, name) for name in (*step.inputs[:2], step.outputs[0]))
+            return self.machine.launch_s + self._product(_Product.of_conv(step, *shapes), moved_s)
+        if step.op in PRODUCTS:
+            return self.machine.launch_s + self._product(self._of_matrices(step, graph), moved_s)
+        return self.machine.launch_s + moved_s
+
+    def _product(self, work: _Product, moved_s: float) -> float:
+        machine = self.machine
+        pictures, positions = (
+            (1, work.pictures * work.positions) if machine.joins_rows else (work.pictures, work.positions)
+        )
+        high, wide, deep = machine.tile
+        # a single output channel is a product of a vector, which nothing rounds up
+        tall = 1 if work.outs == 1 else -(-work.outs // high) * high
+        tiles = pictures * work.groups * -(-work.outs // high) * -(-positions // wide)
+        macs = tall * wide * -(-work.depth // deep) * deep / max(1, -(-work.outs // high))
+        waves = -(-tiles // machine.units)
+        unfolded = work.pictures * work.groups * work.depth * work.positions if work.unfolds else 0
+        each_s = machine.strided_unfold_s if work.strided else machine.unfold_s
+        return max(waves * macs / machine.unit_macs_per_s + unfolded * each_s, moved_s)
+
+    def _of_matrices(self, step: GraphStep, graph: Graph) -> _Product:
+        output = self._shape(graph, step.outputs[0]) or (1,)
+        positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
+        outs = output[1] if step.op == "FusedConv" else output[-1]
+        if "macs" in step.attributes:
+            pictures = output[0]
+            return _Product(outs, int(step.attributes["macs"]) // max(1, prod(output)), positions, pictures)
+        return _Product(outs, depth(self._shape(graph, step.inputs[0]), step), positions)
+
+    def _bytes(self, step: GraphStep, graph: Graph) -> int:
+        names = [name for name in (*step.inputs, *step.outputs) if name]
+        return ITEM_BYTES * sum(prod(self._shape(graph, name)) for name in names)
+
+    def _shape(self, graph: Graph, name: str) -> tuple[int, ...]:
+        shape = graph.constants[name].shape if name in graph.constants else graph.shapes[name]
+        return tuple(self.rows if size == DYNAMIC else size for size in shape)
+
+
+class _Product(NamedTuple):
+    """A product of matrices [outs, depth] x [depth, positions], for each picture and group."""
+
+    outs: int
+    depth: int
+    positions: int
+    pictures: int = 1
+    groups: int = 1
+    unfolds: bool = False
+    strided: bool = False
+
+    @staticmethod
+    def of_conv(step: GraphStep, source: Shape, weight: Shape, output: Shape) -> _Product:
+        """A convolution over any number of dimensions; a shape that an island does not know counts as ones."""
+        pictures, outs = (source or (1,))[0], (weight or (1,))[0]
+        groups = int(step.attributes.get("group", 1))
+        strides = tuple(step.attributes.get("strides", ())) or (1,)
+        unfolds = any(size != 1 for size in (*weight[2:], *strides))
+        return _Product(
+            outs // groups, prod(weight[1:]), prod(output[2:]), pictures, groups, unfolds, strided=strides[-1] > 1
+        )

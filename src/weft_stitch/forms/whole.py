@@ -1,0 +1,230 @@
+"""The forms that compute a layer of all tasks in one way: ``mts``, ``grouped``, ``separate`` and ``fused``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from weft_stitch.family import FamilyLayer
+from weft_stitch.forms.base import (
+    Form,
+    Lowered,
+    batched_product,
+    by_table,
+    conv,
+    covers,
+    leading_affine,
+    origin,
+    scaled,
+)
+from weft_stitch.forms.room import PlacedValue, Room
+from weft_stitch.forms.split import Split
+from weft_stitch.layouts import (
+    APART,
+    COMPACT,
+    FUSED,
+    STACKED,
+    STITCHED,
+    Affine,
+    Channels,
+    Layout,
+    agreed,
+    kernel,
+    merged,
+)
+from weft_stitch.net import Array, Op
+from weft_stitch.packing import LARGEST, Activation, aligned, pack
+
+
+class Mts(Form):
+    """One convolution of all blocks with all, zeros where no task has the pair (the paper's form).
+
+    [P Q_1 ... Q_T] meets a matrix with the shared U at its head, X_t beside, Y_t below it and Z_t on its diagonal. Its
+    weights take (stitched inputs) x (stitched outputs) x taps, zero blocks included. A row's foreign blocks come out as
+    garbage; they are set to zero by selection before anything mixes channels.
+    """
+
+    name = "mts"
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
+        fold = agreed(outputs, affine.scales)
+        weight = _matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
+        into_bias = fold and agreed(outputs, affine.shifts)
+        groups = weight.shape[0] if layer.op.depthwise else 1
+        bias = merged(outputs, affine.shifts) if into_bias else None
+        held = origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
+        tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
+        if not fold:
+            tensor = by_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
+        if not into_bias:
+            tensor = by_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
+        quiet = layer.op.depthwise and source.clean and (bias is None or not bias.any())
+        return Lowered(PlacedValue(STITCHED, (tensor,), clean=quiet), used)
+
+
+def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """Every block with every block; columns of a block are the same in all its tasks."""
+    kernels = [scaled(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
+    if layer.op.depthwise:
+        return merged(outputs, kernels)
+    matrix = np.zeros((outputs.width(STITCHED), inputs.width(STITCHED), *layer.op.window.kernel), kernels[0].dtype)
+    for task in reversed(range(outputs.tasks)):
+        target = np.ix_(outputs.columns(STITCHED, task), inputs.columns(STITCHED, task))
+        matrix[target] = kernels[task][np.ix_(outputs.order(task), inputs.order(task))]
+    return matrix
+
+
+class Grouped:
+    """One grouped convolution, as in NetFuse; it needs equal batches."""
+
+    name = "grouped"
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        if room.rows.dynamic:
+            return "its rows are only known at run time"
+        return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        weight = _matrices(layer, inputs, outputs, affine)
+        bias = outputs.table(COMPACT, affine.shifts)
+        if covers(room, layer):
+            source = room.tensor(layer.inputs[0], COMPACT)
+            return Lowered(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
+        tensor = room.tensor(layer.inputs[0], STACKED)
+        groups = outputs.tasks * (weight.shape[1] if layer.op.depthwise else 1)
+        flat = weight.reshape(-1, *weight.shape[2:])
+        return Lowered(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
+
+
+def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """[tasks, widest output, widest input, height, width], zeros where a task is narrower."""
+    depthwise = layer.op.depthwise
+    shape = (outputs.tasks, outputs.width(COMPACT), 1 if depthwise else inputs.width(COMPACT))
+    weight = np.zeros((*shape, *layer.op.window.kernel), kernel(layer, 0).dtype)
+    for task in range(outputs.tasks):
+        mine, order = scaled(kernel(layer, task), affine.scales[task]), outputs.order(task)
+        columns = outputs.columns(COMPACT, task)
+        if depthwise:
+            weight[task, columns] = mine[order]
+        else:
+            weight[task][np.ix_(columns, inputs.columns(COMPACT, task))] = mine[np.ix_(order, inputs.order(task))]
+    return weight
+
+
+class Separate(Form):
+    """One convolution per task, as in the models."""
+
+    name = "separate"
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        tensors = []
+        for task, tensor in enumerate(room.get(layer.inputs[0], APART).tensors):
+            order = outputs.order(task)
+            weight = scaled(kernel(layer, task), affine.scales[task])
+            weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
+            groups = len(order) if layer.op.depthwise else 1
+            held = origin(room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers)
+            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
+        return Lowered(PlacedValue(APART, tuple(tensors)), used)
+
+
+WIDEST = 31
+"""Taps along one side: the Triton kernel has a bit of a 32-bit integer for each."""
+
+
+class Fused:
+    """One step for a layer of all tasks, each row with its own weights; CUDA runs it as one kernel.
+
+    It has no extra multiplications, stores every weight once, and takes what follows along: scales and shifts per task
+    and channel, a residual, an activation. ``packing`` lays its weights out, ``running.module`` runs it. A depthwise
+    layer has nothing to gain from it and is split, as is one whose output carries several spaces.
+    """
+
+    name = "fused"
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        if room.rows.dynamic:
+            return "its rows are only known at run time"
+        if max(layer.op.window.kernel) > WIDEST:
+            return f"its kernel is wider than {WIDEST}"
+        numbers = _stored_numbers(room, layer)
+        return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        if layer.op.depthwise or len(outputs.spaces) > 1:
+            return Split().lower(room, layer, chain)
+        before, after = layout(room, inputs), layout(room, outputs)
+        kernels = [kernel(layer, task) for task in range(outputs.tasks)]
+        spaces = (inputs.spaces, outputs.spaces[0])
+        packed = pack(kernels, *spaces, layer.op.window, align=after.align, input_align=before.align)
+        affine, used = leading_affine(room, layer, chain)
+        tensors = [
+            room.tensor(layer.inputs[0], before),
+            room.builder.constant(packed.weights, "weight", weight=True),
+            room.builder.constant(packed.spread(affine.scales), "scale"),
+            room.builder.constant(packed.spread(affine.shifts), "shift"),
+        ]
+        if other := _residual(layer, chain[used:], room):
+            tensors.append(room.tensor(other, after))
+            used += 1
+        activation = _activation(chain[used].op) if used < len(chain) else Activation("")
+        used += activation is not None and activation.function != ""
+        size = room.family.values[layer.output][0]
+        picture = (size.height, size.width)
+        tensor = room.builder.add(
+            "FusedConv",
+            *tensors,
+            shape=(room.rows.total, packed.outputs, *picture),
+            packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),
+            rows=room.rows.batches,
+            activation=activation or Activation(""),
+            macs=sum(array.size * rows for array, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
+        )
+        return Lowered(PlacedValue(after, (tensor,)), used)
+
+
+def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
+    """Upper bound on the numbers that ``pack`` stores."""
+    outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
+    pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
+    return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
+
+
+def layout(room: Room, channels: Channels) -> Layout:
+    """Few channels, as of a picture, are not filled up to the full alignment."""
+    most = 1 << (max(channels.widths) - 1).bit_length()
+    return Layout(FUSED, min(room.align, most))
+
+
+def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> str:
+    """The other operand of an addition of equals that comes next."""
+    if not chain or chain[0].op.kind != "add" or len(chain[0].inputs) != 2:
+        return ""
+    values = room.family.values
+    others = [value for value in chain[0].inputs if value in values and room.has(value)]
+    same = [value for value in others if values[value] == values[chain[0].output]]
+    return same[0] if len(same) == 1 else ""
+
+
+def _activation(op: Op) -> Activation | None:
+    """The kernel's activation for a unary; None where it has none."""
+    if op.kind != "unary":
+        return None
+    if op.function == "HardSigmoid":
+        return Activation(op.function, op.settings.get("alpha", 0.2), op.settings.get("beta", 0.5))
+    if op.function == "Clip":
+        return Activation(op.function, op.settings.get("min", -np.inf), op.settings.get("max", np.inf))
+    if op.function == "LeakyRelu":
+        return Activation(op.function, op.settings.get("alpha", 0.01))
+    return Activation(op.function) if op.function in ("Relu", "Sigmoid", "HardSwish", "Silu") else None

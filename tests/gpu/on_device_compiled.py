@@ -1,0 +1,99 @@
+"""ONNX files through torch's compiler on a GPU: conversion, packages in CUDA graphs, weights that come and go.
+
+``make test-gpu`` runs it. It needs torch, triton and gcc, and no onnxruntime-gpu; without a GPU everything is skipped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.runtime.cuda.converted import by_runtime
+from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
+from weft.models import zoo
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.compiling import CompileLimits, compile_model
+from weft.runtime.cuda.packages import CompileJob, find
+from weft.runtime.cuda.precision import difference
+from weft.runtime.cuda.torch_engine import WITHIN, compiled_model
+from weft.runtime.cuda.torch_onnx import OnnxModule, folded
+from weft.runtime.cuda.torch_types import PRECISIONS
+from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.tensors import TensorSpec
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+LIMITS = CompileLimits(600, 32 << 30, 8)
+NETWORKS = {
+    "mobilenet-v2": {"resolution": 96},
+    "densenet121": {"resolution": 64},
+    "googlenet": {"resolution": 64},
+    "bert-base": {"layers": 2, "hidden": 256, "heads": 4},
+    "xlnet-base": {"layers": 2, "hidden": 256, "heads": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Any]:
+    from weft.runtime.cuda.gpu import Gpu
+
+    device = Gpu(0)
+    with device.on():
+        yield device
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_converted_networks_compute_on_the_gpu_what_the_cpu_does(name: str, precision: str) -> None:
+    model = zoo.materialise(zoo.build(name, **NETWORKS[name]))
+    rng, dtype = np.random.default_rng(0), PRECISIONS[precision]
+    feed: dict[str, Any] = {}
+    for value in model.graph.input:
+        sizes = [2, *(size.dim_value for size in value.type.tensor_type.shape.dim[1:])]
+        floats = value.type.tensor_type.elem_type == 1
+        feed[value.name] = rng.standard_normal(sizes).astype(np.float32) if floats else np.ones(sizes, np.int64)
+    right = by_runtime(model, feed)
+    shapes = {each: array.shape for each, array in feed.items()}
+    module = OnnxModule(folded(model, shapes), dtype, channels_last=dtype is not None).cuda()
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        found = module(*(torch.from_numpy(feed[each]).cuda() for each, _ in module.inputs))
+    results = {str(at): output.cpu().numpy() for at, output in enumerate(found)}
+    assert difference({str(at): each for at, each in enumerate(right)}, results) < WITHIN[precision]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_compiled_model_is_captured_over_weights_that_come_and_go(gpu: Any, precision: str, tmp_path: Path) -> None:
+    path, shapes = chain(tmp_path / "chain.onnx"), {"x": (1, WIDTH)}
+    job = CompileJob(
+        model=path, shapes=shapes, rows=(1, 2, 4), precision=precision, device="cuda:0", device_name=gpu.name
+    )
+    cache = tmp_path / "cache"
+    folder = compile_model(job, cache, LIMITS)
+    began_s = time.monotonic()
+    assert compile_model(job, cache, LIMITS) == folder and find(folder) is not None
+    assert time.monotonic() - began_s < 5  # it compiles nothing again
+    tensors = [tuple(TensorSpec(name, "FP32", (-1, WIDTH)) for name in names) for names in (("x",), ("y",))]
+    slow_s = {rows: (1.0,) for rows in range(1, 5)}
+    blueprint = Blueprint(
+        inputs=tensors[0], outputs=tensors[1], segments=(), warm_shapes=shapes, batchable=True, max_batch=4,
+        times_s=slow_s,
+    )  # fmt: skip
+    options = replace(LoadOptions(), precision=precision, engine="auto", packages=str(folder), max_batch=4)
+    model = compiled_model(gpu, path, options, blueprint)
+    assert not model.uncaptured() and "compiled, in one piece" in model.remarks[-1]
+    for _ in range(2):
+        for rows in (1, 3, 4, 7):  # the last was not compiled
+            found, right = model.run(drawn(rows))["y"], wanted(path, drawn(rows))
+            np.testing.assert_allclose(found, right, rtol=0, atol=WITHIN[precision] * np.abs(right).max())
+        model.leave()
+        model.come_back()
+    model.close()
