@@ -108,9 +108,10 @@ class StepKind(NamedTuple):
 
 
 def best_sets(problem: Problem) -> list[PriceSet]:
-    """Solutions of the linear programme: the best set for the beginning first, then some for later stretches.
+    """Solutions of the linear programme: first the set that is best at the beginning, then sets for later stretches.
 
-    None where even one price per task and unit would make too many rows."""
+    Empty if even one price per task and unit would make more than ``MOST_CONSTRAINTS`` rows.
+    """
     if _count_together(problem.tables, 1) > MOST_CONSTRAINTS:
         return []
     from ortools.linear_solver import pywraplp  # importing takes 50 ms, and only a search needs it
@@ -132,7 +133,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
         objective.SetMaximization()
         for task, step in enumerate(point):
             for variable in ways[task][step]:
-                objective.SetCoefficient(variable, 1 / len(ways[task][step]))  # from whichever unit it comes
+                objective.SetCoefficient(variable, 1 / len(ways[task][step]))  # mean over the units it may come from
         if solver.Solve() == pywraplp.Solver.OPTIMAL:
             solution = np.array([max(0.0, variable.solution_value()) for variable in prices])
             sets.append(_spread(tables, kinds, limits, solution))

@@ -162,7 +162,7 @@ class Search:
 
 
 def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
-    """Units and starts, read off the states that lead to a finished one."""
+    """The unit and start time of every step, read off the chain of states from the first to *last*, a finished one."""
     rows = [last]
     while states.parent[rows[-1]] >= 0:
         rows.append(int(states.parent[rows[-1]]))

@@ -157,7 +157,7 @@ class Queues:
         return busy
 
     @property
-    def stands(self) -> bool:
+    def lane_awaited(self) -> bool:
         """Whether a request or a batch waits for a lane."""
         if self.line.waiting:
             return True

@@ -22,8 +22,8 @@ within_lag = inlined(rules.within_lag)
 class KernelBand(NamedTuple):
     """A band and where the streams are in it.
 
-    A loop takes None where no stream is held back, and numba leaves out what asks for it: the argument must keep its
-    name in the loop for that.
+    Loops get None instead if no stream is held back. numba then leaves out the branches under ``band is not None``,
+    but only if the loop tests the argument under its own name.
     """
 
     gains: Ints

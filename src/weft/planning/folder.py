@@ -219,7 +219,7 @@ def _check_served(folder: Path, workload: Workload) -> None:
     names = repository.names()
     for stream in workload.stream:
         if stream.served_name not in names:
-            raise PlanError(f"the workload is not planned for: {unknown_name('model', stream.served_name, names)}")
+            raise PlanError(f"a planned stream has no model: {unknown_name('model', stream.served_name, names)}")
     read_workload(folder / WORKLOAD_FILE)
 
 

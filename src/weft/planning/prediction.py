@@ -165,7 +165,8 @@ def compare(plan: Plan, result: LoadResult) -> PlanComparison:
     """Compare a plan's prediction with a run of its workload, stream by stream."""
     pairs = list(_pairs(plan, result))
     rows = tuple(
-        StreamComparison(load.stream.served_name, _predicted(seen), _measured_figures(load)) for seen, load in pairs
+        StreamComparison(load.stream.served_name, _predicted(predicted), _measured_figures(load))
+        for predicted, load in pairs
     )
     return PlanComparison(rows, tuple(_remarks(plan, result, pairs)))
 

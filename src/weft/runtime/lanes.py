@@ -367,7 +367,7 @@ class LaneExecutor:
         self._start_waiting()
 
     def _choose_lane(self, task: LaneTask) -> Lane:
-        """The lane for a segment if the policy chose none."""
+        """A lane with room for a segment for which the policy chose none; one that can compute now, if there is any."""
         open_to = at_home(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
         return lane_for(task.batch, able or open_to, self._lane_rest)

@@ -342,9 +342,12 @@ class ComputeLimits:
             self._look_at(at)
 
     def replace_overrun(self) -> None:
-        """Replace a lane that overran if requests wait and no lane is free; otherwise check again when one may have."""
+        """If requests wait and no lane is free, replace lanes that overran.
+
+        If that frees none, check again when the next segment will have overrun. GPU lanes are never replaced.
+        """
         lanes = self._lanes
-        if lanes.ahead or lanes.takes_more or not self._source.queues.stands:
+        if lanes.ahead or lanes.takes_more or not self._source.queues.lane_awaited:
             return
         overrun_at = lanes.replace_overrun()
         if lanes.takes_more:

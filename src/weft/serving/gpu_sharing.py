@@ -126,7 +126,7 @@ class GpuSharing:
         return True
 
     def name(self, lane: int) -> str:
-        """Return the name of a lane: its number of multiprocessors."""
+        """Return the name of a lane: its number of multiprocessors, with "high" if it has high priority."""
         lanes = self.shares.lanes
         return str(lanes[lane]) if lane < len(lanes) else str(self.shares.sms)
 

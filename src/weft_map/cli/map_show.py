@@ -114,13 +114,13 @@ def _print_schedules(case: MappingCase, solution: Solution) -> None:
     table = plain_table(f"{names} on {problem.soc.name}: {goal} {objective}", columns)
     best = solution.best_baseline
     rival = solution.baselines[best] if best else None
-    add_row(table, _title(solution), *_numbers(solution.outcome, rival, objective), style="bold")
+    add_row(table, _title(solution), *_cells(solution.outcome, rival, objective), style="bold")
     for name in sorted(solution.baselines, key=lambda name: solution.baselines[name].value(objective)):
         outcome = solution.baselines[name]
         add_row(
             table,
             name if name in solution.within else f"{name} (breaks the limits)",
-            *_numbers(outcome, rival, objective),
+            *_cells(outcome, rival, objective),
         )
     console.print(table)
 
@@ -130,7 +130,8 @@ def _title(solution: Solution) -> str:
     return "weft" if made_by in ("", "weft") else f"weft (that of {made_by})"
 
 
-def _numbers(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
+def _cells(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
+    """The cells of an outcome's row after its name; *rival*: the best baseline."""
     from weft_map.pages.numbers import report_of
 
     report = report_of(outcome)

@@ -1,7 +1,8 @@
 """Pictures of schedules on a SoC, for print: outcomes above each other on one time axis, and models that come and go.
 
-Of an outcome a bar is a piece of a step: its hue is the task, its height the speed, and it is the darker the more it is
-slowed down; what contention takes is hatched. Arrows are moves, dotted lines wait. Below is the memory demand.
+In the picture of an outcome each bar is a piece of a step. Its hue is the task, its height the speed; it is darker the
+more the step is slowed down, and the height lost to contention is hatched. Arrows and thick lines are moves between
+units, dotted lines are waits for a unit. The memory demand is below.
 """
 
 from __future__ import annotations
@@ -259,8 +260,8 @@ def _handles(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
         Patch(facecolor=scale.tone(0, 1.0), edgecolor=_dark(0), label="slow-down 1.0"),
         Patch(facecolor=scale.tone(0, scale.slowest), edgecolor=_dark(0), label=f"slow-down {scale.slowest:.2f}"),
         Patch(facecolor="none", edgecolor=LIMIT, hatch=LOST_HATCH, linewidth=0, label="lost to contention"),
-        Line2D([], [], color=_dark(0), linewidth=4, label="on its way to a unit"),
-        Line2D([], [], color=_dark(0), linestyle=":", linewidth=1.4, label="waits for it"),
+        Line2D([], [], color=_dark(0), linewidth=4, label="moves to a unit"),
+        Line2D([], [], color=_dark(0), linestyle=":", linewidth=1.4, label="waits for a unit"),
     ]
 
 

@@ -187,5 +187,5 @@ def _four_table(scene: Scene, results: dict[str, list[float]], queries: int, fou
         cells = (f"{values[index]:.3f}" for values in results.values())
         done = " ".join(str(stream.queries) for stream in report.streams)
         body.append((named(models), *cells, f"{bound(scene, models):.3f}", done, "not printed"))
-    header = ("models", *results, "bound", "queries of the greedy", "paper")
+    header = ("models", *results, "bound", "queries, layerweaver without failsafe", "paper")
     return Table(f"Fig. 20: STP of four models on {scene}", header, tuple(body))

@@ -1,7 +1,7 @@
 """Fig. V.5 and V.7: the largest sustainable throughput of nine pairs at thirteen ratios, and over deadlines.
 
-Both are normalised to the baseline. For Fig. V.7 the paper does not say to which; ours are over the baseline at the
-default deadlines, so that what a longer deadline gives the baseline itself can be seen. The table has both.
+Both are normalised to the baseline. For Fig. V.7 the paper does not say which deadlines that baseline has. Ours has the
+default ones, which shows what longer deadlines give the baseline itself. The table has both.
 """
 
 from __future__ import annotations

@@ -228,17 +228,18 @@ def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> s
 
 
 def _load_rows(panel: TailPanel) -> list[Row]:
-    figure, names = f"{FIGURE}{panel.letter}", panel.scene.pair
-    ratio = f"{names[0]}:{names[1]} = {panel.scene.ratio[1]:g}:{panel.scene.ratio[0]:g}"
-    loads = panel.printed
+    """The load that breaks the baseline and the largest that layerweaver+ bears, each beside the printed load."""
+    figure, (vision, language) = f"{FIGURE}{panel.letter}", panel.scene.pair
+    language_rate, vision_rate = panel.scene.ratio
+    ratio, printed = f"{vision}:{language} = {vision_rate:g}:{language_rate:g}", panel.printed
     return [
         Row(
-            figure, f"load at which the baseline misses half, {ratio}", loads.rate, panel.broken.rate, "requests/s",
-            f"the printed rates are {100 * loads.share:.0f} % of what our device's two resources bear with full "
-            f"batches; at them the baseline misses {loads.misses(BASELINE)}, layerweaver+ {loads.misses(PLUS)}",
+            figure, f"load at which the baseline misses half, {ratio}", printed.rate, panel.broken.rate, "requests/s",
+            f"the printed rates are {100 * printed.share:.0f} % of what our device's two resources bear with full "
+            f"batches; at them the baseline misses {printed.misses(BASELINE)}, layerweaver+ {printed.misses(PLUS)}",
         ),
         Row(
-            figure, f"most that layerweaver+ bears, {ratio}", loads.rate, panel.borne.rate, "requests/s",
+            figure, f"most that layerweaver+ bears, {ratio}", printed.rate, panel.borne.rate, "requests/s",
             f"{panel.borne.rate / panel.broken.rate:.2f} of the load at which the baseline misses half; there the "
             f"baseline misses {panel.borne.misses(BASELINE)}, layerweaver {panel.borne.misses(WOVEN)}, weft+ "
             f"{panel.borne.misses(OURS)}",

@@ -164,7 +164,7 @@ class PairKeys(NamedTuple):
 
 
 class Evidence:
-    """The weights of a family seen through a partition of each of its spaces."""
+    """Compares the tasks' weights by fingerprints, given a partition of each channel space of the family."""
 
     def __init__(self, family: Family, wiring: Wiring, partitions: Mapping[str, Partition]) -> None:
         self.family, self.wiring, self.partitions = family, wiring, partitions
@@ -172,7 +172,7 @@ class Evidence:
         self.layers = [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
         """The layers with weights to compare."""
         self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
-        """Results of ``by_part`` with the versions of the partitions that they were computed for."""
+        """(function, layer output) -> the partitions' versions, and the result of ``by_part`` for these versions."""
 
     def readers(self, space: str) -> list[FamilyLayer]:
         """The dense layers that read *space*."""

@@ -96,10 +96,12 @@ def plan(
     whole: GraphCost | None = None,
     progress: Progress = lambda what: None,
 ) -> Plan:
-    """The fastest way to run *family*: *cost* prices segments, *whole* (or *cost* again) the graphs they make.
+    """The fastest choice of forms for *family*: *cost* gives the seconds of the segments to choose from.
 
-    *forms* are those to choose from; *slabs* allows convolutions in slabs, which pay under onnxruntime on a CPU; a
-    graph whose weights take more than *weight_cap_bytes* is not considered. *align* is that of ``lowering.lower``.
+    *whole* gives those of the whole graphs that are compared at the end; by default *cost* does that too. *forms* are
+    the forms to choose from, by default ``ANYWHERE``. *slabs* allows convolutions in slabs, which are faster under
+    onnxruntime on a CPU. A graph whose weights take more than *weight_cap_bytes* is not considered. *batches*,
+    *dynamic* and *align* are those of ``lowering.lower``.
     """
     rows = tuple(family.batches if batches is None else batches)
     search = _FormSearch(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)

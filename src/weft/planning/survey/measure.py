@@ -275,9 +275,10 @@ class _Survey:
         return hosts
 
     def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
-        """Return the median time of whole runs of each model, and the machine's other load."""
+        """Return each model's median seconds for a whole run, all in turns on one lane, and the conditions."""
         with self._server(1) as server:
             self._learn(server)
+            # models of a stitched file share one backbone, and only one of them is timed
             timed = [subject for subject in self.subjects if subject.name in self.bodies.values()]
             watched = self._watch(server, [self._closed_stream(subject, 1) for subject in timed], "all models in turns")
         for subject in timed:
@@ -499,7 +500,7 @@ class _Survey:
             yield server
 
     def _shape_options(self) -> list[str]:
-        """Options that give the server the shapes to measure with; it cannot cut a model with free ones."""
+        """The ``--shape`` options: the server cannot cut a model of free shapes, and takes none for stitched files."""
         return [
             f"--shape={subject.name}:{name}={written(shape)}"
             for subject in self.subjects

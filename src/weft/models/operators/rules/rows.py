@@ -392,12 +392,13 @@ def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | Non
 
 
 def _einsum(case: RowCase) -> OutputOwners:
-    taken, arrow, result = case.attributes.text("equation").replace(" ", "").partition("->")
-    terms = taken.split(",")
-    if "." in taken or any(len(set(term)) < len(term) for term in terms):
+    """Letters that the result lacks are summed over; ellipses, and letters twice in a term, are not followed."""
+    inputs, arrow, result = case.attributes.text("equation").replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    if "." in inputs or any(len(set(term)) < len(term) for term in terms):
         raise Mixed
     if not arrow:
-        result = "".join(sorted(letter for letter in set(taken) - {","} if taken.count(letter) == 1))
+        result = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
     return joined(*(_term(case.owner(place), term, result) for place, term in enumerate(terms)))
 
 
