@@ -147,6 +147,10 @@ def _counted(case: _Case, options: str, simulated: str, unsimulated: str) -> boo
     return (int(options), int(simulated), int(unsimulated)) == (whole, whole - len(bounded), len(bounded))
 
 
+def _all_simulated(case: _Case, options: str) -> bool:
+    return _counted(case, options, options, "0")
+
+
 def _lane_time(case: _Case, lanes: str, busy: str, rest: str) -> bool:
     """The load, and the dearest model where nothing is computed together, which the measured times tell alone."""
     predicted, settings = case.plan.predicted, case.plan.settings
@@ -204,6 +208,7 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"(.+): equal to it within the error of the simulated runs\. It is the simplest of these (\d+) .*", _equal),
     (r"The same as (.+?): (.+)\.", _same),
     (r"Of (\d+) options (\d+) were simulated; (\d+) were not, as bounds show that they cannot win\.", _counted),
+    (r"All (\d+) options were simulated\.", _all_simulated),
     (r"Lane time: at the largest load (.+? computes?) (\d+%) of the time, (.+); the rest .*", _lane_time),
     (r"Slow spells: one run in a hundred of (.+) takes ([\d.]+) times .* only (\d+%) of the time; .*", _slow_spells),
     (r"A deadline close to the time alone: (.+) takes ([\d.]+) ms of its ([\d.]+) ms .*", _close),

@@ -10,6 +10,7 @@ core, and beside busy loops.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import logging
 import os
@@ -24,6 +25,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from numba.core.dispatcher import Dispatcher
 
 # Workers share the cores: a library with a thread for each would wait for threads that do not run. Children inherit it.
 for library in ("OMP", "OPENBLAS", "MKL"):
@@ -104,12 +106,40 @@ def _share_compiling(config: pytest.Config) -> None:
 
     Else all would compile all of them, and what they import, at the same time, which takes longest of collecting.
     """
+    # before triton is imported: its kernels then run as Python, without a GPU, as the tests of kernels need it
+    os.environ["TRITON_INTERPRET"] = "1"
     here, worker = Path(__file__).parent, getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
     files = sorted(path for path in here.rglob("test_*.py") if not pytest_ignore_collect(path, config))
     first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
     for path in files[first:]:
         with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says what is wrong
             import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        _compile_once_among_workers()
+
+
+def _compile_once_among_workers() -> None:
+    """Let only one worker at a time compile a kernel; the others wait, and read what it kept.
+
+    In a fresh checkout each worker would compile the loops that all of them use: 46 s of a processor for one of them.
+    """
+    compile_here, within = Dispatcher.compile, threading.local()
+
+    def compile_once(kernel: Any, signature: Any) -> Any:
+        if getattr(within, "compiling", False):  # what a kernel calls is compiled as a part of it
+            return compile_here(kernel, signature)
+        with Path(kernel.py_func.__code__.co_filename).open() as source:
+            fcntl.flock(source, fcntl.LOCK_EX)
+            within.compiling = True
+            try:
+                return compile_here(kernel, signature)
+            finally:
+                within.compiling = False
+
+    Dispatcher.compile = compile_once
 
 
 def pytest_collection_finish() -> None:

@@ -497,7 +497,7 @@ class Scripted(ModelDefaults):
         here = [number for number, each in enumerate(self._specs) if each.segment == index]
         return {"x": values["x"]} | {self._specs[n].output: values["x"][:, n : n + 1] for n in here}
 
-    start, compute, gather, _gathered = CpuModel.start, CpuModel.compute, CpuModel.gather, CpuModel._gather_rows
+    start, compute, gather, _gather_rows = CpuModel.start, CpuModel.compute, CpuModel.gather, CpuModel._gather_rows
 
     def close(self) -> None:
         self.closed = True

@@ -96,7 +96,7 @@ def test_a_comparison_holds_every_policy_with_its_figures_and_its_timeline(tmp_p
     assert [len(trace["columns"]["start"]) for trace in data["traces"]] == [24, 36]
     assert data["verdict"] == "weft has the highest STP"
     starved = "no query of gemm was completed"
-    assert data["told"][1:] == [f"fifo: {starved}", "weft: in pieces", f"weft: {starved}"]
+    assert data["remarks"][1:] == [f"fifo: {starved}", "weft: in pieces", f"weft: {starved}"]
 
 
 def test_a_comparison_shows_pieces_where_one_policy_chose_them(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from weft.reports.tables import ResultTable, TableRow, as_html, number
 from weft.simulation.report import Report, StreamReport
 from weft.simulation.request_report import RequestReport, RequestStream
 from weft.simulation.run_tables import comparison_table, copies_of, report_table, request_comparison_table
-from weft_stitch import pages as stitching_tables
 from weft_stitch.making.generator import generate, save_nets
+from weft_stitch.pages import tables as stitching_tables
 from weft_tune.pages.page import tables as tuning_tables
 from weft_tune.result import OtherMethod, TuningResult
 

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from weft.base.errors import ModelError, unknown_name
 from weft.runtime.breaker import Breaker
 from weft.runtime.client_memory import Lender
+from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.exits import KINDS, Kind
 from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShares, ModelTasks, SegmentTiming
 from weft.runtime.isolated.limits import WorkerCounts
@@ -31,10 +32,6 @@ Values = Any
 backend. They are freed with the last reference."""
 
 Progress = Callable[[str], None]
-
-Engine = Literal["onnxruntime", "compiled", "auto"]
-ONNXRUNTIME: Engine = "onnxruntime"
-COMPILED: Engine = "compiled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from weft.base.files import kind_of
 from weft.base.jsonfile import first_problem, printable
 from weft.base.settings import OptionPanel, how, what
 from weft.base.shapes import sizes_of
-from weft.runtime.backend import ONNXRUNTIME, Engine
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
+from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.metadata import suffixes
 
 LARGEST_FILE_BYTES = 1 << 20

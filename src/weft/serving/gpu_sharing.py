@@ -37,7 +37,7 @@ class LaneRun(NamedTuple):
     end: int
 
 
-class Contention(NamedTuple):
+class ObservedContention(NamedTuple):
     """How other segments slowed a segment down."""
 
     alone: bool
@@ -130,7 +130,7 @@ class GpuSharing:
         lanes = self.shares.lanes
         return str(lanes[lane]) if lane < len(lanes) else str(self.shares.sms)
 
-    def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> Contention:
+    def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> ObservedContention:
         """Learn from a segment that ended; return the contention that it met.
 
         expected: its expected ticks alone on the whole GPU, None if unknown. running: segments still on other lanes.
@@ -139,10 +139,10 @@ class GpuSharing:
         overlaps, followed = self._overlaps(ran, running)
         self._ended.append(ran)
         if ran.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
-            return Contention(False, 1.0)
+            return ObservedContention(False, 1.0)
         if sum(overlaps.values()) <= ALONE * ticks:
             whole = self.shares.lanes[ran.lane].sms == self.shares.sms
-            return Contention(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
+            return ObservedContention(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
         main_neighbours = [neighbour for neighbour, overlap in overlaps.items() if overlap > ticks / 2]
         # Learn only from a clean observation: exactly one neighbour, during nearly all of the segment's time; and the
         # lane must have been busy before, because an idle lane starts with a delay.
@@ -153,7 +153,7 @@ class GpuSharing:
         self._publish(ran.end)
         kinds = [ran.kind, *[kind for kind, _ in main_neighbours]]
         lanes = [ran.lane, *[lane for _, lane in main_neighbours]]
-        return Contention(False, self.shares.speeds(kinds, lanes)[0])
+        return ObservedContention(False, self.shares.speeds(kinds, lanes)[0])
 
     def _overlaps(self, ran: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return the ticks that a segment overlapped with others, by their kind and lane.

@@ -15,7 +15,7 @@ from weft.engine.engine import Completion
 from weft.engine.policies import Policy
 from weft.engine.tickets import Batch
 from weft.runtime.lanes import LaneExecutor
-from weft.serving.gpu_sharing import Contention, GpuSharing, LaneRun
+from weft.serving.gpu_sharing import GpuSharing, LaneRun, ObservedContention
 from weft.serving.streams import ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork
 
@@ -166,7 +166,7 @@ class SegmentObserver:
         elif not stream.measured:
             self._streams.learn(stream, candidate, round(took * contention.speed))
 
-    def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> Contention:
+    def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> ObservedContention:
         """Return the contention that a segment met, if lanes are shares of a GPU."""
         assert self._sharing
         candidate, times, now = completion.candidate, completion.times, self._lanes.now()

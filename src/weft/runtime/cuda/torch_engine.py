@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft.base.errors import ModelError
 from weft.models.onnx_graph import load
-from weft.runtime.backend import COMPILED, LoadOptions
+from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.packages import Manifest, find
@@ -19,6 +19,7 @@ from weft.runtime.cuda.rounds import rung_sizes
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
 from weft.runtime.cuda.torch_packages import PackagedSegment
 from weft.runtime.cuda.torch_types import PRECISIONS
+from weft.runtime.engines import COMPILED
 from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.runtime.tensors import Array

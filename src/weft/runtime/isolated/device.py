@@ -17,7 +17,6 @@ from typing import Any, Protocol, cast
 from weft.base.errors import ModelError, WorkerDied, WorkerStarting
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import (
-    ONNXRUNTIME,
     DeviceLane,
     Ended,
     LoadedModel,
@@ -29,6 +28,7 @@ from weft.runtime.backend import (
 from weft.runtime.client_memory import Lender
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.defaults import BackendDefaults
+from weft.runtime.engines import ONNXRUNTIME
 from weft.runtime.facets import ModelResidency
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.group import WorkerGroup
