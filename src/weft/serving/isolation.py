@@ -9,9 +9,10 @@ from pathlib import Path
 from weft.base.errors import ModelError
 from weft.devices.host import example_devices
 from weft.runtime.backend import Backend
-from weft.runtime.backends import ONNXRUNTIME, Engine, make_backend
+from weft.runtime.backends import make_backend
 from weft.runtime.breaker import BreakerLimits
 from weft.runtime.device_kinds import on_device
+from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.metadata import kind_without_cpu
 from weft.serving.config import ModelConfig, ServerConfig, WorkerSettings
