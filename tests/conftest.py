@@ -79,7 +79,7 @@ def _is_long(path: Path) -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores: tests of servers and of processes wait for these a quarter of their time."""
+    """One worker more than cores: tests of servers and processes wait for these, and a core would be idle meanwhile."""
     return len(os.sched_getaffinity(0)) + 1
 
 

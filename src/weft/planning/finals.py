@@ -25,7 +25,6 @@ from weft.planning.trials import (
     keeps,
     kept_at,
     largest_step,
-    missed_in,
     simulated,
 )
 from weft.simulation.request_report import RequestReport
@@ -83,7 +82,7 @@ class Finalist:
         """The values that are compared between finalists."""
         limit = self.trial.asked.limit
         return Scores(
-            missed=tuple(0.0 if keeps(report, limit) else missed_in(report) for report in self.reports),
+            missed=tuple(0.0 if keeps(report, limit) else report.worst_missed for report in self.reports),
             load=tuple(1 / factor if factor else inf for factor in self.factors),
             memory=(float(self.trial.memory_bytes),),
             wait=tuple(longest_wait(report) for report in self.reports),

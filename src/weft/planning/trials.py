@@ -131,7 +131,7 @@ class OptionTrial:
     @property
     def missed(self) -> float:
         """The largest share of deadlines that a stream misses at the asked load."""
-        return missed_in(self.report)
+        return self.report.worst_missed
 
     @property
     def holds(self) -> bool:
@@ -194,11 +194,6 @@ class OptionTrial:
 def step_of(factor: float) -> float:
     """Return the step of a multiple of the asked load."""
     return log(factor) / log(STEP)
-
-
-def missed_in(report: RequestReport) -> float:
-    """Return the largest share of deadlines that a stream misses; 1 if a stream sent no request to judge by."""
-    return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
 
 
 def keeps(report: RequestReport, limit: float) -> bool:

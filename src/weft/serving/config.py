@@ -403,7 +403,7 @@ class WorkerSettings:
     worker_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """For each worker process, as 2g."""
     worker_kill_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 0.5
-    """Grace period for a segment in a worker after it was told to stop; then its worker is killed."""
+    """Grace period of a segment in a worker that was asked to stop; after it the worker is killed."""
     worker_spare: StrictBool = True
     """Keep a second worker with the same models, which takes over at once."""
     worker_deaths: Count = 5

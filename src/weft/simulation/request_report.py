@@ -81,6 +81,11 @@ class RequestReport(Shown):
     load: float | None = None
     """Share of the lanes' time in which they compute; of hosts, which have neither array nor channel."""
 
+    @property
+    def worst_missed(self) -> float:
+        """The largest share of deadlines that a stream misses; 1 if a stream sent no request to judge by."""
+        return self.worst_violation_rate if all(stream.arrived for stream in self.streams) else 1.0
+
     def __repr__(self) -> str:
         return f"RequestReport({self.policy} on {self.device}: STP {self.stp:.3f}, {self.violation_rate:.2%} late)"
 

@@ -106,7 +106,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             ).report
             for seed in range(question.seeds)
         ]
-        tried[factor] = [_worst_missed(report) for report in reports[factor]]
+        tried[factor] = [report.worst_missed for report in reports[factor]]
         return _mean(tried[factor]) <= question.limit
 
     low, high = _bracket(sustained)
@@ -190,11 +190,6 @@ def _answer(
         highest_rate=rate * highest,
         runs=sum(len(seen) for seen in tried.values()),
     )
-
-
-def _worst_missed(report: RequestReport) -> float:
-    """Deadlines missed by the stream that suffers most; all of them where a stream sent nothing to judge by."""
-    return report.worst_violation_rate if all(stream.arrived for stream in report.streams) else 1.0
 
 
 def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
