@@ -43,19 +43,21 @@ def _order(ticks, first, weights, divisor, heads, band, work, chosen):
     ticks, first, weights, heads, chosen = borrowed((ticks, first, weights, heads, chosen))
     position, last_issued, held, queries = heads
     issued_work = n = 0
+    best, ends_query = -1, True
     while issued_work < work and n < len(chosen):
-        best, least = -1, (0, 0)
         if band is not None:
             hold_back(band, position, held)
-        for stream in range(len(position)):
-            if held[stream]:
-                continue
-            key = (
-                resumes(position[stream] - first[stream], last_issued[stream]),
-                queries[stream] * weights[stream] // divisor,
-            )
-            if best < 0 or key < least:
-                best, least = stream, key
+        if ends_query or band is not None:  # only a band interrupts a query
+            best, least = -1, (0, 0)
+            for stream in range(len(position)):
+                if held[stream]:
+                    continue
+                key = (
+                    resumes(position[stream] - first[stream], last_issued[stream]),
+                    queries[stream] * weights[stream] // divisor,
+                )
+                if best < 0 or key < least:
+                    best, least = stream, key
         at = position[best]
         chosen[n], last_issued[best] = best, n
         issued_work += ticks[at]

@@ -252,9 +252,12 @@ class Setting:
         return replace(self, programs=programs, pieces=pieces, whole=self.uncut)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
-    """All that a policy knows at one instant at which something can be issued."""
+    """All that a policy knows at one instant at which something can be issued.
+
+    Policies must not change it; it is not frozen because it is built at every step, and that would take twice as long.
+    """
 
     device: DeviceClocks
     heads: tuple[Candidate, ...]
