@@ -2,7 +2,8 @@
 
 ``ChildProcess`` runs a function of a module in a fresh interpreter: ``answer_calls``, which calls functions for the
 parent and returns their errors, or a function with messages of its own. ``ChildPool`` shares children among calling
-threads. A child ends when its standard input is closed, so none outlives its parent.
+threads. A child ends when its standard input is closed, so none outlives its parent; only ``start_detached`` starts a
+process that does.
 
 A message is a pickle of protocol 5 whose buffers (arrays, ``PickleBuffer``) follow it, all parts after their lengths,
 so that large arrays are neither copied into the pickle nor out of it. Unpickling runs code: both sides trust each
@@ -197,6 +198,24 @@ class ChildProcess:
         for stream in (self._input, self._output):
             with suppress(OSError):  # closing flushes bytes that the dead child cannot read
                 stream.close()
+
+
+def start_detached(main: Callable[[], object]) -> int:
+    """Start a Python process that runs a function of a module and outlives this process; return its process id.
+
+    For work of a bounded length whose result is kept on disk. OSError if the system refuses.
+    """
+    start = f"from {main.__module__} import {main.__name__} as main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", start],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=inherited_environment(),
+        start_new_session=True,
+    )
+    process.returncode = 0  # nobody waits for it, and Popen would warn of that
+    return process.pid
 
 
 class PoolClosed(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,14 @@ from weft.reports.pictures import SUFFIXES, require_matplotlib
 if TYPE_CHECKING:
     from weft.engine.policies import Option
     from weft.workloads.requests import Workload
+
+
+def compile_for_next_time() -> None:
+    """Compile the simulation of hosts in a process that outlives this command, unless it is kept."""
+    from weft.simulation.requests.compiled import compile_in_background
+
+    if compile_in_background() and sys.stderr.isatty():
+        sys.stderr.write("simulations are compiled in the background, once; from the next minute on they are faster\n")
 
 
 def in_panel(panel: str) -> Callable[..., Any]:

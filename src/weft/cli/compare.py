@@ -9,7 +9,7 @@ import typer
 
 from weft.cli import common
 from weft.cli.command import PROFILES_ONLY, name_options_in_errors, refuse_parameters_of_others, refuse_unused
-from weft.cli.common import file_option, how, split_names, what, with_shapes
+from weft.cli.common import compile_for_next_time, file_option, how, split_names, what, with_shapes
 from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
 from weft.cli.printing import print_table, progress_bar, say, say_written, write_result
 from weft.cli.saturated import SaturatedOptions
@@ -137,6 +137,7 @@ def _compare_requests(
 
         write_request_comparison_page(html, comparison.reports, title=comparison.title)
         say_written("page", html)
+    compile_for_next_time()
 
 
 def _print(comparison: Comparison) -> None:

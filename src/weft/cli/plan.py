@@ -16,6 +16,7 @@ from weft.cli.common import (
     JsonFile,
     Shapes,
     asked_workload,
+    compile_for_next_time,
     complete_models,
     folder_option,
     how,
@@ -138,6 +139,7 @@ def command(
     _print(result, output)
     _print_conditions(result.plan.measured, began, device or ())
     write_result(json_file, result.plan.model_dump(mode="json"))
+    compile_for_next_time()
 
 
 def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | None) -> Workload:

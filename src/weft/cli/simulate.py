@@ -10,7 +10,15 @@ import typer
 from weft.base.errors import InputError
 from weft.cli import common
 from weft.cli.command import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
-from weft.cli.common import complete_policies, how, parse_options, split_names, what, with_shapes
+from weft.cli.common import (
+    compile_for_next_time,
+    complete_policies,
+    how,
+    parse_options,
+    split_names,
+    what,
+    with_shapes,
+)
 from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
 from weft.cli.printing import (
     add_row,
@@ -216,6 +224,7 @@ def simulate_workload(
     exports: dict[str, str | None],
 ) -> None:
     """Simulate a workload file under one policy, print the report and write files. *cost*: None for the default."""
+    from weft.devices import Host
     from weft.devices.costs import DEFAULT_COST
     from weft.engine.lateness import check_late
     from weft.engine.policies import check_policy
@@ -237,6 +246,8 @@ def simulate_workload(
     write_result(json_file, run.report.as_dict())
     if record:
         write_exports(request_trace(case, run), None, **exports)
+    if isinstance(target, Host):
+        compile_for_next_time()
 
 
 def _check_cost(workload: Workload, device: Device) -> None:

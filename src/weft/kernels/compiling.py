@@ -69,7 +69,12 @@ def is_kept(compiled: Any) -> bool:
         return True
     function = compiled.py_func
     name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
-    return any(Path(compiled.stats.cache_path).glob(f"{name}-*.nbi"))
+    return any(cache_folder(compiled).glob(f"{name}-*.nbi"))
+
+
+def cache_folder(compiled: Any) -> Path:
+    """Return the folder in which a loop is kept."""
+    return Path(compiled.stats.cache_path)
 
 
 untyped_loop: Any = loop

@@ -31,7 +31,6 @@ from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.standalone_times import times_alone
 from weft.planning.trials import STEP, OptionTrial
 from weft.serving.isolation import THREADS
-from weft.simulation.requests import compiled
 from weft.simulation.run_length import LONG
 from weft.workloads.requests import Workload
 
@@ -135,19 +134,13 @@ def make_plan(
 
 
 def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
-    """Start processes that simulate where the compiled loop cannot, or one that compiles it where it is not kept.
+    """Start processes that simulate beside this one, unless the compiled loop does and is kept on disk.
 
-    The plain engine gives the same results meanwhile, so a first plan does not wait for the compiler. It starts only
-    after the last measurement, whose times it would change.
+    A first plan does not wait for the compiler: with two processes the plain engine is done sooner.
     """
     steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
-    if steered or any(host.ahead for host in hosts):
-        return Helpers(processes, finals.__module__)
-    if is_compiled() or processes < 1:
-        return Helpers()
-    helpers = Helpers(1, compiled.__name__)
-    helpers.begin(compiled.compile_loop)
-    return helpers
+    plain = steered or any(host.ahead for host in hosts) or not is_compiled()
+    return Helpers(processes, finals.__module__) if plain else Helpers()
 
 
 def plan_option(name: str) -> Any:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
+from weft.base.child_processes import start_detached
 from weft.devices import Host, HostModel, Npu
 from weft.devices.costs.program import Program
 from weft.devices.lanes import LEAST_SPEED
@@ -33,6 +37,7 @@ from weft.kernels import refilling as r
 from weft.kernels import request_loop
 from weft.kernels import request_state as k
 from weft.kernels.buffer import columns
+from weft.kernels.compiling import cache_folder
 from weft.simulation.requests import host
 from weft.simulation.requests.case import Case, Device, Ints, estimated, prepare
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
@@ -93,6 +98,28 @@ def compile_loop() -> None:
     workload = Workload(stream=(stream,), duration_s=1e-6, warmup_s=0.0)
     case = prepare(workload, Host(cores=1, lanes=1, models={"any": model}))
     serve(case, Fifo(case.setting), "keep", None, False)
+
+
+def compile_in_background() -> bool:
+    """Start a process that compiles the loop and outlives this one; return whether one was needed and started."""
+    if request_loop.is_compiled():
+        return False
+    try:
+        start_detached(compile_once)
+    except OSError:  # the system refuses another process: the plain engine gives the same results
+        return False
+    return True
+
+
+def compile_once() -> None:
+    """Compile the loop at the lowest priority, unless another process is compiling it."""
+    os.nice(19)
+    folder = cache_folder(request_loop.serve_until)
+    folder.mkdir(parents=True, exist_ok=True)
+    # the lock is held until the end, so that only one process compiles
+    with (folder / "compiling.lock").open("w") as lock, suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        compile_loop()
 
 
 def serve(
