@@ -75,7 +75,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def metadata_value(data: Glance, key: str) -> str:
-    """The value of a key in the metadata of an ONNX file, empty if the key is missing; IndexError: it is no ONNX file."""
+    """The value of a key in the metadata of an ONNX file, empty if there is none; IndexError: it is no ONNX file."""
     for entry in _entries(data):
         if _text(data, entry, 1) == key:
             return _text(data, entry, 2)

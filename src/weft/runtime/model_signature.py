@@ -31,7 +31,7 @@ def read_outputs(path: str | Path) -> tuple[str, ...]:
 
 
 def read_exits(path: str | Path) -> tuple[str, ...]:
-    """The outputs that the file's metadata names as exits, shallow to deep, the end last; empty without such an entry."""
+    """The outputs that the file's metadata names as exits, shallow to deep, the end last; empty if it names none."""
     return tuple(filter(None, map(str.strip, metadata(_load(path)).get(EXITS_KEY, "").split(","))))
 
 

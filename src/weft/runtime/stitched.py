@@ -123,7 +123,7 @@ def mixed(
 ) -> dict[str, Any]:
     """Join samples, each of which has the inputs of its own task only, into one batch of the whole model.
 
-    *absent*: for every input, the empty array that it gets if no sample has it. *fill*: input -> padding value.
+    *absent*: input -> the array that stands for it if no sample has it. *fill*: input -> padding value.
     """
     by_input: dict[str, list[Any]] = {}
     for sample in samples:

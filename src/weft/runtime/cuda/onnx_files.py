@@ -31,7 +31,7 @@ from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, 
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
-from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
+from weft.runtime.onnxruntime_cpu.preparing import check_answers, normalised, with_ranks
 from weft.runtime.onnxruntime_cpu.profiler import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, warm_shapes
 from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
@@ -113,7 +113,7 @@ class OnnxFile:
         """The blueprint in one piece, its outputs on the CPU, and its graph there."""
         target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
-        host = readied(load(target), session)
+        host = normalised(load(target), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
         blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
@@ -133,7 +133,7 @@ class OnnxFile:
         check_answers(self.exits, wanted)
         if not self.options.independent_rows and says_independent(session):
             self.options = dataclasses.replace(self.options, independent_rows=True)
-        return blueprint.model_copy(update={"outputs": ranked(blueprint.outputs, wanted)}), wanted, host
+        return blueprint.model_copy(update={"outputs": with_ranks(blueprint.outputs, wanted)}), wanted, host
 
     def _verdict(self, blueprint: Blueprint, host: OnnxModel) -> Verdict:
         """Whether rows may be computed together."""
@@ -161,7 +161,7 @@ class OnnxFile:
             if self.options.precision == BF16:  # for which few operators are made
                 raise ModelError(f"it cannot be opened in bf16, use fp16: {first_line(error)}") from error
             raise Unfit(f"it cannot be opened there: {first_line(error)}") from error
-        graph = readied(_without_copies(load(target)), session)
+        graph = normalised(_without_copies(load(target)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
