@@ -94,13 +94,13 @@ class _Measurement:
         """Batch size -> result of ``differs``."""
 
     def make_batches(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
-        """Batches of these sizes, of samples with *shapes* or the measured shapes; *sizes* are per task of the model."""
+        """Batches of these *sizes* per task of the model, of samples with *shapes* or the measured shapes."""
         samples = self.samples if shapes is None else _samples(self.model, shapes)
         counts = [size * self._task_count for size in sizes]
         return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
 
     def repeat(self, *sizes: int) -> None:
-        """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of the same size are averaged."""
+        """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of one size are averaged."""
         began_s, rounds = perf_counter(), 0
         while rounds < _rounds_left(rounds, perf_counter() - began_s):
             for size in sizes:
