@@ -56,6 +56,7 @@ def _make_from_entry_point(name: str, known: list[str]) -> Backend:
 
 
 def _load_backend(point: EntryPoint) -> Backend:
+    """Call the target of an entry point; ``InputError`` if something that it imports is missing."""
     try:
         backend: Backend = point.load()()
     except ImportError as error:

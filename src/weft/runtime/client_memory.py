@@ -56,7 +56,7 @@ class Lender(Protocol):
 
     @property
     def file(self) -> int | None:
-        """Its descriptor, if it is a file."""
+        """The descriptor of a region that is a file; None for other regions."""
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -95,7 +95,7 @@ class Borrowed(Protocol):
         ...
 
     def close(self) -> None:
-        """Release it."""
+        """Release the region."""
         ...
 
 

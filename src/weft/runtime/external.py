@@ -62,7 +62,7 @@ LARGEST_MODEL_BYTES = (1 << 31) - 1
 
 
 class ExternalTensor(NamedTuple):
-    """A tensor whose data is in a file."""
+    """A tensor whose data is in a file beside the model."""
 
     tensor: TensorProto
     """All but its data."""

@@ -110,9 +110,9 @@ class ModelResidency:
     moving_bytes: int = 0
     """Additional memory while it is computed; other models may use it otherwise."""
     return_s: float = 0.0
-    """Time to bring it back after an eviction; 0: it is never evicted."""
+    """Seconds to bring the model back after an eviction; 0: it is never evicted."""
 
     @property
     def away_s(self) -> float:
-        """Time to bring it back if it is evicted now; 0: it is in memory."""
+        """Seconds to bring the model back if it is evicted now; 0: it is in memory."""
         return 0.0

@@ -115,7 +115,7 @@ def fuse_attention(model: OnnxModel) -> int:
 
 
 class _Graph:
-    """A graph while attention in it is fused, with what is known of its tensors."""
+    """A graph in which attention is being fused, with the known sizes and types of its tensors."""
 
     def __init__(self, model: OnnxModel) -> None:
         graph = model.graph

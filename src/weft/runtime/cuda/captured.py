@@ -52,6 +52,7 @@ def _node_kind(node: ctypes.c_void_p) -> int:
 
 
 def _nodes(graph: int) -> list[ctypes.c_void_p]:
+    """The handles of a graph's nodes; the first call of the driver only counts them."""
     count = ctypes.c_size_t(0)
     _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * max(1, count.value))()

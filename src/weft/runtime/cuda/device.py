@@ -285,7 +285,7 @@ TWIN_CUTS = GpuCuts(sms=8, cuts=((5, 3), (4, 4)))
 
 
 class HostDevice:
-    """The twin: the cores of this machine, where all work has ended when it was started."""
+    """The twin of a GPU on the CPU: each operation has ended when its call returns."""
 
     name, kind, index = "cpu", HOST_KIND, 0
 

@@ -62,6 +62,7 @@ class CudaEngine:
         return self._device
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
+        """Open a model on the device, evicted if the options allow that; ``ModelError`` if memory is lacking."""
         self._shares |= options.shares
         try:
             model = prepare_on(self.device, path, options, cache, learn=learn)

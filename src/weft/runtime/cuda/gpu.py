@@ -172,6 +172,7 @@ class Gpu:
         return cuts, [part for small, large in both for part in (large, small)], ""
 
     def own(self, part: int = 0) -> Gpu:
+        """A view with a session stream and scratch memory of its own; views of parts are created once."""
         if part in self._owned:
             return self._owned[part]
         self.memory()  # any call gives this thread a context, which the driver needs
@@ -233,6 +234,7 @@ class Gpu:
         return torch.cat(picked)
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
+        """Concatenate arrays to a new tensor, on the stream for inputs; the lane's stream waits for it."""
         first, several = arrays[0], len(arrays) > 1
         shape = (sum(array.shape[0] for array in arrays), *first.shape[1:]) if several else first.shape
         with torch.cuda.stream(self._inward):
@@ -247,7 +249,7 @@ class Gpu:
                 first_row += array.shape[0] if several else 0
         compute = torch.cuda.current_stream()
         compute.wait_stream(self._inward)
-        target.record_stream(compute)
+        target.record_stream(compute)  # torch keeps the memory until this stream has used it
         return target
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
@@ -257,6 +259,7 @@ class Gpu:
             return RegisteredFile(terms, file, self._inward)
 
     def copy_out(self, tensor: Tensor) -> Array:
+        """Start a copy to pinned host memory, on the lane's stream for answers."""
         snapshot = tensor.clone()  # the next batch may overwrite the tensor before it has been copied
         outward = self._here.streams.outward
         snapshot.record_stream(outward)
@@ -271,6 +274,7 @@ class Gpu:
         return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Warm up and capture the work of *run* on the session stream; raises if it cannot be replayed."""
         with self.building, torch.cuda.stream(self._sessions):
             for _ in range(_WARM_RUNS):
                 run()
@@ -290,6 +294,7 @@ class Gpu:
         return captured.kernels if isinstance(captured, _Replay) else 1
 
     def plainly(self, run: Callable[[], None]) -> None:
+        """Run *run* on the session stream, after earlier work of the lane and before later work."""
         with self.building:
             compute = torch.cuda.current_stream()
             self._sessions.wait_stream(compute)
@@ -299,6 +304,7 @@ class Gpu:
 
     @contextmanager
     def on(self, lane: int = 0) -> Iterator[None]:
+        """Make the streams of a lane the calling thread's, as a context."""
         before = getattr(self._here, "streams", None), self.part
         with torch.cuda.device(self.index):
             streams = self._streams(lane)
@@ -317,6 +323,7 @@ class Gpu:
         torch.cuda.synchronize(self.index)
 
     def timed(self, run: Callable[[], None]) -> float:
+        """Median seconds of *run* on the calling thread's stream, by events of the GPU."""
         times_ms = []
         for _ in range(REPEATS):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))

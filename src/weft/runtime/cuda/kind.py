@@ -30,7 +30,7 @@ COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/inc
 
 
 class CudaEngineKind:
-    """What the worker process of a GPU needs."""
+    """The engine of GPUs, and the files, programs and variables that its worker processes need."""
 
     variables: tuple[str, ...] = (
         "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",

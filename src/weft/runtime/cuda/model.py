@@ -54,7 +54,7 @@ class DeviceModel(BlueprintModel):
         self._live = live_after(blueprint)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Start a step on a lane of the device."""
+        """Start a step on a lane of the device; *here* has no effect."""
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 
@@ -68,7 +68,7 @@ class DeviceModel(BlueprintModel):
         return launched.outputs[0].answers
 
     def uncaptured(self) -> dict[int, str]:
-        """Segments that run without a graph at some batch size, and why."""
+        """Index of each segment that runs without a graph at some batch size -> the reason."""
         return {at: why for rung in self._rungs for at, why in rung.uncaptured.items()}
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class DeviceModel(BlueprintModel):
     # Other shapes
 
     def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment without a graph, and wait for it."""
+        """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
         values = dict(self._loose_values(segment, parts))
         session = self._sessions[segment]
         self._device.plainly(lambda: values.update(session.run_loose(values)))
@@ -284,7 +284,7 @@ class ModelOnHost:
         return getattr(self._inner, name)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Compute a step before this returns; its end is reported after those of steps that were started before."""
+        """Compute a step before this returns; its end is reported after the ends of earlier steps."""
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 

@@ -114,6 +114,7 @@ class GpuMovable:
         return self._bytes[offset : offset + size].view(kind).reshape(tuple(shape))
 
     def leave(self) -> None:
+        """Evict the memory; contents that come back are copied to the host once, as they never change."""
         if not self._range.there:
             return
         if self._kept and self._copy is None:
@@ -124,6 +125,7 @@ class GpuMovable:
         self._range.give()
 
     def come_back(self) -> None:
+        """Map memory again and start to copy the contents back; later work of the calling thread waits for the copy."""
         if self._range.there:
             return
         self._range.take()

@@ -87,14 +87,14 @@ class OnnxFile:
         return open_pieces(self.device, blueprint, self.folder).assembled(free)
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """Choose how the model is run; a tool for a kind of ONNX file may override it."""
+        """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""
         workshop = self.onnx_workshop(blueprint)
         if blueprint.tasks:
             workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
         return workshop
 
     def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """Prepare the model to run in ONNX Runtime."""
+        """The preparation of the model to run in ONNX Runtime: optimises its graph and observes its tensors."""
         self.graph = self._optimise()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
@@ -267,7 +267,7 @@ class OnnxFile:
 
 
 def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPieces:
-    """Sessions for all batch sizes of a model whose files are in *folder*; each is opened on first use."""
+    """The segments of a model, for all batch sizes, whose files are in *folder*; sessions are opened on first use."""
     specs = list(dict.fromkeys(spec for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)))
     files = [load(folder / spec.file) for spec in blueprint.segments if spec.file]
     last = any(node.domain == NHWC for piece in files for node in piece.graph.node)
@@ -302,7 +302,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
 
 
 def _tensors_of_values(graph: OnnxModel) -> frozenset[str]:
-    """Tensors that depend on the values of the inputs; others follow from shapes and are computed on the host."""
+    """Names of the tensors that depend on the inputs' values; all others depend on shapes alone: the host has them."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)
     return frozenset(name for name, fact in facts.items() if fact.valued)

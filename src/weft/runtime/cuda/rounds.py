@@ -52,7 +52,7 @@ def file_at(file: str | None, rows: int) -> str:
 
 
 def busiest(rows: int, tasks: int) -> int:
-    """The median number of rows of the busiest task in a batch of *rows* rows.
+    """The median number of rows of the busiest of *tasks* tasks in a batch of *rows* rows, at least 1.
 
     Each row belongs to any task with the same probability, so that the rows of a task are nearly Poisson-distributed.
     """
@@ -132,6 +132,7 @@ class StitchedDeviceModel(DeviceModel):
             rung.clear([spec.name for spec in self.inputs])
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        """Start a segment on all rounds of a batch, one after another."""
         batch = self._begin_rounds(parts) if segment == 0 else self._continue_rounds(segment, parts)
         if segment < len(self.segments) - 1:
             return StepOutput([self._compute_segment(segment, part_values).values for part_values in batch], {})

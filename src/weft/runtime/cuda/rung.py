@@ -38,7 +38,7 @@ class DeviceValues:
 
 
 class Rung:
-    """One batch size of a model on a device."""
+    """One batch size of a model on a device: memory for its values, and its segments as captured graphs."""
 
     def __init__(
         self, device: Device, rows: int, segments: Sequence[DeviceSegment], feed: Mapping[str, Array], *, batched: bool

@@ -185,7 +185,7 @@ def _narrowed(tensor: Any, dtype: Any) -> Any:
 
 
 def _type(value: Any) -> Any:
-    """torch's type of a declared tensor; ``ModelError`` if torch has none."""
+    """The torch type of a declared tensor; ``ModelError`` if torch has none."""
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         raise ModelError(f"{value.name!r} is of the ONNX type {number}, which torch has no counterpart of")

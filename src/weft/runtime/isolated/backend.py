@@ -78,6 +78,7 @@ class KillTimer:
         heapq.heappush(self._due, (time.monotonic() + self._kill_s / 2, next(self._numbers), run, last))
 
     def _serve(self) -> None:
+        """Check runs when they are due, until ``close``; runs on the timer's thread."""
         while (due := self._next()) is not None:
             run, last = due
             if run.over:
@@ -139,6 +140,7 @@ class IsolatingBackend(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model in this process, or in a worker of the group ``options.isolation``; see ``Backend.open``."""
         more: dict[str, Any] = {} if learn else {"learn": False}
         if options.isolation is None or not path.is_file():
             return self._inner.open(path, options, cache, say, **more)

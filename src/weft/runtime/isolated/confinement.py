@@ -42,7 +42,7 @@ LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a worker may use."""
+    """The files, memory and programs that a worker may use."""
 
     server: int
     """Process number of its parent, the server; the worker is killed when the server ends."""

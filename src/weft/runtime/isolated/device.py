@@ -117,6 +117,7 @@ class DeviceBackend(IsolatingBackend):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model in the device's worker, compiled if the options ask for that; see ``Backend.open``."""
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
         # A file of a kind with ``takes_over`` may reuse weights that another model has on the device: so the worker
         # tries to open it without learning, and learns it only if that fails.
@@ -187,6 +188,7 @@ class DeviceBackend(IsolatingBackend):
         return {self.label: worker.residency.returns if worker is not None else 0}
 
     def _update_used_bytes(self) -> None:
+        """Ask the worker how much device memory is in use, and wait for its answer."""
         try:
             group = self.group
             if group is not None and group.worker is not None:
@@ -238,6 +240,7 @@ class SeveralDevices(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model on every device; if one fails, it is closed on the others. See ``Backend.open``."""
         kept = cache or self._temporary()
         models: list[LoadedModel] = []
         try:

@@ -42,6 +42,7 @@ class ModelDescription(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Refuse a description whose parts do not fit together."""
         timing, exits = self.timing, self.exits.specs if self.exits else ()
         if {spec.datatype for spec in (*self.inputs, *self.outputs)} - DATATYPES.keys():
             raise ValueError("a tensor of no known type")

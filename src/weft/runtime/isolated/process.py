@@ -485,6 +485,7 @@ class WorkerProcess:
     # Its reports
 
     def _handle_packet(self, packet: Packet) -> None:
+        """Handle a packet of the worker's first connection; ``Garbled`` if it is not a message that a worker sends."""
         packets.close_all(packet.files)
         kind, *rest = packet.head
         if packet.files:

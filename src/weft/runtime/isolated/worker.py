@@ -95,6 +95,7 @@ class ModelWorker:
             os._exit(0)
 
     def _handle_packet(self, packet: Packet) -> None:
+        """Handle a message of the server; calls, which take long, are answered on other threads."""
         kind, *rest = packet.head
         if kind == "halt":
             for lane in list(self._lanes.values()):

@@ -52,6 +52,7 @@ class CpuBackend(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model in this process; see ``Backend.open``."""
         self._warn_of_old_version()
         with self._open_allowance(path, options) as allowance:
             return prepare(path, options, cache, say, learn=learn, allowance=allowance)
