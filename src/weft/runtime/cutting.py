@@ -102,10 +102,10 @@ def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
     if not needed[0]:
         raise ModelError(f"exit {exits[0]!r} is known before anything is computed; name exits shallow to deep")
     depths = [(_count_shared(places, needed), len(places)) for places in needed]
-    for at, (before, after) in enumerate(pairwise(exits)):
-        if needed[at + 1] <= needed[at]:
+    for index, (before, after) in enumerate(pairwise(exits)):
+        if needed[index + 1] <= needed[index]:
             raise ModelError(f"exit {after!r} is known as soon as exit {before!r} is; name exits shallow to deep")
-        if depths[at] > depths[at + 1]:
+        if depths[index] > depths[index + 1]:
             raise ModelError(f"exit {before!r} is deeper than {after!r}, which follows it; name exits shallow to deep")
 
 

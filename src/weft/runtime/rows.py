@@ -184,19 +184,19 @@ class _Run:
 
     def _follow_node(self, node: OnnxNode) -> None:
         """Add the owners of a node's outputs."""
-        taken = [self.owners.get(name) for name in node.input]
+        input_owners = [self.owners.get(name) for name in node.input]
         try:
-            results = self._owners_of_outputs(node, taken)
+            results = self._owners_of_outputs(node, input_owners)
         except Mixed as mixed:
             what = str(mixed) or "computes with several rows at once"
             raise _Refused(f"{node.op_type} {node.name!r} {what}") from mixed
         named = zip(filter(None, node.output), results, strict=True)
         owners = {name: result for name, result in named if result is not None}
         self.owners |= owners
-        self.by_size = self.by_size or _depends_on_size(node, taken, owners.values())
+        self.by_size = self.by_size or _depends_on_size(node, input_owners, owners.values())
 
-    def _owners_of_outputs(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
-        """The owners of each output of a node, whose inputs have the owners *taken*; ``Mixed`` if rows are mixed."""
+    def _owners_of_outputs(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """The owners of each output of a node, from the owners of its inputs; ``Mixed`` if rows are mixed."""
         # A function of the file may have the name of an operator in the table and compute anything else.
         own = any((function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions)
         if node.domain not in KNOWN_DOMAINS or own:
@@ -205,14 +205,14 @@ class _Run:
             raise Mixed("takes what changes from turn to turn")
         control = {"If": self._follow_if, "Loop": self._follow_loop, "Scan": self._follow_scan}.get(node.op_type)
         if control:
-            return control(node, taken)
+            return control(node, input_owners)
         shapes_out = [self.shape(name) for name in node.output if name]
         shapes = [self.shape(name) if name else None for name in node.input]
         version = opsets(self.model).get("", 1)
         return owners_after(
             find(qualified(node)).rows,
             RowCase(
-                node, version, taken, shapes, shapes_out,
+                node, version, input_owners, shapes, shapes_out,
                 value=lambda place: self._value(node.input[place]),
                 compute=lambda plain, fed: self._compute_variant(node, plain, fed),
             ),
@@ -250,43 +250,45 @@ class _Run:
 
     # Control flow: a body is followed as a graph of its own, once or until its owners do not change any more
 
-    def _follow_if(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+    def _follow_if(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of the outputs of an If, by its branch of this run; the condition must not depend on a sample."""
-        if taken[0] is not None:
+        if input_owners[0] is not None:
             raise Mixed
         self.branches.append(bool(np.ravel(self._value(node.input[0]))[0]))
         return self._body_run(body(node, "then_branch" if self.branches[-1] else "else_branch"), {}, {}).follow()
 
-    def _follow_loop(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+    def _follow_loop(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of a Loop's outputs; neither the number of iterations nor the condition may depend on a sample."""
-        if any(owner is not None for owner in taken[:2]):
+        if any(owner is not None for owner in input_owners[:2]):
             raise Mixed
         inner = body(node, "body")
         given = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
-        states, stacked = self._follow_turns(inner, node.input[2:], taken[2:], given, {}, skipped=1)
+        states, stacked = self._follow_turns(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
-    def _follow_scan(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+    def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of a Scan's outputs; the scanned axes must not be the axes of samples."""
         attributes, inner = Attributes(node), body(node, "body")
         count = len(node.input) - attributes.integer("num_scan_inputs", 1)
         axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
         given: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
-        for spec, name, owner, axis in zip(inner.input[count:], node.input[count:], taken[count:], axes, strict=True):
+        for spec, name, owner, axis in zip(
+            inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
+        ):
             given[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
-        states, results = self._follow_turns(inner, node.input[:count], taken[:count], given, owners, skipped=0)
+        states, results = self._follow_turns(inner, node.input[:count], input_owners[:count], given, owners, skipped=0)
         ends = attributes.integers("scan_output_axes", (0,) * len(results))
-        turned = zip(results, ends, strict=True)
-        return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in turned)]
+        moved_back = zip(results, ends, strict=True)
+        return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in moved_back)]
 
     def _follow_turns(
         self,
         graph: OnnxGraph,
         names: Sequence[str],
-        taken: Sequence[Owners | None],
+        state_owners: Sequence[Owners | None],
         given: Feed,
         owners: Mapping[str, Owners],
         *,
@@ -294,12 +296,12 @@ class _Run:
     ) -> tuple[list[Owners | None], list[Owners | None]]:
         """The owners of a loop's states and of its other outputs, after any number of iterations.
 
-        graph: the body. names, taken: the initial values of the states and their owners. given, owners: the other
-        inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
+        graph: the body. names, state_owners: the initial values of the states and their owners. given, owners: the
+        other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
         """
         inner = [value.name for value in graph.input if value.name not in given]
         feed = {**given, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
-        states = list(taken)
+        states = list(state_owners)
         # A fixed point: a state that gets an owner in one iteration may pass it to another state in the next.
         for _ in range(_MAX_TURNS):
             known = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
@@ -322,27 +324,27 @@ class _Run:
         """
         free = sorted(captured(graph))
         outer = [name for name in free if name not in self.weights]
-        taken = {**{name: self._value(name) for name in outer}, **feed}
+        body_inputs = {**{name: self._value(name) for name in outer}, **feed}
         known = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
         weights = [*graph.initializer, *(self.weights[name] for name in free if name in self.weights)]
-        inputs = [declared_like(name, values) for name, values in taken.items()]
+        inputs = [declared_like(name, values) for name, values in body_inputs.items()]
         inner = make_model(
             graph.node, graph.name, inputs, graph.output, weights, like=self.model, ir_version=self._ir_version
         )
-        varying = {name for name in taken if name not in known and (name in feed or name in self.varying)}
-        run = _Run(inner, self.runner, taken, known, self.branches, varying)
+        varying = {name for name in body_inputs if name not in known and (name in feed or name in self.varying)}
+        run = _Run(inner, self.runner, body_inputs, known, self.branches, varying)
         self.by_size = True
         return run
 
 
-def _depends_on_size(node: OnnxNode, taken: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
+def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
     """Whether a node moved samples to other places by numbers, or may do so in batches of other sizes."""
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
-    if rule is None or not rule.by_numbers or taken[0] is None:
+    if rule is None or not rule.by_numbers or input_owners[0] is None:
         return False
-    return any(not np.array_equal(np.squeeze(taken[0]), np.squeeze(owners)) for owners in results)
+    return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)
 
 
 def _same_owners(one: Owners | None, other: Owners | None) -> bool:

@@ -151,16 +151,16 @@ class _Graph:
             return None
         (left, left_scale), (right, right_scale) = (self._split_scale(name) for name in multiplied.input)
         keys = self._heads(right, KEYS)
-        if keys is None and (turned := self._maker_of(right, "Transpose", TURNED)) is not None:
-            right, inner_scale = self._split_scale(turned.input[0])
+        if keys is None and (transposed := self._maker_of(right, "Transpose", TURNED)) is not None:
+            right, inner_scale = self._split_scale(transposed.input[0])
             keys, right_scale = self._heads(right, SPLIT), right_scale * inner_scale
         queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
         if queries is None or keys is None or values is None:
             return None
-        alike = queries.heads == keys.heads == values.heads and queries.width == keys.width
-        alike = alike and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
+        consistent = queries.heads == keys.heads == values.heads and queries.width == keys.width
+        consistent = consistent and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
         sizes = self._sizes.get(joined.output[0], ())
-        if not alike or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
+        if not consistent or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
             return None
         scale *= left_scale * right_scale
         if not np.isfinite(scale) or not np.float32(scale):  # to the operator, 0 means its default scale
@@ -228,8 +228,8 @@ class _Graph:
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
         """Trace *name* back through a Transpose of this order and a Reshape to the tensor with all heads; else None."""
-        turned = self._maker_of(name, "Transpose", order)
-        split = self._maker_of(turned.input[0], "Reshape") if turned is not None else None
+        transposed = self._maker_of(name, "Transpose", order)
+        split = self._maker_of(transposed.input[0], "Reshape") if transposed is not None else None
         if split is None:
             return None
         before, after = (self._sizes.get(tensor, ()) for tensor in (split.input[0], split.output[0]))

@@ -36,10 +36,10 @@ def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> 
     bytes of its weights and cuts.
     """
     segments = range(rung.segments)
-    whole_s = max(1e-9, sum(rung.timed(at) for at in segments))
+    whole_s = max(1e-9, sum(rung.timed(segment) for segment in segments))
     speeds = {device.cuts.sms: 1.0}
     for part, sms in zip(rung.parts, device.cuts.parts, strict=False):
-        part_s = max(1e-9, sum(rung.timed(at, part) for at in segments))
+        part_s = max(1e-9, sum(rung.timed(segment, part) for segment in segments))
         speeds[sms] = min(MOST_SPEED, max(LEAST_SPEED, whole_s / part_s))
     moved = weight_bytes + 2 * rung.memory.byte_size
     kernel_us = max(0.1, whole_s * 1e6 / rung.kernels)

@@ -69,7 +69,7 @@ class DeviceModel(BlueprintModel):
 
     def uncaptured(self) -> dict[int, str]:
         """Index of each segment that runs without a graph at some batch size -> the reason."""
-        return {at: why for rung in self._rungs for at, why in rung.uncaptured.items()}
+        return {segment: why for rung in self._rungs for segment, why in rung.uncaptured.items()}
 
     def close(self) -> None:
         """Free the model's memory; no step of it may be running."""

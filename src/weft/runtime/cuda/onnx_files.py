@@ -241,8 +241,8 @@ class OnnxFile:
     def _write_pieces(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
         """Write the file of each piece of *graph*; *rows*: the rows of each task that a stitched graph is for."""
         segments, types = [], {name: tensor.element_type for name, tensor in self.tensors.items()}
-        for at, piece in enumerate(cutting.split(graph, cuts, types)):
-            file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
+        for index, piece in enumerate(cutting.split(graph, cuts, types)):
+            file = file_at(f"segment{index}of{len(cuts) + 1}.onnx", rows)
             save(piece.model, self.folder / file)
             may_copy = self.rounds is None  # graphs of rounds compute nothing on the host
             if may_copy and copies_in(self.device, self.folder / file, channels_last=self.half):

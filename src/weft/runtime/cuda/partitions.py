@@ -80,9 +80,10 @@ def _make_part(driver: Any, device: Any, resource: Any) -> Part:
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
     (context,) = _checked_values(driver.cuGreenCtxCreate(described, device, flags))
     least, greatest = _checked_values(driver.cuCtxGetStreamPriorityRange())
-    apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     streams = [
-        _checked_values(driver.cuGreenCtxStreamCreate(context, apart, priority))[0] for priority in (least, greatest)
+        _checked_values(driver.cuGreenCtxStreamCreate(context, non_blocking, priority))[0]
+        for priority in (least, greatest)
     ]
     (own,) = _checked_values(driver.cuCtxFromGreenCtx(context))
     _checked_values(driver.cuCtxPushCurrent(own))

@@ -124,8 +124,8 @@ def _difference(wanted: Any, actual: Any) -> float:
         return float("inf")
     if not wanted.size or wanted.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(wanted, actual) else float("inf")
-    far = np.abs(np.float64(wanted) - np.float64(actual)).max()
-    return float(far / (np.abs(np.float64(wanted)).max() or 1.0))
+    largest = np.abs(np.float64(wanted) - np.float64(actual)).max()
+    return float(largest / (np.abs(np.float64(wanted)).max() or 1.0))
 
 
 def remark(precision: str, far: float) -> str | None:

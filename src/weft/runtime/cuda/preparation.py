@@ -197,21 +197,21 @@ class ModelPreparation:
         grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = _length_s(whole, sizes[1], sizes[max(sizes)])
-        if not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+        length_s = _length_s(whole, sizes[1], sizes[max(sizes)])
+        if not (self.forced or cutting.worth_cutting(length_s, grain_s)):
             return whole
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
+        guesses = node_costs.scaled(self.model.guessed_s(), (), [length_s])
         cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self.model.in_pieces(whole, cuts)
-        took = self._segment_lengths_s(blueprint)
-        if cuts and max(took) > grain_s:
-            again = node_costs.scaled(guesses, cuts, took)
-            cuts = cutting.choose_cuts(again, crossing, grain_s, pieces, self.forced)
+        lengths_s = self._segment_lengths_s(blueprint)
+        if cuts and max(lengths_s) > grain_s:
+            rescaled = node_costs.scaled(guesses, cuts, lengths_s)
+            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, pieces, self.forced)
             blueprint = self.model.in_pieces(whole, cuts)
         return self._add_exits(blueprint, cuts) if self.exits else blueprint
 
@@ -219,8 +219,8 @@ class ModelPreparation:
         """Measure the length of each segment that is compared with the grain, in seconds."""
         pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
         rungs = {rows: pieces.rung(rows) for rows in {1, most}}
-        count = range(len(blueprint.segments))
-        return [_length_s(blueprint, rungs[1].timed(at), rungs[most].timed(at)) for at in count]
+        indices = range(len(blueprint.segments))
+        return [_length_s(blueprint, rungs[1].timed(index), rungs[most].timed(index)) for index in indices]
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""
@@ -236,7 +236,9 @@ class ModelPreparation:
         """The model as it will be served, with measured times of every batch size."""
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
-        segment_times = {rung.rows: tuple(rung.timed(at) for at in range(len(blueprint.segments))) for rung in rungs}
+        segment_times = {
+            rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
+        }
         like = self._likeness(rungs, pieces.weights.bytes)
         if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; other shapes never come
             times_s = round_times(segment_times, blueprint.max_batch, tasks)

@@ -76,10 +76,10 @@ def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Pa
 
 def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; ``ModelError`` if the model's files cannot be read."""
-    made_with = dataclasses.asdict(options)
+    settings = dataclasses.asdict(options)
     for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they do not change what it is
-        del made_with[name]
-    key: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
+        del settings[name]
+    key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
     try:
         # The packages that a kind names decide which nodes a model has, and whether it runs on the device at all.
         key += [_installed_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]

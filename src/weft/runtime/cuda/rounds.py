@@ -150,18 +150,20 @@ class StitchedDeviceModel(DeviceModel):
 
     def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
         """Yield the rounds of a new batch; each is copied to the memory of its rung when it is reached."""
-        given: dict[str, list[Any]] = {}
+        arrays_of: dict[str, list[Any]] = {}
         for part in parts:
             for name, array in part.values.items():
-                given.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
+                arrays_of.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
         tensors: dict[str, Tensor] = {}
-        for alike in _group_by_kind(given):
-            together = self._device.copy_in([array for arrays in alike.values() for array in arrays])
-            tensors |= _split_rows(together, alike)
+        for group in _group_by_kind(arrays_of):
+            together = self._device.copy_in([array for arrays in group.values() for array in arrays])
+            tensors |= _split_rows(together, group)
         first, most = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
         for size in rounds(most, [rung.rows for rung in self._rungs]):
-            mine = {name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first}
-            yield self._enter_round(size, mine)
+            round_inputs = {
+                name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first
+            }
+            yield self._enter_round(size, round_inputs)
             first += size
 
     def _enter_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
@@ -188,10 +190,10 @@ class StitchedDeviceModel(DeviceModel):
             for spec in self.outputs
         }
         answers = dict(self._empty_outputs)
-        for alike in _group_by_kind(rows):
-            first, *others = [piece for pieces in alike.values() for piece in pieces]
+        for group in _group_by_kind(rows):
+            first, *others = [piece for pieces in group.values() for piece in pieces]
             whole = self._device.taken([(one, None, one.shape[0]) for one in (first, *others)]) if others else first
-            answers |= _split_rows(self._device.copy_out(whole), alike)
+            answers |= _split_rows(self._device.copy_out(whole), group)
         return answers
 
 

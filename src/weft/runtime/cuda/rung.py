@@ -73,8 +73,8 @@ class Rung:
         device.finish()
         offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in seen.values()])
         self.memory = device.movable(size, kept=False)
-        for (name, (shape, kind)), at in zip(seen.items(), offsets, strict=True):
-            self.types[name], self.tensors[name] = kind, self.memory.tensor(at, shape, kind)
+        for (name, (shape, kind)), offset in zip(seen.items(), offsets, strict=True):
+            self.types[name], self.tensors[name] = kind, self.memory.tensor(offset, shape, kind)
         for name, array in feed.items():
             device.copy(self.tensors[name], device.copy_in([array]))
         device.finish()
@@ -103,8 +103,8 @@ class Rung:
         try:
             for part, device in enumerate(parts, 1):
                 part_runs[part] = [
-                    whole[at] if at in self.uncaptured else self._capture(segment.again(device), device)
-                    for at, segment in enumerate(self._segments)
+                    whole[index] if index in self.uncaptured else self._capture(segment.again(device), device)
+                    for index, segment in enumerate(self._segments)
                 ]
         except BaseException:
             del self._bound[before:]  # the new sessions, which take memory

@@ -64,7 +64,7 @@ class DeviceWeights:
         memory = self._device.movable(size, kept=True)
         self.memories.append(memory)
         self.bytes += sum(sizes)
-        return [memory.tensor(at, shape, kind) for at, (shape, kind) in zip(offsets, wanted, strict=True)]
+        return [memory.tensor(offset, shape, kind) for offset, (shape, kind) in zip(offsets, wanted, strict=True)]
 
 
 def _is_shared(weight: OnnxTensor) -> bool:

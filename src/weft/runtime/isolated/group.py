@@ -377,8 +377,8 @@ class WorkerGroup:
         if kept.file.changed():
             kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
             return
-        again = self._call_open(process, kept.file, cached=described.timing.learned)
-        if again.segments != described.segments or again.outputs != described.outputs:
+        reopened = self._call_open(process, kept.file, cached=described.timing.learned)
+        if reopened.segments != described.segments or reopened.outputs != described.outputs:
             kept.lost = "it came out otherwise when its worker was started again; load it again"
         for rows in sorted(kept.rows) if not kept.lost else ():
             process.call("prepare", number, rows)

@@ -87,6 +87,6 @@ def encode_error(error: BaseException) -> Problem:
 def decode_error(problem: Any) -> Exception:
     """The exception of an encoded error; RuntimeError for classes that are not in ``KINDS``."""
     kind, text = problem
-    said = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
+    message = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
     known = KINDS.get(kind)
-    return known(said) if known else RuntimeError(f"{kind}: {said}")
+    return known(message) if known else RuntimeError(f"{kind}: {message}")

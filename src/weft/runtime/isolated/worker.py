@@ -216,23 +216,23 @@ def main() -> None:
 
 def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
     """Fork a worker; return its process number. A process in between exits at once, so that the server inherits it."""
-    here, there = os.pipe()
+    read_end, write_end = os.pipe()
     between = os.fork()
     if not between:
         worker = os.fork()
         if worker:
-            os.write(there, str(worker).encode())
+            os.write(write_end, str(worker).encode())
             os._exit(0)
-        os.close(here)
-        os.close(there)
+        os.close(read_end)
+        os.close(write_end)
         line.close()
         _become_worker(packet.files[0], engine, *packet.head)
-    os.close(there)
+    os.close(write_end)
     try:
         os.waitpid(between, 0)
-        return int(os.read(here, 32))
+        return int(os.read(read_end, 32))
     finally:
-        os.close(here)
+        os.close(read_end)
 
 
 def _become_worker(file: int, engine: str, wanted: dict[str, Any], scratch: str) -> None:

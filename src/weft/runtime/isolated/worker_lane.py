@@ -139,8 +139,8 @@ class WorkerLane:
             step, ended = Step(segment, batch, rows), partial(self._report_end, order)
             started = self._worker.models[model].start(step, self._lane, ended, here=self._engine.here)
             if onward and started.onward is not None:
-                for at, output in enumerate(started.onward):
-                    self._keep(order, at, output.values)
+                for index, output in enumerate(started.onward):
+                    self._keep(order, index, output.values)
             elif onward:
                 self._store_error(order, started.error)
         except Exception as error:
@@ -203,10 +203,10 @@ class WorkerLane:
         }
         return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
 
-    def _keep(self, order: _Order, at: int, values: Any) -> None:
-        """Keep the values of output number *at* of a step, which may still run; arrays in reused memory are copied."""
+    def _keep(self, order: _Order, index: int, values: Any) -> None:
+        """Keep the values of an output of a step, which may still run; arrays in reused memory are copied."""
         if values:
-            self._worker.values[order.keep + at] = _copy_borrowed(values, order.borrowed)
+            self._worker.values[order.keep + index] = _copy_borrowed(values, order.borrowed)
 
     def _store_error(self, order: _Order, error: Exception | None) -> None:
         """Store the error in place of a step's values, so that queued steps that need the values fail with it."""
@@ -222,10 +222,10 @@ class WorkerLane:
     def _report_end(self, order: _Order, end: StepEnd) -> None:
         """Report the end of a step with its answers, and keep its values."""
         layout, outputs = TensorLayout(), []
-        for at, output in enumerate(end.outputs):
+        for index, output in enumerate(end.outputs):
             if output.values and not order.onward:
-                self._keep(order, at, output.values)
-            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, layout)))
+                self._keep(order, index, output.values)
+            outputs.append((order.keep + index if output.values else 0, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
         head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
         if layout.size <= packets.INLINE_BYTES:

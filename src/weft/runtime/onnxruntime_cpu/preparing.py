@@ -109,10 +109,10 @@ def _start_preparation(
 def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; hashes the model's files, ``ModelError`` if that fails."""
     try:
-        made_with = dataclasses.asdict(options)
+        settings = dataclasses.asdict(options)
         for name in ("learn_s", "isolation", "engine", "compile_s", "packages"):  # they do not change what is prepared
-            del made_with[name]
-        return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
+            del settings[name]
+        return caching.entry(cache, path, json.dumps(settings, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ModelError as error:
@@ -422,15 +422,15 @@ def normalised(model: OnnxModel, session: Any) -> OnnxModel:
 def check_answers(exits: Sequence[str], answers: Mapping[str, Array]) -> None:
     """Raise ``ModelError`` unless the answers of all *exits* are class scores of one shape and type."""
     for name in reversed(exits):
-        given, end = answers[name], answers[exits[-1]]
-        if given.ndim != 2 or given.shape[1] < 2 or given.dtype.kind != "f":
+        answer, end = answers[name], answers[exits[-1]]
+        if answer.ndim != 2 or answer.shape[1] < 2 or answer.dtype.kind != "f":
             raise ModelError(
-                f"exit {name!r} gives {given.dtype} of shape {given.shape}; it must give a score for each of two or "
+                f"exit {name!r} gives {answer.dtype} of shape {answer.shape}; it must give a score for each of two or "
                 "more classes, samples by classes"
             )
-        if (given.shape, given.dtype) != (end.shape, end.dtype):
+        if (answer.shape, answer.dtype) != (end.shape, end.dtype):
             raise ModelError(
-                f"exit {name!r} gives {given.dtype} of shape {given.shape}, the end {exits[-1]!r} {end.dtype} of "
+                f"exit {name!r} gives {answer.dtype} of shape {answer.shape}, the end {exits[-1]!r} {end.dtype} of "
                 f"shape {end.shape}; all exits must give the same"
             )
 

@@ -88,7 +88,7 @@ def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
 
 def says_independent(session: Any) -> bool:
     """Whether the file's metadata states that rows are independent; ``ModelError`` if the entry is invalid."""
-    said = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
-    if said not in (None, INDEPENDENT):
-        raise ModelError(f"its metadata has {ROWS_KEY} = {said!r}; it is {INDEPENDENT!r}, or left out")
-    return said is not None
+    stated = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
+    if stated not in (None, INDEPENDENT):
+        raise ModelError(f"its metadata has {ROWS_KEY} = {stated!r}; it is {INDEPENDENT!r}, or left out")
+    return stated is not None
