@@ -260,7 +260,7 @@ class LaneExecutor:
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
-        """The clocks of the device if a lane has room, all of them now; else None."""
+        """The device's clocks, all of which show the present time, if a lane has room; else None."""
         if not self.takes_more:
             return None
         now = self.now()

@@ -21,12 +21,12 @@ _CONTROL = frozenset({"If", "Loop"})
 
 
 class Fact(NamedTuple):
-    """Whether the values and the shape of a tensor depend on the values of the graph's inputs."""
+    """What of a tensor depends on the values of the graph's inputs."""
 
     valued: bool = False
-    """Its values do."""
+    """Whether its values do."""
     loose: bool = False
-    """Its shape does."""
+    """Whether its shape does."""
 
 
 FIXED = Fact()
@@ -67,7 +67,7 @@ class Follower:
         return result.loose or any(fact.loose for fact in input_facts)
 
     def _node_fact(self, node: OnnxNode, input_facts: Sequence[Fact], facts: Facts) -> Fact:
-        """The fact that all outputs of a node share."""
+        """The ``Fact`` of all outputs of a node, from the facts of its inputs."""
         function = self._functions.get((node.domain, node.op_type))
         if function is not None:
             return self._function_fact(function, input_facts)
@@ -81,7 +81,7 @@ class Follower:
         return Fact(valued=loose or any(fact.valued for fact in input_facts) or bool(bodies(node)), loose=loose)
 
     def _function_fact(self, function: Any, input_facts: Sequence[Fact]) -> Fact:
-        """The fact of the outputs of a local function that is called with inputs of these facts."""
+        """The ``Fact`` of all outputs of a call of a local function, from the facts of its inputs."""
         inner = dict(zip(function.input, input_facts, strict=False))
         loose = any(self.through(function.node, inner))
         results = [inner.get(name, FIXED) for name in function.output]

@@ -276,7 +276,7 @@ class _Graph:
 
 
 def _make_outline(model: OnnxModel) -> OnnxModel:
-    """The model without its large weights, enough to infer shapes."""
+    """The model with its large weights replaced by inputs, which is enough to infer shapes."""
     graph = model.graph
     named = {tensor.name for tensor in graph.input}
     large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in named]

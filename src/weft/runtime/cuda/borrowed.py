@@ -31,7 +31,7 @@ class RegisteredFile(BorrowedFile):
         """Register the file; on failure, close it and raise BadRequest. *inward*: the stream that copies from it."""
         super().__init__(terms, file)
         self._inward = inward
-        self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY
+        self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY  # bytes before the region: mappings begin at a page
         size = self._skipped + terms.byte_size
         try:
             if os.fstat(file).st_size < terms.start + terms.byte_size:

@@ -128,6 +128,7 @@ class DeviceModel(BlueprintModel):
         """
         if not self._in_memory:
             raise MemoryError("the model is not in the device's memory")
+        # Batches that cannot be joined at this cut are computed one after another.
         together = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
         outputs = [self._advance(step.segment, group) for group in groups]

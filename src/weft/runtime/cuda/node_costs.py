@@ -36,7 +36,7 @@ def _estimate_s(
             dims, kind = weights[name]
             item = numpy_dtype(kind).itemsize
             moved += math.prod(dims) * item
-            if is_product and len(dims) > 1:
+            if is_product and len(dims) > 1:  # each output element sums over the weight's other dimensions
                 products = max(products, output_bytes / item * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved, products)
 

@@ -71,7 +71,7 @@ class OnnxFile:
         return folder
 
     def built(self) -> DeviceModel:
-        """The model as the device will serve it."""
+        """Read, cut, capture and measure the model as the device will serve it."""
         free = self.device.memory()[0]
         blueprint, wanted, host = self._read_meaning()
         workshop = self.workshop(blueprint)

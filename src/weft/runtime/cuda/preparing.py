@@ -101,7 +101,7 @@ def _open_cached(
 ) -> Prepared:
     """Open a model from its cache entry *place*, on the device or on the CPU."""
     first = blueprint.segments[0]
-    if first.file is None and first.nodes is None:
+    if first.file is None and first.nodes is None:  # as ``_prepare_on_host`` stores it
         return ModelOnHost(prepare(path, _host_options(options), cache, learn=False), blueprint.remarks[-1])
     if options.packages is not None:
         return _open_compiled(device, path, options, cache, place, blueprint)

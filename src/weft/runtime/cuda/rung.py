@@ -43,20 +43,24 @@ class Rung:
     def __init__(
         self, device: Device, rows: int, segments: Sequence[DeviceSegment], feed: Mapping[str, Array], *, batched: bool
     ) -> None:
-        """feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample."""
+        """Allocate memory and capture all segments for *rows* rows.
+
+        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample.
+        """
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
         """Segments that could not be captured, and why."""
         self.types: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
+        """Tensor -> the values of the batch that its content belongs to; weak, as values are freed with their batch."""
         self._bound: list[Runnable] = []
         """Sessions and their bindings, kept because captured graphs use their memory."""
         self._segments = segments
         # Sessions of its own: a session that meets other shapes would invalidate its captures.
         own = [segment.again(device) for segment in segments]
         self._allocate(own, feed)
-        self._runs = {WHOLE: [self._capture_or_run(at, segment) for at, segment in enumerate(own)]}
+        self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(own)]}
         """Part -> for each segment, the function that runs it on that part."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:

@@ -145,7 +145,7 @@ class ProgramFile:
         self.device, self.path, self.options, self.allowance = device, path, options, allowance
 
     def built(self) -> DeviceModel:
-        """The model as the device will serve it."""
+        """Read, cut, capture and measure the program as the device will serve it."""
         free = self.device.memory()[0]
         if self.options.exits:
             raise ModelError("exits are for ONNX files; export it as one")

@@ -215,7 +215,7 @@ class SeveralDevices(BackendDefaults):
         *,
         numbers: Sequence[int | None] | None = None,
     ) -> None:
-        """memory_bytes: how much of each device's memory all models may hold.
+        """memory_bytes: how much of each device's memory all models may hold; None: no limit.
 
         numbers: the device ids in clients' shared-memory requests (``DeviceBackend``).
         """

@@ -76,9 +76,9 @@ class TensorMemory:
 
 
 def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
-    """Create shared memory of at least *needed* bytes, up to *kept_bytes* a power of two so that later steps fit, too.
+    """Create shared memory of at least *needed* bytes; returns it with its file, which the caller sends and closes.
 
-    Returns it with its file for the other side, which the caller closes after sending it.
+    Memory that will be kept for later steps (up to *kept_bytes*) is rounded up to a power of two, so that they fit.
     """
     size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -521,7 +521,7 @@ class WorkerProcess:
         with lane.reading:
             try:
                 report = lane.receive_report()
-                if report.weight > CARRIED_BYTES or lane.handed_over:
+                if report.weight > CARRIED_BYTES or lane.handed_over:  # reports of a lane are handled in order
                     lane.handed_over.add(report.number)
                     self._carrier.submit(self._finish_step_on_carrier, lane, report.lasting())
                 else:
