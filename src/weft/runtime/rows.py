@@ -276,7 +276,7 @@ class _Run:
         for spec, name, owner, axis in zip(
             inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
         ):
-            # The first slice stands for all; its owners are those of any slice.
+            # The first slice stands for all slices; ``collapsed`` joins the owners of all of them.
             given[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
