@@ -44,14 +44,14 @@ class LoadOptions:
     threads: int = 1
     """Threads that compute one segment."""
     max_batch: int | None = None
-    """None: up to 8, as far as batching pays."""
+    """Largest batch; None: up to 8, as far as batching pays."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of inputs with free dimensions, at batch 1, to warm up and measure with."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Inputs that must hold a certain number then, such as a sampling rate."""
+    """Numbers for inputs that must hold them in these runs, such as a sampling rate."""
     exits: tuple[str, ...] = ()
-    """Outputs at which samples may leave, shallow to deep, the end last; empty: those that the file names.
-    One alone is the end: no sample leaves early."""
+    """Outputs at which samples may leave, shallow to deep, the end last; empty: the exits that the file names.
+    A single output is the end: no sample leaves early."""
     confidence: Kind = "logits"
     """What the exits return."""
     precision: str = "fp32"
@@ -59,19 +59,19 @@ class LoadOptions:
     independent_rows: bool = False
     """Batch the model although an operator mixes rows; a file may state this in its metadata, too."""
     learn_s: float | None = None
-    """Time limit for runs with generated inputs to cut, measure and warm it up; None: no limit."""
+    """Time limit for the runs with generated inputs that cut, measure and warm up the model; None: no limit."""
     engine: Engine = ONNXRUNTIME
-    """What runs an ONNX file on a device; "auto": the faster one."""
+    """What runs an ONNX file on a device; "auto": the faster engine."""
     compile_s: float = 300.0
     """Time limit of the compiler. Not a part of the model."""
     packages: str | None = None
-    """The folder of what was compiled of it, for the worker that runs it. Not a part of the model."""
+    """The folder with its compiled code, for the worker that runs it. Not a part of the model."""
     shares: bool = False
-    """Whether it is also captured and measured on parts of a device that can be cut."""
+    """Whether the model is also captured and measured on parts of a device that can be cut."""
     rests: bool = False
-    """Whether it may be evicted from a device's memory when other models need that. Not a part of the model."""
+    """Whether the model may be evicted from a device's memory when others need space. Not a part of the model."""
     isolation: str | None = None
-    """Name of the group of workers that run it; None: the process that opens it. Not a part of the model."""
+    """Name of the group of workers that run the model; None: the process that opens it. Not a part of the model."""
 
     def __post_init__(self) -> None:
         if not self.grain_s > 0:
@@ -89,7 +89,7 @@ class LoadOptions:
 
 
 def check_once(exits: Sequence[str]) -> None:
-    """Refuse exits of which one is named twice."""
+    """Raise ``ModelError`` if an exit is named twice."""
     for name in exits:
         if exits.count(name) > 1:
             raise ModelError(f"exit {name!r} is named twice; name each exit once, shallow to deep")
@@ -100,14 +100,14 @@ class BatchPart(NamedTuple):
 
     values: Values
     rows: Sequence[int] | None = None
-    """Those that go on; None: all of them."""
+    """Indices of the rows that go on; None: all rows."""
 
 
 class Step(NamedTuple):
     """One segment of one batch.
 
-    The parts are computed as one batch, their rows in this order, in the first segment and if batches are
-    ``Batching.mergeable``; otherwise each part is computed by itself.
+    The rows of all parts, in their order, are computed as one batch in the first segment, and in every segment if the
+    model is ``Batching.mergeable``; otherwise each part is computed by itself.
     """
 
     segment: int
@@ -126,7 +126,7 @@ class StepOutput(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """The end of a step, and when it ran."""
+    """The end of a step, and when it ran, in nanoseconds of the backend's clock."""
 
     began: int
     ended: int
@@ -152,11 +152,11 @@ class StartedStep(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """Why it was not started, where that is known at once; its ``StepEnd`` has the error, too."""
+        """Why the step could not be started, where that is known at once; its ``StepEnd`` has the error, too."""
         ...
 
     def stop(self) -> None:
-        """End it soon, with an error; no effect on a step that has ended."""
+        """End the step soon, with an error; no effect on a step that has ended."""
         ...
 
 
@@ -169,7 +169,7 @@ class DeviceLane(Protocol):
 
     @property
     def ahead(self) -> int:
-        """How many steps it queues besides the one that it runs."""
+        """How many steps the lane queues besides the running step."""
         ...
 
     @property
@@ -179,18 +179,18 @@ class DeviceLane(Protocol):
 
     @property
     def able(self) -> bool:
-        """Whether it can compute now; while it cannot, other lanes get its steps."""
+        """Whether the lane can compute now; while it cannot, other lanes get its steps."""
         ...
 
     def give_way(self) -> None:
         """Lower the priority of the running step, which takes too long; only for lanes that queue no steps.
 
-        The lane gets no further steps, and is closed when this one has ended.
+        The lane gets no further steps, and is closed when the running step has ended.
         """
         ...
 
     def close(self, patience_s: float | None = None) -> bool:
-        """Wait for the running step, and accept no more; False if it has not ended in time."""
+        """Accept no more steps and wait up to *patience_s* (None: for ever) for the running one; False on a timeout."""
         ...
 
 
@@ -208,7 +208,7 @@ class LoadedModel(Protocol):
     batching: Batching
     remarks: tuple[str, ...]
     borrows: bool
-    """Whether inputs of any length may be ``LentTensor``s, which it reads from the memory that the client shares."""
+    """Whether inputs may be ``LentTensor``s of any length, which are read from the memory that the client shares."""
 
     exits: ModelExits | None
     """Its early exits; None: all samples go to the end."""
@@ -219,16 +219,16 @@ class LoadedModel(Protocol):
 
     @property
     def residency(self) -> ModelResidency | None:
-        """Memory of the device that it holds; None: none that has to be counted."""
+        """Memory of the device that the model holds; None: its memory is not counted."""
         ...
 
     @property
     def breaker(self) -> Breaker | None:
-        """The circuit breaker of a model whose process may die; None where nothing that runs it can."""
+        """The circuit breaker of a model that runs in a worker process; None: it runs in the server's process."""
         ...
 
     def prepare(self, rows: int) -> None:
-        """Prepare for batches of *rows* rows before the first one arrives; may take long."""
+        """Prepare for batches of *rows* rows before the first such batch arrives; may take long."""
         ...
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
@@ -239,7 +239,7 @@ class LoadedModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Free its memory; called when none of its steps run any more."""
+        """Free the model's memory; called when none of its steps run any more."""
         ...
 
 
@@ -254,24 +254,24 @@ class Backend(Protocol):
     memory_bytes: int | None
     """Memory that all models may hold together; None where only the user knows."""
     device: str | None
-    """The names of its devices, with commas between them, each of which has one lane; None: the cores."""
+    """The names of its devices, with commas between them; each device has one lane. None: the cores of the CPU."""
     labels: tuple[str, ...]
     """Its devices by the names of metrics, in the order of their lanes."""
     isolates: bool
     """Whether models can run in worker processes (``LoadOptions.isolation``)."""
     grain_s: float | None
-    """The usual length of a segment there; None: the default of a model's settings."""
+    """The usual length of a segment on its devices; None: the default of a model's settings."""
     region_devices: frozenset[int]
     """The numbers of its devices whose memory clients may share (CUDA shared memory)."""
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory that runs left allocated; it is freed when it is not needed for a while."""
+        """Bytes that earlier runs left allocated; they are freed when they are not needed for a while."""
         ...
 
     @property
     def used_bytes(self) -> Mapping[str, int]:
-        """Label of a device -> memory in use there; may be as old as the call before this one."""
+        """Label of a device -> bytes in use in its memory; the value may be as old as the previous call."""
         ...
 
     @property
@@ -296,21 +296,22 @@ class Backend(Protocol):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        """Load a file, cut and measure it; with *cache*, a folder, that is done once. ``ModelError`` if it fails.
+        """Load, cut and measure a model; called on any thread, for several models at once. ``ModelError`` if it fails.
 
-        learn: False: open it as fast as possible. A model in the cache is complete; any other file is opened whole and
-        never run, and its ``timing.learned`` is False. Stitched files and models with exits are cut and measured all
-        the same, as their answers depend on it.
-        Called on any thread, for several models at once.
+        cache: the folder that keeps the result, so that the next start does not cut and measure again.
+        say: called with messages about the progress.
+        learn: False: open the file as fast as possible. A model in the cache is complete; any other file is opened
+        whole and never run, and its ``timing.learned`` is False. Stitched files and models with exits are cut and
+        measured all the same, as their answers depend on it.
         """
         ...
 
     def lane(self, index: int, *, pin: bool = False) -> DeviceLane:
-        """Open a lane; *pin*: on a part of the device that no other lane uses, such as a core."""
+        """Open lane number *index*; *pin*: bind it to a part of the device that no other lane uses, such as a core."""
         ...
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        """Write bytes into a client's region of device memory, and wait for it; called on any thread.
+        """Write *data* at *offset* of a client's region of device memory, and wait for the end; called on any thread.
 
         ``BadRequest`` where that is impossible.
         """

@@ -21,18 +21,18 @@ DEFAULT = "onnxruntime"
 
 
 def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Backend:
-    """The backend of this name; ``InputError`` if there is none, or it lacks something here.
+    """Make the backend of this name; ``InputError`` if no such backend is registered or its requirements are missing.
 
-    limits: for its worker processes, if it has any.
+    limits: for the backend's worker processes, if it has any.
     """
     entries = registered("backends")
     if name not in entries:
-        return _by_entry_point(name, list(entries))
+        return _make_from_entry_point(name, list(entries))
     opens = entries[name].load()
     try:
         backend: Backend = opens(limits or WorkerLimits())
     except ImportError as error:
-        raise _lacking(name, error) from error
+        raise _missing_requirement(name, error) from error
     except Exception as error:
         if entries[name].tool.own:
             raise
@@ -41,7 +41,8 @@ def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Bac
     return backend
 
 
-def _by_entry_point(name: str, known: list[str]) -> Backend:
+def _make_from_entry_point(name: str, known: list[str]) -> Backend:
+    """Make a backend by the deprecated entry points, with a warning; *known*: registered names, for the error."""
     points = {point.name: point for point in entry_points(group=ENTRY_POINTS)} if uses_others() else {}
     if name not in points:
         raise InputError(unknown_name("backend", name, [*known, *points]))
@@ -55,12 +56,13 @@ def _by_entry_point(name: str, known: list[str]) -> Backend:
 
 
 def _load_backend(point: EntryPoint) -> Backend:
+    """Call the target of an entry point; ``InputError`` if something that it imports is missing."""
     try:
         backend: Backend = point.load()()
     except ImportError as error:
-        raise _lacking(point.name, error) from error
+        raise _missing_requirement(point.name, error) from error
     return backend
 
 
-def _lacking(name: str, error: ImportError) -> InputError:
+def _missing_requirement(name: str, error: ImportError) -> InputError:
     return InputError(f"backend {name!r} cannot be loaded: {error}; install what it needs")

@@ -42,7 +42,8 @@ class Breaker:
         """When the process died, the latest deaths only."""
         self._in_a_row = 0
         """Deaths since the last successful step."""
-        self._rest_ns = 0
+        self._pause_ns = 0
+        """Length of the current or last pause; 0 after a successful trial."""
         self._until = 0
         """End of the pause, when the next request is tried; 0: the breaker is closed."""
         self._trying = False
@@ -68,16 +69,16 @@ class Breaker:
             with self._lock:
                 self._in_a_row = 0
                 if self._trying:
-                    self._trying, self._until, self._rest_ns = False, 0, 0
+                    self._trying, self._until, self._pause_ns = False, 0, 0
                     self._deaths.clear()
 
     def failed_without_death(self) -> None:
-        """Count a step that ended with an error while the process lives on: as a trial it is a success."""
+        """Count a step that ended with an error while the process lives on: a trial counts as successful then."""
         if self._trying:
             self.succeeded()
 
     def admit(self) -> None:
-        """Admit a request, or raise ``Overloaded``; after the pause, one request at a time is tried."""
+        """Admit a request, or raise ``Overloaded``; after the pause, one request is admitted as the trial."""
         self.check()
         self.enter()
 
@@ -90,16 +91,16 @@ class Breaker:
                     raise self._refusal(now)
 
     def enter(self) -> None:
-        """Note that a request was admitted; after the pause, it is the one that is tried."""
+        """Note that a request was admitted; after the pause, that request is the trial."""
         if self._until:
             with self._lock:
                 now = self._now()
                 if self._until and now >= self._until:
-                    # The trial has a time limit of its own: if it never ends, the next request is tried.
-                    self._trying, self._until = True, now + self._rest_ns
+                    # A trial that never ends counts for one more pause; then another request is tried.
+                    self._trying, self._until = True, now + self._pause_ns
 
     def refuse(self) -> NoReturn:
-        """Raise ``Overloaded`` for a request that was admitted before and is not computed."""
+        """Raise ``Overloaded`` for a request that was admitted earlier and will not be computed."""
         with self._lock:
             raise self._refusal(self._now())
 
@@ -111,18 +112,19 @@ class Breaker:
     def why(self) -> str:
         """Why requests are refused; empty if they are not."""
         with self._lock:
-            return self._text(self._now()) if self._until else ""
+            return self._message(self._now()) if self._until else ""
 
     def _open(self, now: int) -> None:
+        """Begin a pause at *now*, twice as long as the last; the caller holds the lock."""
         self.opened += 1
         longest = round(self.limits.longest_pause_s * 1e9)
-        self._rest_ns = min(2 * self._rest_ns, longest) if self._rest_ns else round(self.limits.pause_s * 1e9)
-        self._until, self._trying = now + self._rest_ns, False
+        self._pause_ns = min(2 * self._pause_ns, longest) if self._pause_ns else round(self.limits.pause_s * 1e9)
+        self._until, self._trying = now + self._pause_ns, False
 
     def _refusal(self, now: int) -> Overloaded:
         pause_s = max(0.0, (self._until - now) / 1e9)
-        return Overloaded(self._text(now), reason="breaker", retry_after_s=pause_s)
+        return Overloaded(self._message(now), reason="breaker", retry_after_s=pause_s)
 
-    def _text(self, now: int) -> str:
+    def _message(self, now: int) -> str:
         pause_s = max(0.0, (self._until - now) / 1e9)
         return f"its worker died {self._in_a_row or len(self._deaths)} times; it is tried again in {pause_s:.1f} s"

@@ -19,21 +19,21 @@ HANDLE_BYTES = 64
 
 
 def read_fully(file: int, buffer: memoryview, offset: int) -> bool:
-    """Fill *buffer* from a file; False if the file is shorter.
+    """Fill *buffer* from an open file (a descriptor), beginning at *offset*; False if the file is shorter.
 
     Read by system calls, not mapped: a client that truncates a mapped file would end this process by SIGBUS.
     """
-    at = 0
-    while at < len(buffer):
-        count = os.preadv(file, [buffer[at:]], offset + at)
+    filled = 0
+    while filled < len(buffer):
+        count = os.preadv(file, [buffer[filled:]], offset + filled)
         if not count:
             return False
-        at += count
+        filled += count
     return True
 
 
 class LendingTerms(NamedTuple):
-    """How a worker opens a region."""
+    """What a worker needs to open a client's region of memory."""
 
     number: int
     """Its number, unique in the server's process."""
@@ -56,7 +56,7 @@ class Lender(Protocol):
 
     @property
     def file(self) -> int | None:
-        """Its descriptor, if it is a file."""
+        """The descriptor of a region that is a file; None for other regions."""
         ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -65,7 +65,7 @@ class Lender(Protocol):
 
 
 class LentTensor:
-    """A tensor in a region; only its type and its shape are known here."""
+    """A tensor in a client's region; its data is not in this process until ``read``."""
 
     __slots__ = ("dtype", "lender", "offset", "shape")
 
@@ -77,7 +77,7 @@ class LentTensor:
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Array:
-        """Copy it into an array."""
+        """Copy the tensor into an array; ``RequestError`` where that is impossible."""
         array: Array = np.empty(self.shape, self.dtype)
         self.lender.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
         return array
@@ -91,11 +91,11 @@ class Borrowed(Protocol):
         ...
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write bytes; only if it is memory of a device."""
+        """Write bytes into the region; only if it is memory of a device."""
         ...
 
     def close(self) -> None:
-        """Release it."""
+        """Release the region."""
         ...
 
 

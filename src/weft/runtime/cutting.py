@@ -63,11 +63,11 @@ class ModelPiece:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     steady: bool
-    """Whether its time follows from the shapes of the model's inputs (``weft.runtime.values``)."""
+    """Whether its run time depends only on the shapes of the model's inputs (``weft.runtime.values``)."""
 
 
 def whole_because(graph: OnnxGraph) -> str | None:
-    """Why a graph cannot be cut anywhere, or None."""
+    """The reason why a graph cannot be cut anywhere; None if it can be cut."""
     for node in graph.node:
         if bodies(node):
             return f"has control flow ({node.op_type})"
@@ -77,10 +77,10 @@ def whole_because(graph: OnnxGraph) -> str | None:
 
 
 def arrange(graph: OnnxGraph, exits: Sequence[str]) -> tuple[int, ...]:
-    """Put the nodes that an exit needs before those that only later ones need; returns the cuts at the exits.
+    """Sort the nodes of *graph* in place by the first exit that needs them; return the cuts at all exits but the last.
 
-    *exits* are outputs of the graph, the end last; nodes that none of them needs are taken out, and so are all other
-    outputs. The nodes of a stretch between two exits keep their order.
+    *exits* are outputs of the graph, the end last. Nodes that no exit needs are removed, and so are all other outputs.
+    The nodes between two exits keep their order.
     """
     needed = [set(needed_places(graph.node, [name])) for name in exits]
     _check_order(exits, needed)
@@ -95,28 +95,33 @@ def arrange(graph: OnnxGraph, exits: Sequence[str]) -> tuple[int, ...]:
 
 
 def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
-    """Refuse exits out of order: the deeper one shares more nodes with the others, or else needs more nodes."""
+    """Raise ``ModelError`` unless *exits* are named shallow to deep. *needed*: the nodes that each exit needs.
+
+    The deeper of two exits is the one that shares more nodes with other exits; on a tie, the one that needs more nodes.
+    """
     if not needed[0]:
         raise ModelError(f"exit {exits[0]!r} is known before anything is computed; name exits shallow to deep")
     depths = [(_count_shared(places, needed), len(places)) for places in needed]
-    for at, (before, after) in enumerate(pairwise(exits)):
-        if needed[at + 1] <= needed[at]:
+    for index, (before, after) in enumerate(pairwise(exits)):
+        if needed[index + 1] <= needed[index]:
             raise ModelError(f"exit {after!r} is known as soon as exit {before!r} is; name exits shallow to deep")
-        if depths[at] > depths[at + 1]:
+        if depths[index] > depths[index + 1]:
             raise ModelError(f"exit {before!r} is deeper than {after!r}, which follows it; name exits shallow to deep")
 
 
 def _count_shared(nodes: set[int], needed: Sequence[set[int]]) -> int:
-    """How many of an exit's nodes other exits need, too."""
+    """The number of *nodes*, which is an entry of *needed*, that other entries contain, too."""
     return len(nodes & set[int]().union(*(others for others in needed if others is not nodes)))
 
 
 def crossing_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[int | None]:
-    """For each cut, the two ends included, the bytes that cross it; None where a tensor of unknown type does.
+    """For each cut, from before the first node to after the last, the bytes of tensors that cross it.
 
-    Inputs of the graph cost nothing, nor do its outputs once no node needs them: they are in memory anyway.
+    None where a tensor crosses that is not in *tensors*. Inputs of the graph cost nothing, nor do its outputs once no
+    node needs them: they are in memory anyway.
     """
     last = last_uses(graph.node)
+    # Changes from cut to cut of the crossing bytes, and of the number of crossing tensors whose size is unknown.
     size, unknown = [0] * (len(graph.node) + 2), [0] * (len(graph.node) + 2)
     for position, node in enumerate(graph.node):
         for name in filter(None, node.output):
@@ -126,7 +131,7 @@ def crossing_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[
             column[position + 1] += change
             column[end + 1] -= change
     sums = zip(accumulate(size), accumulate(unknown), strict=True)
-    return [None if strange else crossing for crossing, strange in sums][:-1]
+    return [None if unknown_tensors else crossing for crossing, unknown_tensors in sums][:-1]
 
 
 def worth_cutting(total_s: float, grain_s: float) -> bool:
@@ -135,7 +140,10 @@ def worth_cutting(total_s: float, grain_s: float) -> bool:
 
 
 def device_length_s(alone_s: float, batched_s: float) -> float:
-    """The length of nodes on a GPU, as compared with the grain: of times at batch 1 and at the largest batch."""
+    """Seconds of a node on a GPU that are compared with the grain.
+
+    *alone_s*: measured at batch 1; *batched_s*: at the largest batch, at which a segment may take several grains.
+    """
     return max(alone_s, batched_s / GRAINS_AT_MOST)
 
 
@@ -146,45 +154,48 @@ def choose_cuts(
     max_pieces: int,
     forced: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """The cheapest cuts that leave no segment longer than *grain_s*, except what cannot be cut.
+    """The cheapest cuts that leave no segment longer than *grain_s*, except where no cut is allowed.
 
-    The grain grows where that takes more than *max_pieces*. *forced* are cuts that are made in any case.
+    *times_s*: seconds of each node. *crossing*: for each cut, the bytes that cross it (``crossing_bytes``); None where
+    no cut is allowed. *forced*: cuts that are made in any case. The grain grows until *max_pieces* are enough.
     """
     total_s = sum(times_s)
-    cuts = _between(times_s, crossing, grain_s, forced)
+    cuts = _cut_stretches(times_s, crossing, grain_s, forced)
     while len(cuts) >= max(max_pieces, len(forced) + 1):
         grain_s = max(grain_s * _GROWTH, total_s / max_pieces)
-        cuts = _between(times_s, crossing, grain_s, forced)
+        cuts = _cut_stretches(times_s, crossing, grain_s, forced)
     return cuts
 
 
-def _between(
+def _cut_stretches(
     times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float, forced: Sequence[int]
 ) -> tuple[int, ...]:
-    """The forced cuts, and the cheapest ones in each stretch between them that is long enough."""
+    """The forced cuts, and the cheapest cuts of each stretch between two forced cuts that is worth cutting."""
     cuts = list(forced)
     for start, end in pairwise((0, *forced, len(times_s))):
         stretch_s = times_s[start:end]
         if worth_cutting(sum(stretch_s), grain_s):
-            cuts += [start + cut for cut in _cheapest(stretch_s, crossing[start : end + 1], grain_s)]
+            cuts += [start + cut for cut in _cheapest_cuts(stretch_s, crossing[start : end + 1], grain_s)]
     return tuple(sorted(cuts))
 
 
-def _cheapest(times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float) -> tuple[int, ...]:
+def _cheapest_cuts(times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float) -> tuple[int, ...]:
     """Shortest path over the allowed cuts, in linear time: a window holds the cuts within a grain, the cheapest first.
 
-    It is monotonic: a new cut removes all dearer ones from the end, since it stays in reach for longer than they do.
+    A new cut removes all dearer cuts from the end of the window, since it stays in reach for longer than they do.
     """
     at_s = [0.0, *accumulate(times_s)]
     reach_s = grain_s * (1 + 1e-9)  # sums of times round
     cost = {0: 0.0}
+    """Cut -> cost in seconds of the cheapest cuts up to it."""
     before: dict[int, int] = {}
+    """Cut -> the cut before it in that path."""
     window = deque([0])
     for cut in range(1, len(at_s)):
         size = crossing[cut]
         if size is None:
             continue
-        # The last one stays even if it is out of reach: nodes between cuts that are not allowed make a longer segment.
+        # The last cut stays even if it is out of reach: where no cut is allowed, a segment is longer than the grain.
         while len(window) > 1 and at_s[cut] - at_s[window[0]] > reach_s:
             window.popleft()
         before[cut] = window[0]
@@ -192,20 +203,21 @@ def _cheapest(times_s: Sequence[float], crossing: Sequence[int | None], grain_s:
         while window and cost[window[-1]] >= cost[cut]:
             window.pop()
         window.append(cut)
-    return tuple(reversed(list(_path(before, len(times_s)))))
+    return tuple(reversed(list(_trace_back(before, len(times_s)))))
 
 
-def _path(before: Mapping[int, int], end: int) -> Iterator[int]:
+def _trace_back(before: Mapping[int, int], end: int) -> Iterator[int]:
+    """Yield the cuts of the path to *end*, from the last to the first, without the two ends of the graph."""
     while (end := before[end]) > 0:
         yield end
 
 
 def split(model: OnnxModel, cuts: Sequence[int], types: Mapping[str, int]) -> list[ModelPiece]:
-    """One model for the nodes between each two *cuts*; *types* are the element types of the tensors that cross them."""
+    """Split a model at *cuts* into one model per segment. *types*: ONNX element types of tensors that cross a cut."""
     graph = model.graph
     last = last_uses(graph.node)
     wanted = {value.name for value in graph.output}
-    doubts = unsteady(model)
+    unsteady_nodes = unsteady(model)
     pieces = []
     for start, end in pairwise((0, *cuts, len(graph.node))):
         nodes = graph.node[start:end]
@@ -213,13 +225,14 @@ def split(model: OnnxModel, cuts: Sequence[int], types: Mapping[str, int]) -> li
         outputs = [name for name in produced if last.get(name, -1) >= end or name in wanted]
         if end == len(graph.node):
             outputs += _constant_outputs(graph)
-        pieces.append(_piece(model, nodes, outputs, types, steady=not any(doubts[start:end])))
+        pieces.append(_make_piece(model, nodes, outputs, types, steady=not any(unsteady_nodes[start:end])))
     return pieces
 
 
-def _piece(
+def _make_piece(
     model: OnnxModel, nodes: Sequence[OnnxNode], outputs: list[str], types: Mapping[str, int], *, steady: bool
 ) -> ModelPiece:
+    """The model of some consecutive *nodes*, with the weights that they need; *outputs*: tensors that it returns."""
     graph = model.graph
     stated = {value.name: value for value in (*graph.input, *graph.output)}
     produced = {name for node in nodes for name in node.output}
@@ -228,20 +241,21 @@ def _piece(
     constant = {tensor.name for tensor in weights}
     inputs = [name for name in needed if name not in constant]
     name = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name}..{nodes[-1].name}"
-    taken, given = ([_value(name, stated, types) for name in names] for names in (inputs, outputs))
-    part = make_model(nodes, name, taken, given, weights, like=model)
+    input_values = [_declare_value(name, stated, types) for name in inputs]
+    output_values = [_declare_value(name, stated, types) for name in outputs]
+    part = make_model(nodes, name, input_values, output_values, weights, like=model)
     return ModelPiece(name, part, tuple(inputs), tuple(outputs), steady)
 
 
-def _value(name: str, stated: Mapping[str, OnnxValue], types: Mapping[str, int]) -> OnnxValue:
-    """Declaration of a value; without a shape where the graph states none, as it depends on the batch."""
+def _declare_value(name: str, stated: Mapping[str, OnnxValue], types: Mapping[str, int]) -> OnnxValue:
+    """Declaration of a tensor: the graph's own (*stated*), else one without a shape, which depends on the batch."""
     return stated[name] if name in stated else declared(name, types[name])
 
 
 def scratch_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> int:
     """Peak memory of the tensors inside a graph, if each is freed after its last use."""
     last = last_uses(graph.node)
-    change = [0] * (len(graph.node) + 1)
+    change = [0] * (len(graph.node) + 1)  # of the allocated bytes, from node to node
     for position, node in enumerate(graph.node):
         for name in node.output:
             size_bytes = tensors[name].size_bytes if name in tensors else 0
@@ -251,7 +265,7 @@ def scratch_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> int:
 
 
 def weight_bytes(graph: OnnxGraph) -> int:
-    """Bytes of the initialisers and constants, those in files beside it and in bodies of control flow included."""
+    """Bytes of the initialisers and constants of a graph, including external data and the bodies of control flow."""
     weights: int = sum(math.prod(tensor.dims) * numpy_dtype(tensor.data_type).itemsize for tensor in graph.initializer)
     constants = [tensor for node in graph.node if (tensor := constant_tensor(node)) is not None]
     nested = [body for node in graph.node for body in bodies(node)]

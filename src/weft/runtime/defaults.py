@@ -59,17 +59,17 @@ class LaneDefaults:
         return True
 
     def give_way(self) -> None:
-        """Do nothing: its priority stays."""
+        """Do nothing: the priority of the running step stays."""
 
 
 class StepDefaults:
-    """A step that was started; the next one of its batch has to wait for its end."""
+    """A step that was started; the next step of its batch has to wait for its end."""
 
     onward: Sequence[StepOutput] | None = None
     error: Exception | None = None
 
     def stop(self) -> None:
-        """Do nothing: it runs to its end."""
+        """Do nothing: the step runs to its end."""
 
 
 class ModelDefaults:

@@ -33,33 +33,33 @@ class DeviceKind(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether models can share a device, so that plans measure their likeness on parts of it."""
+        """Whether models can share a device, so that plans measure their run times on parts of the device."""
         ...
 
     @property
     def engine(self) -> EngineKind | None:
-        """What weft's worker processes need for it; None where its backend has no such workers."""
+        """The engine that weft's worker processes run for this kind; None where its backend has no such workers."""
         ...
 
     def check(self, name: str) -> str | None:
-        """Raise ``InputError`` if a device is not usable here, with the way out; return a warning to log, or None."""
+        """Return a warning to log, or None; ``InputError``, with the way out, if the device is not usable here."""
         ...
 
     def called(self, name: str) -> str:
-        """Model and versions of a device, as a plan notes and compares them; empty: it is not on this machine."""
+        """Hardware model and software versions of a device, which a plan stores and compares; empty: no such device."""
         ...
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
-        """The backend of one device, or of several that have every model, with a lane for each.
+        """The backend of one device, or of several devices that each hold every model, with one lane per device.
 
-        limits: for worker processes, where it has some. memory_bytes: what models may hold of each device's memory
-        together, as ``device_memory_bytes`` says. Each name was checked.
+        limits: for worker processes, if the backend has any. memory_bytes: device memory that all models together may
+        hold, per device (the setting ``device_memory_bytes``). All *names* have passed ``check``.
         """
         ...
 
 
 def device_kind(name: str) -> DeviceKind:
-    """The kind of a device's name; InputError where none is registered, or it cannot be imported."""
+    """The kind of the device *name*, such as ``cuda:0``; InputError where none is registered or its import fails."""
     entry = find("devices", name.partition(":")[0], "kind of device")
     make = entry.load()
     try:
@@ -72,12 +72,12 @@ def device_kind(name: str) -> DeviceKind:
 
 
 def device_called(name: str) -> str:
-    """Model and versions of a device; empty where it, or its kind, is not on this machine."""
+    """Hardware model and software versions of a device; empty where the device, or its kind, is not on this machine."""
     return device_kind(name).called(name) if device_entry(name) else ""
 
 
 def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
-    """The backend of a device, or of several with commas between them; InputError says what is missing here."""
+    """The backend of a device, or of several with commas between them; InputError where a device is not usable here."""
     names = device.split(",")
     if len({name.partition(":")[0] for name in names}) > 1:
         raise InputError(f"device = {device}: models run on devices of one kind; name one of them")
@@ -89,7 +89,7 @@ def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None
 
 
 def engine_kind(name: str) -> EngineKind:
-    """What worker processes need for an engine: ``cpu``, or the name of a device; InputError where there is none."""
+    """The engine for worker processes, by ``cpu`` or the name of a device; InputError where the kind has no workers."""
     if name == CPU:
         # Imported here: it imports ONNX Runtime, which a server of another device need not have.
         from weft.runtime.isolated.cpu_engine import CpuEngineKind

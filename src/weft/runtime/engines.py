@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 Engine = Literal["onnxruntime", "compiled", "auto"]
-"""``auto`` takes the compiled engine where it is right and faster."""
+"""``auto``: the compiled engine if its answers are right and it is faster, else ONNX Runtime."""
 ONNXRUNTIME: Engine = "onnxruntime"
 COMPILED: Engine = "compiled"

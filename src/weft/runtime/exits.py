@@ -32,7 +32,7 @@ class ExitSpec(BaseModel):
 
 
 class Counted(BaseModel):
-    """A tensor that depends on the number of samples only: ``first`` for one, ``step`` more for every further one."""
+    """A tensor that depends on the number of samples only: ``first`` for one sample, and ``step`` more per sample."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,7 +42,7 @@ class Counted(BaseModel):
     step: tuple[int, ...]
 
     def at(self, rows: int) -> Array:
-        """Its value for *rows* samples."""
+        """The tensor for *rows* samples."""
         flat = [first + (rows - 1) * step for first, step in zip(self.first, self.step, strict=True)]
         return np.array(flat, self.dtype).reshape(self.shape)
 
@@ -52,9 +52,9 @@ Rowless = Mapping[str, Counted | None]
 
 
 def confidence(values: Array, kind: Kind) -> npt.NDArray[np.float32]:
-    """The probability of the largest class of each row of *values*, samples by classes.
+    """The probability of the likeliest class for each row of *values*, an array of samples by classes.
 
-    NaN where there is none; NaN is above no threshold, so that such a sample does not leave.
+    kind: what *values* are. A row with NaN or infinity gives NaN, which is above no threshold: the sample stays.
     """
     scores: Any = np.asarray(values, np.float64 if values.dtype == np.float64 else np.float32)
     top = scores.max(axis=1, keepdims=True)
@@ -65,7 +65,7 @@ def confidence(values: Array, kind: Kind) -> npt.NDArray[np.float32]:
 
 
 def keep(values: Values, rows: Sequence[int] | npt.NDArray[np.intp], rowless: Rowless) -> Values:
-    """The values of a batch of which only some rows go on, in the order of *rows*."""
+    """The values of a batch from which all rows but *rows* (indices) are removed; *rows* also gives their order."""
     picked = np.asarray(rows, np.intp)
     return {
         name: value[picked] if name not in rowless else _resize(value, rowless[name], len(picked))
@@ -85,4 +85,5 @@ def join(batches: Sequence[Values], rowless: Rowless) -> Values:
 
 
 def _resize(value: Any, counted: Counted | None, rows: int) -> Any:
+    """A rowless value for a batch of *rows* rows; *counted*: how it depends on them, None if it does not."""
     return value if counted is None else counted.at(rows)

@@ -62,7 +62,7 @@ LARGEST_MODEL_BYTES = (1 << 31) - 1
 
 
 class ExternalTensor(NamedTuple):
-    """A tensor whose data is in a file."""
+    """A tensor whose data is in a file beside the model."""
 
     tensor: TensorProto
     """All but its data."""
@@ -74,14 +74,14 @@ class ExternalTensor(NamedTuple):
 
     @property
     def is_given(self) -> bool:
-        """Whether it is passed to a session as an array; ONNX Runtime accepts no empty ones."""
+        """Whether it is passed to a session as an array; ONNX Runtime accepts no empty arrays."""
         return bool(self.replaceable and self.tensor.data_type in _NUMPY and self.size)
 
 
 def external_tensors(model: Path) -> list[ExternalTensor]:
-    """The external tensors of a model; none where the file cannot be read as a model.
+    """The external tensors of a model; none if the file is no ONNX model.
 
-    ``ModelError`` if one is outside the model's folder, or its file is missing or too short.
+    ``ModelError`` if the file of a tensor is outside the model's folder, missing or too short.
     """
     with open(model, "rb") as file:
         if not _has_word(file):
@@ -95,9 +95,9 @@ def external_tensors(model: Path) -> list[ExternalTensor]:
 
 
 def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> list[OnnxValue]:
-    """The inputs that a file declares, read without the rest of it; IndexError where it is no model.
+    """The inputs that a file declares, read without its weights; IndexError where it is no model.
 
-    requests: only those that a request fills, and not the weights that old files list among them.
+    requests: only the inputs that a request fills, without the weights that old files list among the inputs.
     """
     inputs: list[OnnxValue] = []
     weights: set[str] = set()
@@ -113,30 +113,31 @@ def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> l
 
 
 def _has_word(file: BinaryIO) -> bool:
-    """Whether the file may have external tensors: a fast search, which spares parsing most models."""
-    end = b""
+    """Whether the file contains ``_WORD``, and so may have external tensors; a fast search that saves most parsing."""
+    previous_end = b""
     while piece := file.read(_PIECE_BYTES):
-        if _WORD in end + piece[: len(_WORD)] or _WORD in piece:
+        if _WORD in previous_end + piece[: len(_WORD)] or _WORD in piece:
             return True
         # The word may begin in one piece and end in the next.
-        end = piece[1 - len(_WORD) :]
+        previous_end = piece[1 - len(_WORD) :]
     return False
 
 
 def external_files(model: Path) -> tuple[Path, ...]:
-    """The files beside a model that hold weights of it."""
+    """The files beside a model that hold its weights, without duplicates."""
     return tuple(dict.fromkeys(tensor.file for tensor in external_tensors(model)))
 
 
 def read_weights(tensors: Iterable[ExternalTensor]) -> dict[str, Array]:
-    """Read the weights that are passed to a session, by name."""
+    """Read the weights that are passed to a session as arrays, by name."""
     return {external.tensor.name: _read(external) for external in tensors if external.is_given}
 
 
 def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None:
-    """Read the *tensors* that cannot be passed to a session, and return the model with them embedded; None without any.
+    """Return the model in *path* with those external *tensors* embedded that cannot be passed to a session.
 
-    ``ModelError`` if one cannot be read, or the model becomes longer than ``LARGEST_MODEL_BYTES``.
+    None if there is no such tensor. ``ModelError`` if a tensor cannot be read, or the model becomes longer than
+    ``LARGEST_MODEL_BYTES``.
     """
     if all(external.is_given for external in tensors):
         return None
@@ -181,13 +182,17 @@ def _tensors_inside(message: Message) -> Iterator[TensorProto]:
                 yield from _tensors_inside(inner)
 
 
-def _tensors(data: Bytes, start: int, end: int, message: int, inside: int) -> Iterator[tuple[TensorProto, bool]]:
-    """Yield external tensors; all other data is stepped over, so that a large file takes little time and memory."""
+def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> Iterator[tuple[TensorProto, bool]]:
+    """Yield the external tensors in the message from *start* to *end*, each with whether it is a main graph's weight.
+
+    *message*, *parent*: the kind of that message (``_MODEL``, ...) and of the message that it is in. Other data is
+    skipped, so that a large file takes little time and memory.
+    """
     parts = list(fields(data, start, end))
     if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in parts):
         tensor = TensorProto.FromString(data[start:end])
         if tensor.data_location == TensorProto.EXTERNAL:
-            yield tensor, inside == _MAIN
+            yield tensor, parent == _MAIN
     for number, first, last in parts:
         inner = _INSIDE.get((message, number))
         if inner is not None:
@@ -195,11 +200,14 @@ def _tensors(data: Bytes, start: int, end: int, message: int, inside: int) -> It
 
 
 def _locate_data(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTensor:
-    """Locate a tensor's data; ``ModelError`` unless all of it is in a regular file of the model's folder."""
+    """Locate an external tensor's data; ``ModelError`` unless all of it is in a regular file of the model's folder.
+
+    *replaceable*: whether the tensor is a weight of the main graph.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, named = entries.get("location", ""), f"weights {tensor.name!r}"
     offset, length = _whole_number(tensor, entries, "offset") or 0, _whole_number(tensor, entries, "length")
-    file = _inside(model, location)
+    file = _resolve(model, location)
     try:
         state = file.stat()
     except OSError as error:
@@ -215,7 +223,7 @@ def _locate_data(model: Path, tensor: TensorProto, replaceable: bool) -> Externa
 
 
 def _whole_number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int | None:
-    """The offset or the length of external data; None if it is left out."""
+    """The ``offset`` or ``length`` (*key*) of external data; None if it is left out, ModelError if it is invalid."""
     if key not in entries:
         return None
     try:
@@ -229,10 +237,11 @@ def _whole_number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> 
     return number
 
 
-def _inside(model: Path, location: str) -> Path:
-    """A file in the model's folder, or in the folder that the model is a link into; ``ModelError`` for any other.
+def _resolve(model: Path, location: str) -> Path:
+    """The path of the file *location* of a model's external data; ``ModelError`` if it is outside the model's folder.
 
-    Otherwise a model could make the server read any file, and return it as a constant output.
+    If the model is a symbolic link, the folder of its target is allowed, too. Without this check a model could make the
+    server read any file, and return it as a constant output.
     """
     file = model.parent / location
     folders = [Path(os.path.realpath(path)) for path in (model.parent, Path(os.path.realpath(model)).parent)]
@@ -252,7 +261,7 @@ _NUMPY: dict[int, np.dtype[Any]] = {
 
 
 def _data_bytes(tensor: TensorProto, rest: int) -> int:
-    """Length of a tensor's data if it is not stated: by its type and shape, else the *rest* of the file."""
+    """Length of a tensor's data if the model does not state it: by its type and shape, else the *rest* of the file."""
     if tensor.data_type not in _SIZED:
         return rest
     return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)
@@ -262,7 +271,7 @@ def _read(external: ExternalTensor) -> Array:
     data = _read_bytes(external)
     try:
         return np.frombuffer(data, _NUMPY[external.tensor.data_type]).reshape(tuple(external.tensor.dims))
-    except ValueError as error:  # its length is not that of its shape
+    except ValueError as error:  # the data is shorter or longer than the shape needs
         raise _unreadable(external, error) from error
 
 

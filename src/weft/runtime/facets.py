@@ -35,7 +35,7 @@ class SegmentTiming:
     learned: bool = True
     """Whether it was cut, measured and warmed up as far as possible; False: it is served whole, as it was opened."""
     engine: Literal["onnxruntime", "compiled"] = "onnxruntime"
-    """What the times are of: models of torch count as ONNX Runtime's unless torch's compiler made them."""
+    """What ran when the times were measured; "onnxruntime" also for models of torch that were not compiled."""
     foreseen: tuple[bool, ...] = ()
     """Whether the expected time of each segment can be relied on; ``steady`` by default. They differ where segments run
     in a worker process: none may run on the event loop, yet their times are known."""
@@ -67,9 +67,9 @@ class Batching:
     max_batch: int = 1
     """Most rows of a batch."""
     any_shapes: bool = False
-    """Whether samples of other shapes than the measured ones may be batched, too."""
+    """Whether samples of other shapes than the measured shapes may be batched, too."""
     mergeable: bool = False
-    """Whether batches can be shrunk and joined at every cut."""
+    """Whether rows can leave a batch, and batches be joined, at every cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class ModelShares:
     """A model on parts of a GPU, where the options asked for ``shares``."""
 
     like: Mapping[int, GpuLikeness]
-    """Rows of a batch -> its likeness on shares of the device, for the batch sizes that were measured."""
+    """Rows of a batch -> its speed on shares of the device, for the batch sizes that were measured."""
     cuts: GpuCuts
     """How the device can be cut."""
 
@@ -110,9 +110,9 @@ class ModelResidency:
     moving_bytes: int = 0
     """Additional memory while it is computed; other models may use it otherwise."""
     return_s: float = 0.0
-    """Time to bring it back after an eviction; 0: it is never evicted."""
+    """Seconds to bring the model back after an eviction; 0: it is never evicted."""
 
     @property
     def away_s(self) -> float:
-        """Time to bring it back if it is evicted now; 0: it is in memory."""
+        """Seconds to bring the model back if it is evicted now; 0: it is in memory."""
         return 0.0

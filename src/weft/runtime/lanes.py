@@ -85,9 +85,9 @@ class LaneTask:
     here: bool = False
     """Whether it is computed on the engine's own thread."""
     began: int | None = field(default=None, init=False)
-    """When its lane started it; None while it is queued."""
+    """When its lane began to compute it; None while it is queued."""
     run: StartedStep | None = field(default=None, init=False)
-    """Handle to stop it; None before it is started."""
+    """Handle to stop it; None before it is given to the backend."""
     started: bool = field(default=False, init=False)
     aborted: bool = field(default=False, init=False)
     reported: bool = field(default=False, init=False)
@@ -98,7 +98,7 @@ class LaneTask:
     after: Sequence[LaneTask] = field(default=(), init=False)
     """Segments on other lanes that must end before it is started."""
     joined: BatchKey | None = field(default=None, init=False)
-    """The batch that its own was merged into."""
+    """The batch that its own batch was merged into; None if it was not."""
 
     @property
     def batch(self) -> BatchKey:
@@ -114,7 +114,7 @@ class LaneTask:
 
     @property
     def overrun_at(self) -> int:
-        """When it will have run for far longer than expected."""
+        """The time from which the segment counts as overrun; ``NO_DEADLINE`` while it is queued."""
         if self.began is None:
             return NO_DEADLINE
         sure = self.work.timing.foreseen[self.candidate.layer]
@@ -127,9 +127,9 @@ class LaneTask:
 
     @property
     def goes_on(self) -> Sequence[StepOutput] | None:
-        """Outputs that its batch can continue with while it runs; None if it must be awaited.
+        """Outputs that its batch can continue with while the segment runs; None if its end must be awaited.
 
-        A segment that may be stopped is awaited: work that continued from it would be lost with it.
+        The end of a segment that may be stopped is awaited: work that continued from it would be lost with it.
         """
         if self.run is None:
             return None
@@ -149,9 +149,9 @@ class Lane:
     free_since: int = 0
     """When its last segment ended."""
     leaving: bool = False
-    """It accepts no more segments."""
+    """Whether it accepts no more segments."""
     replaced: bool = False
-    """Another lane has its place, because its segment overran."""
+    """Whether another lane has its place, because its segment overran."""
 
     @property
     def task(self) -> LaneTask | None:
@@ -160,7 +160,7 @@ class Lane:
 
 
 class LaneExecutor:
-    """Runs segments on a backend; ``wake`` is called, on any thread, when one has ended."""
+    """Runs segments on a backend; ``wake`` is called, on any thread, when a segment has ended."""
 
     def __init__(
         self,
@@ -172,8 +172,9 @@ class LaneExecutor:
         pin: bool = False,
         shares: bool = False,
     ) -> None:
-        """work_of: the work of a lane for a layer of a batch, and whether it is computed on the engine's own thread.
+        """count: wanted number of lanes. pin: each lane gets a part of the device of its own, such as a core.
 
+        work_of: returns the work of a layer of a batch, and whether it is computed on the engine's own thread.
         shares: lanes are shares of one device, and the policy chooses the lane of each segment.
         """
         self.backend, self.now, self._shares = backend, backend.now, shares
@@ -184,9 +185,8 @@ class LaneExecutor:
         self.lanes = [Lane(index, backend.lane(index, pin=pin)) for index in range(count)]
         self.ahead = max((lane.device.ahead for lane in self.lanes), default=0)
         """How many segments a lane queues besides the one that it computes."""
-        self.apart = any(lane.device.apart for lane in self.lanes)
+        self.apart = any(lane.device.apart for lane in self.lanes) and not shares
         """Whether batches stay on their lanes."""
-        self.apart &= not shares
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self.count = count
         """Wanted number of lanes; replaced ones are additional, until they end."""
@@ -196,17 +196,17 @@ class LaneExecutor:
         self.ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         """Ended segments that the engine has not handled yet; a deque, since lanes append from their threads."""
         self.under_way = self._since = self._past_ticks = 0
-        """Number of running steps, since when there is at least one, and the length of all such periods before."""
+        """Number of running steps, when the first of them started, and ticks of all earlier periods with any."""
         self.watch: Callable[[int, Completion], None] | None = None
         """Called for every segment that ended, with the number of its lane."""
 
     @property
     def busy_ticks(self) -> int:
-        """How long at least one step was running."""
+        """Ticks during which at least one step was running."""
         return self._past_ticks + (self.now() - self._since if self.under_way else 0)
 
     def resize(self, count: int) -> None:
-        """Change the number of lanes; surplus lanes that compute are closed after their segment."""
+        """Change the number of lanes; surplus lanes that are computing are closed after their segments."""
         self.count = count
         counting = [lane for lane in self.lanes if not lane.replaced]
         for lane in counting[:count]:
@@ -215,7 +215,7 @@ class LaneExecutor:
             lane.leaving = True
             if not lane.tasks:
                 self._idle.remove(lane)
-                self._dismiss(lane)
+                self._close_idle(lane)
         for _ in range(count - len(counting)):
             self._open()
 
@@ -228,9 +228,9 @@ class LaneExecutor:
         self._idle.append(lane)
 
     def replace_overrun(self) -> int:
-        """Open lanes in place of those whose segments have overrun; returns when the next segment will have.
+        """Replace lanes whose segments have overrun; return the earliest time at which another segment overruns.
 
-        At most ``count`` lanes are replaced at a time. Lanes of a device, which queue segments, are never replaced.
+        At most ``count`` lanes are replaced at a time. Lanes that queue segments, as on a GPU, are never replaced.
         """
         now, soonest = self.now(), NO_DEADLINE
         for lane in [] if self.ahead else [lane for lane in self.lanes if lane.tasks and not lane.leaving]:
@@ -242,6 +242,7 @@ class LaneExecutor:
         return soonest
 
     def _replace(self, lane: Lane) -> None:
+        """Open a lane in place of *lane*, which closes after its segment; if that fails, log it once."""
         try:
             self._open()
         except (RuntimeError, OSError) as error:  # there are too many threads
@@ -253,12 +254,13 @@ class LaneExecutor:
         lane.leaving = lane.replaced = True
         lane.device.give_way()
 
-    def _dismiss(self, lane: Lane) -> None:
-        """Close an idle lane without waiting for its thread."""
+    def _close_idle(self, lane: Lane) -> None:
+        """Remove and close an idle lane without waiting for its thread."""
         self.lanes.remove(lane)
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
+        """The device's clocks, all of which show the present time, if a lane has room; else None."""
         if not self.takes_more:
             return None
         now = self.now()
@@ -269,46 +271,52 @@ class LaneExecutor:
         """Whether a lane has room; a lane that is unable to compute counts only if no other lane is able."""
         if not self.ahead or any([lane.device.able for lane in self._idle]):
             return bool(self._idle)
-        roomy = self._roomy()
-        if all(lane.device.able for lane in roomy):
-            return bool(roomy)
-        return any(lane.device.able for lane in roomy) or not any(lane.device.able for lane in self.lanes)
+        with_room = self._lanes_with_room()
+        if all(lane.device.able for lane in with_room):
+            return bool(with_room)
+        return any(lane.device.able for lane in with_room) or not any(lane.device.able for lane in self.lanes)
 
-    def _roomy(self) -> list[Lane]:
+    def _lanes_with_room(self) -> list[Lane]:
         """The lanes that accept another segment."""
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
 
     def held(self) -> tuple[LaneState, ...]:
+        """The segments of each lane, for a policy that chooses lanes; empty unless lanes are shares of one device."""
         if not self._shares:
             return ()
-        return tuple([self._state(lane) if lane.tasks else IDLE_LANE for lane in self.lanes])
+        return tuple([self._lane_state(lane) if lane.tasks else IDLE_LANE for lane in self.lanes])
 
-    def _state(self, lane: Lane) -> LaneState:
+    def _lane_state(self, lane: Lane) -> LaneState:
         room = not lane.leaving and has_room(lane, lane.device.ahead)
-        return LaneState(tuple([task.candidate for task in lane.tasks]), self._lane_rest(lane), room)
+        return LaneState(tuple([task.candidate for task in lane.tasks]), self._lane_remaining(lane), room)
 
     def rooms(self) -> list[int]:
-        return [lane.index for lane in self._roomy()]
+        """The numbers of the lanes that accept another segment."""
+        return [lane.index for lane in self._lanes_with_room()]
 
     def completions(self) -> list[Completion]:
+        """Free the lanes of ended segments; return the completions that were not reported yet.
+
+        If lanes queue segments, these include running segments that their batches can continue from.
+        """
         ended: list[Completion] = []
         while self.ended:
             lane, task, end = self.ended.popleft()
             if task.ended:  # a step whose start failed may have reported its end, too
                 continue
-            completion = self._completion_on(lane, task, end) if isinstance(end, StepEnd) else end
-            self._take_off(lane, task, completion.times)
+            completion = self._queued_completion(lane, task, end) if isinstance(end, StepEnd) else end
+            self._remove_task(lane, task, completion.times)
             if not task.reported:
                 ended.append(completion)
-            elif completion.error or completion.aborted:
+            elif completion.error or completion.aborted:  # it was reported as a success
                 self._doom(task.batch)
-            self._show(lane.index, completion)
+            self._call_watch(lane.index, completion)
             if self.ahead:
                 self._start_waiting()
         return ended + self._early_completions() if self.ahead else ended
 
-    def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
-        """Remove a segment from its lane, which goes on with the next one."""
+    def _remove_task(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
+        """Remove an ended segment from its lane, which goes on with the next segment."""
         task.ended = True
         if task.started:
             self.under_way -= 1
@@ -323,7 +331,7 @@ class LaneExecutor:
             if head.began is None and head.started:
                 head.began = lane.free_since
         elif lane.leaving:
-            self._dismiss(lane)
+            self._close_idle(lane)
         else:
             self._idle.append(lane)
 
@@ -333,8 +341,8 @@ class LaneExecutor:
             for task in lane.tasks:
                 task.doomed |= task.batch == batch
 
-    def _show(self, lane: int, completion: Completion) -> None:
-        """Call ``watch``; an error in it must not lose a completion."""
+    def _call_watch(self, lane: int, completion: Completion) -> None:
+        """Call ``watch``; its errors are logged, so that they lose no completion."""
         try:
             if self.watch:
                 self.watch(lane, completion)
@@ -349,6 +357,7 @@ class LaneExecutor:
         return candidate.compute < self._inline_ticks and work.timing.steady[candidate.layer]
 
     def submit(self, start: Start, batch: object = None) -> None:
+        """Run a segment on an idle lane, or queue it on a lane if lanes queue segments."""
         task = LaneTask(start.candidate, *self._work_of(start.candidate, batch))
         if self.ahead:
             self._queue(task, start.lane)
@@ -358,7 +367,7 @@ class LaneExecutor:
         self._start(lane, task)
 
     def _queue(self, task: LaneTask, chosen: int) -> None:
-        """Queue a segment on the lane that the policy chose, or on a suitable one."""
+        """Queue a segment on lane *chosen*; if that is negative, the policy chose none and a suitable lane is taken."""
         lane = self.lanes[chosen] if chosen >= 0 else self._choose_lane(task)
         task.after = awaited(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
@@ -367,13 +376,13 @@ class LaneExecutor:
         self._start_waiting()
 
     def _choose_lane(self, task: LaneTask) -> Lane:
-        """A lane with room for a segment for which the policy chose none; one that can compute now, if there is any."""
-        open_to = at_home(task.candidate, self._roomy())
+        """Choose a lane with room for a segment; only among lanes that can compute now, if there is any."""
+        open_to = at_home(task.candidate, self._lanes_with_room())
         able = [lane for lane in open_to if lane.device.able]
-        return lane_for(task.batch, able or open_to, self._lane_rest)
+        return lane_for(task.batch, able or open_to, self._lane_remaining)
 
     def _start_waiting(self) -> None:
-        """Start the segments that no longer wait for others; those of a lane are started in order."""
+        """Start the queued segments that wait for no other lane any more; each lane starts its segments in order."""
         for lane in self.lanes:
             for task in lane.tasks:
                 if not task.started and not task.aborted:
@@ -382,7 +391,7 @@ class LaneExecutor:
                     self._start_queued(lane, task)
 
     def _start_queued(self, lane: Lane, task: LaneTask) -> None:
-        """Start a segment; if that fails, it ends with the error, and ends of other segments are not lost."""
+        """Start a queued segment; an error in that becomes the segment's end, so that others are still started."""
         task.after = ()
         try:
             self._start(lane, task)
@@ -391,6 +400,7 @@ class LaneExecutor:
             self._end(lane, task, StepEnd(now, now, error=problem))
 
     def _start(self, lane: Lane, task: LaneTask) -> None:
+        """Give a segment to the backend."""
         task.started = True
         self._since = self._since if self.under_way else self.now()
         self.under_way += 1
@@ -406,20 +416,22 @@ class LaneExecutor:
     def _end(self, lane: Lane, task: LaneTask, end: StepEnd) -> None:
         """Record the end of a segment; called on any thread, and on the engine's own while the segment is started.
 
-        On a lane that queues steps, the end may have been reported already; only the engine's thread knows.
+        On a lane that queues steps, the end may have been reported already, which only the engine's thread knows: so
+        the completion is made later, in ``completions``.
         """
         self.ended.append((lane, task, end if self.ahead else _completion(lane, task, end)))
         if not self._starting or get_ident() != self._thread:
             self._wake()
 
-    def _completion_on(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
-        """The completion of a segment on a lane that queues steps; it began when the one before it ended."""
+    def _queued_completion(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
+        """The completion of a segment on a lane that queues steps; it began when the segment before it ended."""
         began, ended, outputs, error = end
+        # A segment that was stopped while it was queued behind another took no time.
         began = max(began, lane.free_since) if task is lane.tasks[0] else ended
         return _completion(lane, task, StepEnd(began, max(began, ended), outputs, error))
 
     def _early_completions(self) -> list[Completion]:
-        """Report segments that run, or soon will, and that batches can continue from: with expected times."""
+        """Completions, with expected times, of segments that have not ended but that batches can continue from."""
         completions = []
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
             begin = self.now()
@@ -429,14 +441,14 @@ class LaneExecutor:
                     task.reported, error = True, _take(task, outputs)
                     times = LayerTimes(begin, begin, begin, begin + task.compute)
                     completions.append(Completion(task.candidate, times, error=error, work=task.work, lane=lane.index))
-                begin += self._rest(task)
+                begin += self._remaining(task)
         return completions
 
     def abortable(self) -> tuple[Running, ...]:
-        """Return the last segment of every lane, each with whether it may be stopped; none if none of them may.
+        """The last segment of every lane, with its remaining ticks and whether it may be stopped.
 
-        On a lane that queues segments nothing waits behind one that may be stopped, and the lane is free when its last
-        one has ended.
+        Empty if no segment may be stopped. On a lane that queues segments, none is queued behind a segment that may be
+        stopped, and the lane is free when its last segment has ended.
         """
         for lane in self.lanes:
             if lane.tasks and not lane.replaced and _abortable(lane.tasks[-1]):
@@ -444,17 +456,17 @@ class LaneExecutor:
         else:
             return ()
         last = [(lane, lane.tasks[-1]) for lane in self.lanes if lane.tasks and not lane.replaced]
-        return tuple([Running(task.candidate, self._lane_rest(lane), _abortable(task)) for lane, task in last])
+        return tuple([Running(task.candidate, self._lane_remaining(lane), _abortable(task)) for lane, task in last])
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop the segments of a query, running or queued, except those whose end was reported already."""
+        """Stop the segments of a batch, running or queued, except those whose end was reported already."""
         for lane in self.lanes:
             for task in lane.tasks:
                 if task.batch == (stream, query) and not task.reported:
                     self.halt(lane, task)
 
     def halt(self, lane: Lane, task: LaneTask) -> None:
-        """Stop a segment."""
+        """Stop a segment: the backend ends a started one; a queued one ends here, with ``InterruptedError``."""
         waiting, task.aborted = not (task.started or task.aborted), True
         if task.run:
             task.run.stop()
@@ -463,7 +475,7 @@ class LaneExecutor:
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """Note that a batch was merged into another one, which continues from its running segments."""
+        """Note that the batch *other* was merged into the batch *query*, which continues from its running segments."""
         for lane in self.lanes if self.ahead else ():
             for task in lane.tasks:
                 if task.batch == (stream, other):
@@ -479,14 +491,16 @@ class LaneExecutor:
         A segment that has overrun counts as 0: its lane was replaced, so that no other segment waits for it.
         """
         return [
-            (task.candidate, 0 if lane.replaced else self._rest(task)) for lane in self.lanes for task in lane.tasks
+            (task.candidate, 0 if lane.replaced else self._remaining(task))
+            for lane in self.lanes
+            for task in lane.tasks
         ]
 
-    def _lane_rest(self, lane: Lane) -> int:
+    def _lane_remaining(self, lane: Lane) -> int:
         """Expected ticks until a lane is free."""
-        return sum([self._rest(task) for task in lane.tasks])
+        return sum([self._remaining(task) for task in lane.tasks])
 
-    def _rest(self, task: LaneTask) -> int:
+    def _remaining(self, task: LaneTask) -> int:
         """Expected remaining ticks of a segment."""
         if task.aborted:
             return 0
@@ -494,7 +508,7 @@ class LaneExecutor:
         return compute if task.began is None else max(0, task.began + compute - self.now())
 
     def close(self, patience_s: float | None = None) -> bool:
-        """Wait for the running segments and close all lanes; False if one has not ended in time."""
+        """Wait up to *patience_s* for the running segments and close all lanes; False if a segment has not ended."""
         end_s = None if patience_s is None else time.monotonic() + patience_s
         ended = [
             lane.device.close(None if end_s is None else max(0.0, end_s - time.monotonic())) for lane in self.lanes
@@ -503,7 +517,7 @@ class LaneExecutor:
 
 
 def _take(task: LaneTask, outputs: Sequence[StepOutput]) -> Exception | None:
-    """Hand on the outputs of a segment; an unusable output is returned as an error, which fails its requests only."""
+    """Pass the outputs of a segment to its work; return the error if that fails, which fails this batch only."""
     try:
         task.work.take(task.candidate.layer, outputs)
     except Exception as problem:
@@ -512,6 +526,7 @@ def _take(task: LaneTask, outputs: Sequence[StepOutput]) -> Exception | None:
 
 
 def _completion(lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
+    """Make the completion of an ended segment, whose outputs its work takes unless it has them already."""
     began, ended, outputs, error = end
     if error is None and not task.reported:
         error = _take(task, outputs)

@@ -38,11 +38,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _METADATA_FIELD = 14
 """Field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
 _MOST_BYTES = 1 << 24
-"""Longest entry that is read; no tool writes keys or values near 16 MiB, so a longer one is damage."""
+"""Longest entry that is read; no tool writes keys or values near 16 MiB, so a longer entry is damage."""
 
 
 def servable(name: str) -> bool:
-    """Whether a model of that name can be requested from a server: the name is a part of an address."""
+    """Whether a model may have this name on a server, where the name is a part of a URL."""
     return _NAME.fullmatch(name) is not None and ".." not in name
 
 
@@ -50,11 +50,12 @@ def servable(name: str) -> bool:
 
 
 def kind_of(path: Path, device: str) -> Entry:
-    """The kind of a file for a kind of device (``cuda``); OSError where the file cannot be read."""
+    """The kind of a model file, of the kinds that *device* (``cpu``, ``cuda``) runs; OSError if it cannot be read."""
     kinds = registered("model_kinds")
     fit = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
-    if path.suffix != ONNX_SUFFIX and (ended := [kind for kind in fit if kind.about.get("suffix") == path.suffix]):
-        return ended[0]
+    by_suffix = [kind for kind in fit if kind.about.get("suffix") == path.suffix]
+    if path.suffix != ONNX_SUFFIX and by_suffix:
+        return by_suffix[0]
     keys = metadata_keys(path) if path.is_file() else frozenset()
     return next((kind for kind in fit if kind.about.get("metadata") in keys), kinds[ONNX])
 
@@ -74,7 +75,7 @@ def suffixes() -> tuple[str, ...]:
 
 
 def metadata_value(data: Glance, key: str) -> str:
-    """The value of a key in the metadata of an ONNX file; empty where there is none. IndexError: it is no ONNX file."""
+    """The value of a key in the metadata of an ONNX file, empty if there is none; IndexError: it is no ONNX file."""
     for entry in _entries(data):
         if _text(data, entry, 1) == key:
             return _text(data, entry, 2)
@@ -82,7 +83,7 @@ def metadata_value(data: Glance, key: str) -> str:
 
 
 def metadata_keys(path: Path) -> frozenset[str]:
-    """The keys in the metadata of an ONNX file, whose weights are stepped over; none where it is no ONNX file."""
+    """The keys in the metadata of a file, read without its weights; empty if it is no ONNX file."""
     with open(path, "rb") as file:
         data = Glance(file)
         try:
@@ -92,13 +93,14 @@ def metadata_keys(path: Path) -> frozenset[str]:
 
 
 def _entries(data: Glance) -> Iterator[dict[int, tuple[int, int]]]:
-    """Field number -> first and last byte, for the key and the value of each entry."""
+    """For each metadata entry: field number (1 the key, 2 the value) -> its first byte and the byte behind its last."""
     for number, start, end in fields(data, 0, len(data)):
         if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
             yield {part: (first, last) for part, first, last in fields(data, start, end)}
 
 
 def _text(data: Glance, entry: dict[int, tuple[int, int]], part: int) -> str:
+    """The text of a part of a metadata entry: 1 the key, 2 the value; empty if the entry lacks it."""
     first, last = entry.get(part, (0, 0))
     return data[first:last].decode("utf-8", "replace")
 
@@ -107,7 +109,7 @@ def _text(data: Glance, entry: dict[int, tuple[int, int]], part: int) -> str:
 
 
 class Bytes(Protocol):
-    """Bytes that are read by index and slice."""
+    """Any sequence of bytes that has indices and slices."""
 
     @overload
     def __getitem__(self, at: int, /) -> int: ...
@@ -116,7 +118,7 @@ class Bytes(Protocol):
 
 
 class Glance:
-    """An open file as bytes, read only at the places that are asked for.
+    """An open file as bytes: indexing or slicing it reads only these bytes from the file.
 
     Not a mapped file: reading one that was truncated meanwhile would end the process by SIGBUS; here it is an
     IndexError.
@@ -140,11 +142,15 @@ class Glance:
 
 
 def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Number, first and last byte of every field that has a length; IndexError where the format is broken."""
+    """Yield the fields with a length (texts, messages) of the protobuf message in the bytes *start* to *end*.
+
+    Each is its field number, its first byte and the byte behind its last; numbers are stepped over. IndexError where
+    the format is broken.
+    """
     while start < end:
         tag, start = _varint(data, start)
         wire_type = tag & 7
-        if wire_type == 0:
+        if wire_type == 0:  # a number of variable length
             _, start = _varint(data, start)
         elif wire_type == 2:
             length, start = _varint(data, start)
@@ -152,14 +158,14 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
                 raise IndexError("a field ends behind its message")
             yield tag >> 3, start, start + length
             start += length
-        elif wire_type in (1, 5):
+        elif wire_type in (1, 5):  # a number of 64 or 32 bits
             start += 8 if wire_type == 1 else 4
         else:
             raise IndexError(f"no such kind of field: {wire_type}")
 
 
 def _varint(data: Bytes, start: int) -> tuple[int, int]:
-    """A number of variable length, and the place behind it."""
+    """A number of variable length that begins at *start*, and the index of the byte behind it."""
     value = shift = 0
     while (byte := data[start]) & 0x80:
         value |= (byte & 0x7F) << shift

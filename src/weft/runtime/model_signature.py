@@ -21,7 +21,7 @@ def read_inputs(path: str | Path) -> tuple[TensorSpec, ...]:
 
 
 def read_dimensions(path: str | Path) -> dict[str, tuple[Dimension, ...] | None]:
-    """Input that requests fill -> its sizes, and the names of its axes where they are free."""
+    """Input that requests fill -> its dimensions: sizes, or names where they are free; None if none are declared."""
     return {value.name: dimensions_of(value.type) for value in request_inputs(_load(path).graph)}
 
 
@@ -31,12 +31,12 @@ def read_outputs(path: str | Path) -> tuple[str, ...]:
 
 
 def read_exits(path: str | Path) -> tuple[str, ...]:
-    """The outputs that the file names as exits, shallow to deep, the end last; empty where it names none."""
+    """The outputs that the file's metadata names as exits, shallow to deep, the end last; empty if it names none."""
     return tuple(filter(None, map(str.strip, metadata(_load(path)).get(EXITS_KEY, "").split(","))))
 
 
 def read_operators(path: str | Path) -> frozenset[str]:
-    """The types of its operators, without those in the bodies of others."""
+    """The operator types of the main graph, without the bodies of control flow."""
     return frozenset(node.op_type for node in _load(path).graph.node)
 
 
@@ -48,6 +48,7 @@ def _load(path: str | Path) -> OnnxModel:
 
 
 def _spec(path: str | Path, info: OnnxValue) -> TensorSpec:
+    """Describe an input; ``ModelError`` if it declares no dimensions or has a type that cannot be served."""
     sizes = dimensions(info)
     if sizes is None:
         raise ModelError(f"{path}: input {info.name!r} states no dimensions; export it with them, free ones by a name")
@@ -56,6 +57,7 @@ def _spec(path: str | Path, info: OnnxValue) -> TensorSpec:
 
 
 def _datatype(path: str | Path, name: str, kind: int) -> str:
+    """The data type, in the protocol's terms, of the ONNX element type *kind* of the input *name*."""
     if kind == ElementType.STRING:
         return "BYTES"
     datatype = _NAMES.get(numpy_dtype(kind))

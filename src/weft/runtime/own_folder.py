@@ -38,7 +38,7 @@ def make_folder(prefix: str = "weft-", parent: Path | None = None) -> Path:
 
 
 def release(folder: Path, *, now_at: Path | None = None) -> None:
-    """Remove the lock of a folder and keep its content: it was renamed to *now_at*, or is not temporary any more."""
+    """Free and remove the lock of a folder and keep its content. *now_at*: the folder's path if it was renamed."""
     lock = _held.pop(folder, None)
     if lock is not None:
         with contextlib.suppress(OSError):
@@ -47,7 +47,7 @@ def release(folder: Path, *, now_at: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and its content, the lock last: should this process end meanwhile, another one continues."""
+    """Remove a folder and its content, the lock last: if this process ends meanwhile, another's ``sweep`` continues."""
     with contextlib.suppress(OSError):
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
@@ -59,7 +59,10 @@ def remove(folder: Path) -> None:
 
 
 def sweep(prefix: str, place: Path) -> None:
-    """Remove the folders of processes that have ended; folders of running ones, and those without a lock, stay."""
+    """Remove the folders in *place*, named with *prefix*, of processes that have ended.
+
+    Folders of running processes, and folders without a lock, stay.
+    """
     if fcntl is None:
         return
     for folder in place.glob(f"{prefix}*-*"):
@@ -67,13 +70,13 @@ def sweep(prefix: str, place: Path) -> None:
             remove(folder)
 
 
-def _is_abandoned(path: Path) -> bool:
-    """Whether no process holds a lock any more."""
+def _is_abandoned(lock_path: Path) -> bool:
+    """Whether no process holds a lock any more; False if it is missing, or so new that it may not be locked yet."""
     try:
-        if path.is_symlink() or path.stat().st_mtime > time.time() - _FRESH_S:
+        if lock_path.is_symlink() or lock_path.stat().st_mtime > time.time() - _FRESH_S:
             return False
-        lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # it has no lock, or is not ours
+        lock = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # the folder has no lock, or belongs to another user
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -61,9 +61,9 @@ INDEPENDENT = "independent"
 
 Feed = Mapping[str, Array]
 
-_MOST_TURNS = 8
-"""Turns of a loop after which its owners must not change any more. Each turn can only add owners, so that two or three
-are enough for all but damaged graphs."""
+_MAX_TURNS = 8
+"""Iterations of a loop after which its owners must not change any more. An iteration can only add owners, so that
+two or three are enough for all but damaged graphs."""
 
 
 class Seen(NamedTuple):
@@ -89,15 +89,15 @@ class Verdict(NamedTuple):
     mixing: str | None
     """Why rows are not independent, such as the first operator that mixes them; None: they are."""
     by_size: bool = False
-    """Whether samples were moved by numbers, or a branch was taken, that may differ for other sizes."""
+    """Whether the proof may fail for other batch sizes: numbers moved samples to other places, or a body was run."""
 
 
 class _Refused(Exception):
-    """Names the operator that mixes rows."""
+    """Rows are not known to be independent; the message names the operator that mixes them."""
 
 
 def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: Sequence[TaskSpec] = ()) -> Verdict:
-    """Prove that the rows of each of the *feeds*, batches of several sizes, are independent; else say why not."""
+    """Prove that rows are independent, by following each of the *feeds*, batches of several sizes; else say why not."""
     for node in all_nodes(model.graph):
         if find(qualified(node)).random:
             return Verdict(f"{node.op_type} {node.name!r} draws lots")
@@ -107,29 +107,35 @@ def judge_rows(model: OnnxModel, feeds: Sequence[Feed], runner: Runner, tasks: S
         return Verdict(str(refusal))
     except Exception as error:  # what cannot be followed is not known to keep rows apart
         return Verdict(f"its rows cannot be followed: {first_line(error)}")
-    if any(run.ways != runs[0].ways for run in runs):
+    if any(run.branches != runs[0].branches for run in runs):
         return Verdict("an If goes another way for another number of rows")
     return Verdict(None, any(run.by_size for run in runs))
 
 
 def _follow_run(model: OnnxModel, feed: Feed, runner: Runner, tasks: Sequence[TaskSpec]) -> _Run:
-    """Follow the rows of one batch; samples of different tasks are different owners."""
-    most = max(len(values) for values in feed.values())
+    """Follow the rows of one batch to the outputs; samples of different tasks are different owners.
+
+    Raises ``_Refused`` if rows are not independent.
+    """
+    # Owner 0 is "no sample". The samples of each task are numbered in a range of their own.
+    largest_batch = max(len(values) for values in feed.values())
     first = {
-        name: 1 + number * most
+        name: 1 + number * largest_batch
         for number, task in enumerate(tasks)
         for name in (*task.inputs.values(), *task.outputs.values())
     }
     owners = {name: numbered(first.get(name, 1), len(values), values.ndim) for name, values in feed.items()}
     run = _Run(model, runner, feed, dict(owners))
     for spec, owners_out in zip(model.graph.output, run.follow(), strict=True):
-        if owners_out is not None and not _in_order(owners_out, run.shape(spec.name), first.get(spec.name, 1)):
+        if owners_out is not None and not _is_in_sample_order(
+            owners_out, run.shape(spec.name), first.get(spec.name, 1)
+        ):
             raise _Refused(f"output {spec.name!r} has no row for each sample")
     return run
 
 
-def _in_order(owners: Owners, shape: Shape | None, first: int) -> bool:
-    """Whether the first row belongs to the first sample or to none, the second to the second or to none, and so on."""
+def _is_in_sample_order(owners: Owners, shape: Shape | None, first: int) -> bool:
+    """Whether each row of an output belongs to the sample of the same index, or to none; *first*: the first owner."""
     try:
         rows = collapsed(owners, range(1, owners.ndim)).ravel()
     except Mixed:
@@ -146,10 +152,10 @@ class _Run:
     runner: Runner
     feed: Feed
     owners: dict[str, Owners]
-    ways: list[bool] = field(default_factory=list)
+    branches: list[bool] = field(default_factory=list)
     """The branch that each If took."""
     varying: set[str] = field(default_factory=set)
-    """In the body of a loop: tensors without owners whose values change from turn to turn."""
+    """In the body of a loop: tensors without owners whose values change from iteration to iteration."""
     by_size: bool = False
     weights: Mapping[str, OnnxTensor] = field(init=False)
     seen: Seen = field(init=False)
@@ -161,56 +167,59 @@ class _Run:
         self.seen = self.runner.trace(self.model, self.feed, _names_of_read_values(graph) & produced)
 
     def follow(self) -> list[Owners | None]:
-        """The owners of the outputs."""
+        """Follow all nodes; return the owners of each output, None where it depends on no sample."""
         for node in self.model.graph.node:
             read = names_read(node)
             if read & self.owners.keys():
                 self._follow_node(node)
-            if read & self.varying:
+            if read & self.varying:  # what is computed from a varying tensor varies, too
                 self.varying |= {name for name in node.output if name not in self.owners}
         return [self.owners.get(value.name) for value in self.model.graph.output]
 
     def shape(self, name: str) -> Shape | None:
+        """The shape that a tensor had in the run; None if it is unknown."""
         if name in self.feed:
             return self.feed[name].shape
         return tuple(self.weights[name].dims) if name in self.weights else self.seen.shapes.get(name)
 
     def _follow_node(self, node: OnnxNode) -> None:
         """Add the owners of a node's outputs."""
-        taken = [self.owners.get(name) for name in node.input]
+        input_owners = [self.owners.get(name) for name in node.input]
         try:
-            results = self._results(node, taken)
+            results = self._owners_of_outputs(node, input_owners)
         except Mixed as mixed:
             what = str(mixed) or "computes with several rows at once"
             raise _Refused(f"{node.op_type} {node.name!r} {what}") from mixed
         named = zip(filter(None, node.output), results, strict=True)
         owners = {name: result for name, result in named if result is not None}
         self.owners |= owners
-        self.by_size = self.by_size or _by_size(node, taken, owners.values())
+        self.by_size = self.by_size or _depends_on_size(node, input_owners, owners.values())
 
-    def _results(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
+    def _owners_of_outputs(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """The owners of each output of a node, from the owners of its inputs; ``Mixed`` if rows are mixed."""
         # A function of the file may have the name of an operator in the table and compute anything else.
         own = any((function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions)
         if node.domain not in KNOWN_DOMAINS or own:
             raise Mixed("is not known to keep rows apart")
         if self.varying.intersection(node.input) and find(qualified(node)).rows is not elementwise:
             raise Mixed("takes what changes from turn to turn")
-        control = {"If": self._if, "Loop": self._loop, "Scan": self._scan}.get(node.op_type)
+        control = {"If": self._follow_if, "Loop": self._follow_loop, "Scan": self._follow_scan}.get(node.op_type)
         if control:
-            return control(node, taken)
+            return control(node, input_owners)
         shapes_out = [self.shape(name) for name in node.output if name]
         shapes = [self.shape(name) if name else None for name in node.input]
         version = opsets(self.model).get("", 1)
         return owners_after(
             find(qualified(node)).rows,
             RowCase(
-                node, version, taken, shapes, shapes_out,
+                node, version, input_owners, shapes, shapes_out,
                 value=lambda place: self._value(node.input[place]),
                 compute=lambda plain, fed: self._compute_variant(node, plain, fed),
             ),
         )  # fmt: skip
 
     def _value(self, name: str) -> Array:
+        """The values of an input, a weight or a traced tensor; ``Mixed`` if they are unknown."""
         for known in (self.feed, self.seen.values):
             if name in known:
                 return known[name]
@@ -219,14 +228,19 @@ class _Run:
         return to_array(self.weights[name])
 
     def _compute_variant(self, node: OnnxNode, plain: OnnxNode, fed: Mapping[int, Array]) -> Sequence[Array]:
-        """Run *plain*, a variant of *node*, on the inputs *fed* and the values that the other inputs had in the run."""
+        """Run *plain*, a variant of *node*, and return its outputs.
+
+        fed: input position -> values; the other inputs have the values of the traced run.
+        """
         single = copied(plain)
         fill(single.input, [f"in{place}" if name else "" for place, name in enumerate(plain.input)])
         inputs = [declared(f"in{place}", ElementType.FLOAT, owners.shape) for place, owners in fed.items()]
         others = [place for place, name in enumerate(plain.input) if name and place not in fed]
-        given = [to_tensor(self._value(node.input[place]), f"in{place}") for place in others]
+        constant_inputs = [to_tensor(self._value(node.input[place]), f"in{place}") for place in others]
         outputs = [declared(name) for name in single.output if name]
-        model = make_model([single], "one", inputs, outputs, given, like=self.model, ir_version=self._ir_version)
+        model = make_model(
+            [single], "one", inputs, outputs, constant_inputs, like=self.model, ir_version=self._ir_version
+        )
         return self.runner.compute(model, {f"in{place}": owners for place, owners in fed.items()})
 
     @property
@@ -236,93 +250,105 @@ class _Run:
 
     # Control flow: a body is followed as a graph of its own, once or until its owners do not change any more
 
-    def _if(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
-        if taken[0] is not None:
+    def _follow_if(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """The owners of the outputs of an If, by its branch of this run; the condition must not depend on a sample."""
+        if input_owners[0] is not None:
             raise Mixed
-        self.ways.append(bool(np.ravel(self._value(node.input[0]))[0]))
-        return self._inside(body(node, "then_branch" if self.ways[-1] else "else_branch"), {}, {}).follow()
+        self.branches.append(bool(np.ravel(self._value(node.input[0]))[0]))
+        return self._body_run(body(node, "then_branch" if self.branches[-1] else "else_branch"), {}, {}).follow()
 
-    def _loop(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
-        """Neither the number of turns nor the condition may depend on a sample."""
-        if any(owner is not None for owner in taken[:2]):
+    def _follow_loop(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """The owners of a Loop's outputs; neither the number of iterations nor the condition may depend on a sample."""
+        if any(owner is not None for owner in input_owners[:2]):
             raise Mixed
         inner = body(node, "body")
         given = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
-        states, stacked = self._follow_turns(inner, node.input[2:], taken[2:], given, {}, skipped=1)
+        states, stacked = self._follow_turns(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
-    def _scan(self, node: OnnxNode, taken: Sequence[Owners | None]) -> Sequence[Owners | None]:
-        """The scanned axes must not be those of samples."""
+    def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
+        """The owners of a Scan's outputs; the scanned axes must not be the axes of samples."""
         attributes, inner = Attributes(node), body(node, "body")
         count = len(node.input) - attributes.integer("num_scan_inputs", 1)
         axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
         given: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
-        for spec, name, owner, axis in zip(inner.input[count:], node.input[count:], taken[count:], axes, strict=True):
+        for spec, name, owner, axis in zip(
+            inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
+        ):
+            # The first slice stands for all slices; ``collapsed`` joins the owners of all of them.
             given[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
-        states, results = self._follow_turns(inner, node.input[:count], taken[:count], given, owners, skipped=0)
+        states, results = self._follow_turns(inner, node.input[:count], input_owners[:count], given, owners, skipped=0)
         ends = attributes.integers("scan_output_axes", (0,) * len(results))
-        turned = zip(results, ends, strict=True)
-        return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in turned)]
+        moved_back = zip(results, ends, strict=True)
+        return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in moved_back)]
 
     def _follow_turns(
         self,
         graph: OnnxGraph,
         names: Sequence[str],
-        taken: Sequence[Owners | None],
+        state_owners: Sequence[Owners | None],
         given: Feed,
         owners: Mapping[str, Owners],
         *,
         skipped: int,
     ) -> tuple[list[Owners | None], list[Owners | None]]:
-        """The owners of a loop's states and of its other outputs; the first *skipped* outputs must have none."""
+        """The owners of a loop's states and of its other outputs, after any number of iterations.
+
+        graph: the body. names, state_owners: the initial values of the states and their owners. given, owners: the
+        other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
+        """
         inner = [value.name for value in graph.input if value.name not in given]
-        feed = {**given, **{place: self._value(name) for place, name in zip(inner, names, strict=True)}}
-        states = list(taken)
-        # A fixed point: a state that takes on an owner in one turn may hand it on to another state in the next.
-        for _ in range(_MOST_TURNS):
-            known = {place: owners for place, owners in zip(inner, states, strict=True) if owners is not None}
-            run = self._inside(graph, feed, {**owners, **known})
+        feed = {**given, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
+        states = list(state_owners)
+        # A fixed point: a state that gets an owner in one iteration may pass it to another state in the next.
+        for _ in range(_MAX_TURNS):
+            known = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
+            run = self._body_run(graph, feed, {**owners, **known})
             results = run.follow()
-            ends = [run.shape(value.name) for value in graph.output[skipped : skipped + len(states)]]
-            if any(owner is not None for owner in results[:skipped]) or ends != [feed[place].shape for place in inner]:
+            shapes_after = [run.shape(value.name) for value in graph.output[skipped : skipped + len(states)]]
+            shapes_before = [feed[state].shape for state in inner]
+            if any(owner is not None for owner in results[:skipped]) or shapes_after != shapes_before:
                 raise Mixed
             after = [joined(*pair) for pair in zip(states, results[skipped:], strict=False)]
-            if all(_alike(*pair) for pair in zip(states, after, strict=True)):
+            if all(_same_owners(*pair) for pair in zip(states, after, strict=True)):
                 return states, results[skipped + len(states) :]
             states = after
         raise Mixed
 
-    def _inside(self, graph: OnnxGraph, feed: Feed, owners: Mapping[str, Owners]) -> _Run:
-        """A run of a body, with the values that it captures from outside as inputs."""
+    def _body_run(self, graph: OnnxGraph, feed: Feed, owners: Mapping[str, Owners]) -> _Run:
+        """A run of the body of a control-flow node, in which tensors that it captures from outside are inputs.
+
+        feed, owners: the body's own inputs, and the owners of those that depend on samples.
+        """
         free = sorted(captured(graph))
         outer = [name for name in free if name not in self.weights]
-        taken = {**{name: self._value(name) for name in outer}, **feed}
+        body_inputs = {**{name: self._value(name) for name in outer}, **feed}
         known = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
         weights = [*graph.initializer, *(self.weights[name] for name in free if name in self.weights)]
-        inputs = [declared_like(name, values) for name, values in taken.items()]
+        inputs = [declared_like(name, values) for name, values in body_inputs.items()]
         inner = make_model(
             graph.node, graph.name, inputs, graph.output, weights, like=self.model, ir_version=self._ir_version
         )
-        varying = {name for name in taken if name not in known and (name in feed or name in self.varying)}
-        run = _Run(inner, self.runner, taken, known, self.ways, varying)
+        varying = {name for name in body_inputs if name not in known and (name in feed or name in self.varying)}
+        run = _Run(inner, self.runner, body_inputs, known, self.branches, varying)
         self.by_size = True
         return run
 
 
-def _by_size(node: OnnxNode, taken: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
-    """Whether a node moves samples to other places, or may do so for other sizes."""
+def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
+    """Whether a node moved samples to other places by numbers, or may do so in batches of other sizes."""
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
-    if rule is None or not rule.by_numbers or taken[0] is None:
+    if rule is None or not rule.by_numbers or input_owners[0] is None:
         return False
-    return any(not np.array_equal(np.squeeze(taken[0]), np.squeeze(owners)) for owners in results)
+    return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)
 
 
-def _alike(one: Owners | None, other: Owners | None) -> bool:
+def _same_owners(one: Owners | None, other: Owners | None) -> bool:
     if one is None or other is None:
         return one is other
     return np.array_equal(one, other)

@@ -38,7 +38,7 @@ def sample(
 
 
 def check_values(inputs: Sequence[TensorSpec], values: Mapping[str, float]) -> None:
-    """Refuse a number for a name that is no input, or an input of text."""
+    """Raise ``ModelError`` if *values* has a number for a name that is no input, or for an input of text."""
     numbers = [spec.name for spec in inputs if spec.datatype != "BYTES"]
     for name in values:
         if name not in numbers:
@@ -46,6 +46,7 @@ def check_values(inputs: Sequence[TensorSpec], values: Mapping[str, float]) -> N
 
 
 def _generate(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
+    """One input: normally distributed numbers for floats; 0 and 1, or the texts of them, for other types."""
     kind = DATATYPES[datatype]
     if datatype.startswith("FP"):
         return rng.standard_normal(shape).astype(kind)
@@ -58,18 +59,19 @@ def _generate(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -
 def array_names(path: str | Path) -> list[str]:
     """The names of the arrays in a file."""
     with _open_archive(path) as archive:
-        return list(_sizes(archive))
+        return list(_unpacked_sizes(archive))
 
 
 def read_arrays(path: str | Path, names: Iterable[str], max_bytes: int) -> dict[str, npt.NDArray[Any]]:
-    """The arrays called *names*; none may take more than *max_bytes* unpacked."""
+    """Read the arrays called *names*; ``InputError`` if one of them takes more than *max_bytes* unpacked."""
     with _open_archive(path) as archive:
-        sizes = _sizes(archive)
+        sizes = _unpacked_sizes(archive)
         return {name: _read(archive, name, sizes[name], max_bytes) for name in names}
 
 
 @contextmanager
 def _open_archive(path: str | Path) -> Iterator[zipfile.ZipFile]:
+    """Open an .npz file; all errors inside the block become ``InputError``."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -82,7 +84,8 @@ def _open_archive(path: str | Path) -> Iterator[zipfile.ZipFile]:
         raise InputError(f"not a file of samples ({reason}); write it with numpy.savez") from error
 
 
-def _sizes(archive: zipfile.ZipFile) -> dict[str, int]:
+def _unpacked_sizes(archive: zipfile.ZipFile) -> dict[str, int]:
+    """Name of each array -> bytes that it takes unpacked, as the archive states them."""
     return {entry.filename.removesuffix(".npy"): entry.file_size for entry in archive.infolist()}
 
 
@@ -94,14 +97,14 @@ def _read(archive: zipfile.ZipFile, name: str, size_bytes: int, max_bytes: int) 
 
 
 def require_arrays(held: Sequence[str], inputs: Iterable[str]) -> None:
-    """Refuse a file whose arrays, called *held*, do not cover the inputs of the model."""
+    """Raise ``InputError`` unless the arrays of a file, called *held*, cover the *inputs* of the model."""
     if missing := [name for name in inputs if name not in held]:
         shown = ", ".join(held[:8]) or "nothing"
         raise InputError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether *shape* fits an input's, in which -1 stands for any size."""
+    """Whether *shape* fits the shape *wanted* of an input, in which -1 stands for any size."""
     return len(shape) == len(wanted) and all(want in (-1, have) for have, want in zip(shape, wanted, strict=True))
 
 
@@ -111,14 +114,17 @@ def count_rows(inputs: Mapping[str, Array]) -> int:
 
 
 def feed(inputs: Mapping[str, Array], rows: Ints, fixed: int | None = None) -> dict[str, Array]:
-    """The rows as a batch, padded with copies of the last one if the model takes *fixed* at a time."""
+    """The samples with the indices *rows* as a batch.
+
+    *fixed*: the batch size of a model that takes no other; smaller batches are padded with copies of the last sample.
+    """
     if fixed is not None and len(rows) < fixed:
         rows = np.concatenate([rows, np.full(fixed - len(rows), rows[-1])])
     return {name: np.ascontiguousarray(array[rows]) for name, array in inputs.items()}
 
 
 def batches(inputs: Mapping[str, Array], size: int, fixed: int | None) -> Iterator[dict[str, Array]]:
-    """Yield all rows in batches of at most *size*."""
+    """Yield all samples in batches of at most *size*, padded to *fixed* as by ``feed``."""
     count = count_rows(inputs)
     for start in range(0, count, size):
         yield feed(inputs, np.arange(start, min(start + size, count)), fixed)

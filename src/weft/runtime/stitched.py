@@ -54,7 +54,7 @@ class _Stitched(BaseModel):
 
 
 def read_tasks(text: str) -> tuple[TaskSpec, ...]:
-    """The tasks that a file's metadata names; none where *text* is empty."""
+    """The tasks in the JSON *text* of a file's metadata; none where it is empty. ``ModelError`` if it is not valid."""
     if not text:
         return ()
     try:
@@ -66,45 +66,45 @@ def read_tasks(text: str) -> tuple[TaskSpec, ...]:
         ("input", [name for task in tasks for name in task.inputs.values()]),
         ("output", [name for task in tasks for name in task.outputs.values()]),
     ):
-        if again := [name for name, count in Counter(names).items() if count > 1]:
-            raise ModelError(f"its {STITCHED_KEY} names {what} {again[0]!r} twice; stitch it again")
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
+            raise ModelError(f"its {STITCHED_KEY} names {what} {repeated[0]!r} twice; stitch it again")
     for task in tasks:
-        if lost := [name for name in task.exits if name not in task.outputs]:
-            raise ModelError(f"its {STITCHED_KEY} names exit {lost[0]!r}, no output of {task.name}; stitch it again")
+        if unknown := [name for name in task.exits if name not in task.outputs]:
+            raise ModelError(f"its {STITCHED_KEY} names exit {unknown[0]!r}, no output of {task.name}; stitch it again")
     return tasks
 
 
 def tasks_in(path: Path) -> tuple[TaskSpec, ...]:
-    """The tasks of a file, whose weights are stepped over; none of one that is not stitched, or no model at all."""
+    """The tasks of a file, read without its weights; none if the file is not stitched, or is no ONNX model."""
     with open(path, "rb") as file:
         try:
             return read_tasks(metadata_value(Glance(file), STITCHED_KEY))
-        except IndexError:  # not a model, or not written to its end, which loading it will tell
+        except IndexError:  # not a model, or truncated: loading it raises the error that users see
             return ()
 
 
 def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:
-    """Refuse tasks that do not fit the graph, and graphs that take a fixed number of rows."""
+    """Raise ``ModelError`` if tasks do not fit the graph's *inputs* and *outputs*, or their rows are fixed."""
     for what, tensors, named in (
         ("input", inputs, {name for task in tasks for name in task.inputs.values()}),
         ("output", outputs, {name for task in tasks for name in task.outputs.values()}),
     ):
         shapes = {spec.name: spec.shape for spec in tensors}
         for name in sorted(named ^ shapes.keys()):
-            whose = "is named by no task" if name in shapes else "of a task is not in the graph"
-            raise ModelError(f"{what} {name!r} {whose}; stitch it again")
+            problem = "is named by no task" if name in shapes else "of a task is not in the graph"
+            raise ModelError(f"{what} {name!r} {problem}; stitch it again")
         for name, shape in shapes.items():
             if shape[:1] != (-1,):
                 raise ModelError(
                     f"{what} {name!r} is stitched with a fixed number of rows, {shape}; stitch it with --dynamic, so "
                     "that requests of any of its models can run together"
                 )
-            if what == "input" and -1 in shape[1:] and not any(long.length for long in tasks):
+            if what == "input" and -1 in shape[1:] and not any(task.length for task in tasks):
                 raise ModelError(f"input {name!r} is {shape}; in a stitched model only the rows may be free")
 
 
 def usual_shapes(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec]) -> dict[str, tuple[int, ...]]:
-    """The shape of one row, of the usual length, for each input whose length is free."""
+    """Input -> the shape of one row of the task's usual length, for each input with more free dimensions than rows."""
     lengths = {name: task.length for task in tasks if task.length for name in task.inputs.values()}
     return {
         spec.name: (1, *(lengths[spec.name] if size < 0 else size for size in spec.shape[1:]))
@@ -121,7 +121,10 @@ def fills(tasks: Sequence[TaskSpec]) -> dict[str, float]:
 def mixed(
     samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array], fill: Mapping[str, float] = _NOTHING
 ) -> dict[str, Any]:
-    """The inputs of several samples, each with those of its own task, as one batch; *absent*: inputs of other tasks."""
+    """Join samples, each of which has the inputs of its own task only, into one batch of the whole model.
+
+    *absent*: input -> the array that stands for it if no sample has it. *fill*: input -> padding value.
+    """
     by_input: dict[str, list[Any]] = {}
     for sample in samples:
         for name, value in sample.items():
@@ -134,13 +137,13 @@ def mixed(
 
 
 def _pad_arrays(arrays: Sequence[Array], number: float) -> Sequence[Array]:
-    """Arrays of equal sizes except for their rows: smaller ones are padded with *number*."""
+    """The arrays, padded with *number* to equal sizes in all dimensions but the first."""
     if all(array.shape[1:] == arrays[0].shape[1:] for array in arrays):
         return arrays
-    most = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
-    evened = []
+    largest = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
+    padded = []
     for array in arrays:
-        whole = np.full((len(array), *most), number, array.dtype)
+        whole = np.full((len(array), *largest), number, array.dtype)
         whole[tuple(slice(size) for size in array.shape)] = array
-        evened.append(whole)
-    return evened
+        padded.append(whole)
+    return padded

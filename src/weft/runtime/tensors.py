@@ -32,14 +32,14 @@ _ALIGNED_BYTES = 16
 
 
 def aligned(array: Array) -> Array:
-    """The array, or a copy if it is not aligned, as a part of a larger message is.
+    """The array, or a copy if its memory is not aligned, as in an array that is a part of a larger message.
 
     Kernels sum the elements before the first aligned one separately: the result would differ in its last bits.
     """
-    if array.base is None:
+    if array.base is None:  # it owns its memory, which numpy aligned
         return array
-    at: int = array.__array_interface__["data"][0]
-    return array.copy() if at % _ALIGNED_BYTES else array
+    address: int = array.__array_interface__["data"][0]
+    return array.copy() if address % _ALIGNED_BYTES else array
 
 
 class TensorSpec(NamedTuple):

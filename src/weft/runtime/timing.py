@@ -20,9 +20,9 @@ Clock = Callable[[], float]
 Measured = TypeVar("Measured")
 
 WARM_UPS = 2
-"""Rounds before those that count: the first fills caches, the second sees them filled."""
+"""Rounds before the first round that counts: the first fills caches, the second sees them filled."""
 TURN_S = 0.01
-"""Duration of a turn of ``time_in_turns``, at least; short runs are repeated to fill it."""
+"""Least duration of a turn of ``time_in_turns``; short runs are repeated to fill it."""
 TURNS = 11
 """Turns of each alternative: odd, so that the median is one of them, and enough for ``WON`` to exclude chance."""
 LEAST_GAIN = 0.02
@@ -30,7 +30,7 @@ LEAST_GAIN = 0.02
 WON = 0.75
 """The part of the rounds that the faster variant must have won."""
 CLOCK_STEP_S = 1e-9
-"""Taken for a run during which the clock stood still, so that times can be divided by."""
+"""Assumed length of a run during which the clock stood still, so that times can be divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,11 @@ def measure_in_turns(
     longest_s: float = inf,
     both_ways: bool = False,
 ) -> list[list[Measured]]:
-    """Call each of *measures* once per round; the results of each, without those of *warm_ups* rounds.
+    """Call each of *measures* once per round; return one list of results per measure, without the warm-up rounds.
 
-    After *longest_s*, warm-ups included, no further round begins once there were *fewest*. *both_ways*: every other
-    round goes backwards, so that no variant always follows the same one.
+    warm_ups, rounds: rounds whose results are dropped, and rounds that count. longest_s: time, warm-ups included, after
+    which no further round begins; but at least *fewest* rounds are made. both_ways: every other round goes backwards,
+    so that no measure always follows the same other one.
     """
     results: list[list[Measured]] = [[] for _ in measures]
     pairs = list(zip(measures, results, strict=True))
@@ -99,35 +100,35 @@ def least_seconds(
     warm_ups: int = WARM_UPS,
     longest_s: float = inf,
 ) -> dict[str, float]:
-    """The least time of each variant, which runs all of its parts one after another."""
+    """Name of each variant -> the least seconds of a round, which calls all runs of the variant in order."""
     measures = [partial(mean_seconds, partial(run_all, runs), clock) for runs in variants.values()]
     seconds = measure_in_turns(measures, rounds, warm_ups=warm_ups, longest_s=longest_s)
     return {name: max(min(times), CLOCK_STEP_S) for name, times in zip(variants, seconds, strict=True)}
 
 
 def run_all(runs: Sequence[Run]) -> None:
-    """Run one after another; results are dropped at once, as outputs of many rounds could fill the memory."""
+    """Call *runs* in order; results are dropped at once, as the outputs of many rounds could fill the memory."""
     for run in runs:
         run()
 
 
 def time_in_turns(runs: Sequence[Run], turns: int = TURNS, clock: Clock = time.thread_time) -> tuple[Turns, ...]:
-    """Time *runs* in turns of at least ``TURN_S``; by default in processor time of the thread that computes."""
+    """Time *runs* in turns of at least ``TURN_S``; by default in processor time of the calling thread."""
     measures = [partial(mean_seconds, run, clock, _runs_in_a_turn(run, clock)) for run in runs]
     return tuple(Turns(tuple(times)) for times in measure_in_turns(measures, turns, both_ways=True))
 
 
 def _runs_in_a_turn(run: Run, clock: Clock) -> int:
-    """Number of runs that fill a turn, after one to warm up."""
+    """Number of runs that fill a turn of ``TURN_S``; makes a few runs to estimate it."""
     run()
     once_s = min(mean_seconds(run, clock) for _ in range(3))
     return max(1, round(TURN_S / max(once_s, CLOCK_STEP_S)))
 
 
 def clock_for(threads: int) -> Clock:
-    """The clock that measures a run as if nothing else used its cores.
+    """The clock for runs on this number of threads.
 
-    That is the processor time of its thread, if there is only one and the clock is fine enough; else the wall clock.
+    For one thread its processor time, which other load does not disturb, if that clock is fine enough; else wall time.
     """
     fine = time.get_clock_info("thread_time").resolution <= 1e-6
     return time.thread_time if threads == 1 and fine else time.perf_counter

@@ -21,12 +21,12 @@ _CONTROL = frozenset({"If", "Loop"})
 
 
 class Fact(NamedTuple):
-    """Whether the values and the shape of a tensor depend on the values of the graph's inputs."""
+    """What of a tensor depends on the values of the graph's inputs."""
 
     valued: bool = False
-    """Its values do."""
+    """Whether its values do."""
     loose: bool = False
-    """Its shape does."""
+    """Whether its shape does."""
 
 
 FIXED = Fact()
@@ -35,7 +35,7 @@ Facts = dict[str, Fact]
 
 
 def inputs_of(graph: OnnxGraph) -> Facts:
-    """Facts of the inputs that a request fills. A text is loose: its length is not in its shape."""
+    """Facts of the inputs that a request fills. Inputs of text are loose: the length of a text is not in the shape."""
     weights = {tensor.name for tensor in graph.initializer}
     return {
         value.name: Fact(valued=True, loose=value.type.tensor_type.elem_type == ElementType.STRING)
@@ -45,7 +45,7 @@ def inputs_of(graph: OnnxGraph) -> Facts:
 
 
 def unsteady(model: OnnxModel) -> list[bool]:
-    """Whether the cost of each node of the graph, or the shapes it meets, depend on values."""
+    """For each node of the main graph, whether its cost or the shapes of its tensors depend on the inputs' values."""
     return Follower(model.functions).through(model.graph.node, inputs_of(model.graph))
 
 
@@ -61,30 +61,33 @@ class Follower:
 
     def _follow_node(self, node: OnnxNode, facts: Facts) -> bool:
         """Add the facts of a node's outputs; True if it is unsteady."""
-        taken = [facts.get(name, FIXED) for name in node.input]
-        result = self._result(node, taken, facts)
+        input_facts = [facts.get(name, FIXED) for name in node.input]
+        result = self._node_fact(node, input_facts, facts)
         facts.update((name, result) for name in node.output if name)
-        return result.loose or any(fact.loose for fact in taken)
+        return result.loose or any(fact.loose for fact in input_facts)
 
-    def _result(self, node: OnnxNode, taken: Sequence[Fact], facts: Facts) -> Fact:
+    def _node_fact(self, node: OnnxNode, input_facts: Sequence[Fact], facts: Facts) -> Fact:
+        """The ``Fact`` of all outputs of a node, from the facts of its inputs."""
         function = self._functions.get((node.domain, node.op_type))
         if function is not None:
-            return self._call(function, taken)
+            return self._function_fact(function, input_facts)
         if node.domain not in KNOWN_DOMAINS or node.op_type in _CONTROL:
             return Fact(valued=True, loose=True)
         if node.op_type in ("Shape", "Size"):  # a shape depends on values only where it is loose
-            return Fact(valued=taken[0].loose)
-        sizing = (taken[place] for place in find(qualified(node)).sized_by if place < len(taken))
-        loose = any(fact.loose for fact in taken) or any(fact.valued for fact in sizing)
+            return Fact(valued=input_facts[0].loose)
+        sizing = (input_facts[place] for place in find(qualified(node)).sized_by if place < len(input_facts))
+        loose = any(fact.loose for fact in input_facts) or any(fact.valued for fact in sizing)
         loose = loose or any(self._unsteady_inside(body, loose, facts) for body in bodies(node))
-        return Fact(valued=loose or any(fact.valued for fact in taken) or bool(bodies(node)), loose=loose)
+        return Fact(valued=loose or any(fact.valued for fact in input_facts) or bool(bodies(node)), loose=loose)
 
-    def _call(self, function: Any, taken: Sequence[Fact]) -> Fact:
-        inner = dict(zip(function.input, taken, strict=False))
+    def _function_fact(self, function: Any, input_facts: Sequence[Fact]) -> Fact:
+        """The ``Fact`` of all outputs of a call of a local function, from the facts of its inputs."""
+        inner = dict(zip(function.input, input_facts, strict=False))
         loose = any(self.through(function.node, inner))
         results = [inner.get(name, FIXED) for name in function.output]
         return Fact(valued=loose or any(fact.valued for fact in results), loose=loose)
 
     def _unsteady_inside(self, body: OnnxGraph, loose: bool, facts: Facts) -> bool:
-        given = dict.fromkeys((value.name for value in body.input), Fact(valued=True, loose=loose))
-        return any(self.through(body.node, {**facts, **given}))
+        """Whether the body of a control-flow node has an unsteady node; *loose*: whether a tensor it reads is loose."""
+        body_inputs = dict.fromkeys((value.name for value in body.input), Fact(valued=True, loose=loose))
+        return any(self.through(body.node, {**facts, **body_inputs}))

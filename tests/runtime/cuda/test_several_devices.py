@@ -45,13 +45,13 @@ def two(monkeypatch: pytest.MonkeyPatch) -> devices.SeveralDevices:
 
 def test_devices_share_what_was_learned_and_where_it_is_kept(two: Any, tmp_path: Path) -> None:
     two.open(Path("2.onnx"), None, tmp_path)
-    assert [each.how for each in two._each] == [
+    assert [each.how for each in two._backends] == [
         {"label": "cuda:0", "kept_as": "cuda:0,cuda:1", "number": 0},
         {"label": "cuda:1", "kept_as": "cuda:0,cuda:1", "number": 1},
     ]
     two.open(Path("2.onnx"), None)
-    assert two._each[0].kept == two._each[1].kept and two._each[0].kept[0] == tmp_path
-    folder = two._each[0].kept[1]
+    assert two._backends[0].kept == two._backends[1].kept and two._backends[0].kept[0] == tmp_path
+    folder = two._backends[0].kept[1]
     assert folder.is_dir()
     two.close()
     assert not folder.exists()
@@ -66,7 +66,7 @@ def test_a_model_is_as_far_away_as_on_the_device_that_has_it_soonest() -> None:
 def test_a_model_that_comes_out_otherwise_on_one_of_them_is_refused(two: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"^3\.onnx: comes out otherwise on cuda:1 than on cuda:0"):
         two.open(Path("3.onnx"), None, tmp_path)
-    assert [each.closed for each in two._each] == [1, 1]
+    assert [each.closed for each in two._backends] == [1, 1]
 
 
 def test_a_device_that_is_named_again_has_another_label() -> None:

@@ -1,8 +1,8 @@
-"""Fusion of attention into one operator: a GPU computes it several times faster than the dozen that exporters write.
+"""Fusion of attention into one operator, which a GPU computes several times faster than the operators of exporters.
 
-The pattern lies between three tensors of rows and columns and the next one: heads are split off, queries and keys
-multiplied, scaled, masked, weighed by a softmax and multiplied with the values, and the heads joined again. A variant
-that differs in anything is left as it is.
+The pattern begins with three tensors (samples, rows, columns): heads are split off, queries and keys multiplied,
+scaled, masked, weighted by a softmax and multiplied with the values, and the heads joined again. A variant that differs
+in anything is not fused.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SMALL = 64
 """Weights of at most this many numbers may be sizes, so their values are needed to infer shapes."""
 
 Size = int | str | None
-"""Size of an axis: a number, the name of a free one, or None if it is unknown."""
+"""Size of an axis: a number, the name of a free axis, or None if it is unknown."""
 
 
 class _Heads(NamedTuple):
@@ -67,7 +67,9 @@ class _Heads(NamedTuple):
         return self.outer[1]
 
 
-class _Found(NamedTuple):
+class _Match(NamedTuple):
+    """The operands of an attention pattern that was found in a graph."""
+
     queries: _Heads
     keys: _Heads
     values: _Heads
@@ -78,7 +80,7 @@ class _Found(NamedTuple):
 
 
 def with_attention(path: Path, folder: Path) -> Path:
-    """Yield the path of the model with fused attention, a temporary file; the given file where nothing is fused."""
+    """The path of the model with fused attention, a new file in *folder*; *path* itself if nothing can be fused."""
     if all(node.op_type != "Softmax" for node in load(path).graph.node):
         return path
     model = load(path, weights=True)
@@ -113,15 +115,15 @@ def fuse_attention(model: OnnxModel) -> int:
 
 
 class _Graph:
-    """A graph while attention in it is fused, with what is known of its tensors."""
+    """A graph in which attention is being fused, with the known sizes and types of its tensors."""
 
     def __init__(self, model: OnnxModel) -> None:
         graph = model.graph
         self.nodes = list(graph.node)
         self._outputs = [output.name for output in graph.output]
-        self._made_by = makers(self.nodes)
+        self._producers = makers(self.nodes)
         self._weights = initializers(graph)
-        self._given = {tensor.name for tensor in graph.input}
+        self._input_names = {tensor.name for tensor in graph.input}
         modern = opsets(model).get("", 1) >= LAST_AXIS
         self._usual_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
@@ -134,10 +136,10 @@ class _Graph:
 
     # Looking
 
-    def attention_at(self, softmax: OnnxNode) -> _Found | None:
-        """Match the attention around a softmax; None if it is no attention, or a variant that is not fused."""
-        product = self._next(softmax, "MatMul")
-        joined = self._next(self._next(product, "Transpose", SPLIT), "Reshape")
+    def attention_at(self, softmax: OnnxNode) -> _Match | None:
+        """Match the attention around a softmax; None if there is no attention, or a variant that is not fused."""
+        product = self._only_reader(softmax, "MatMul")
+        joined = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
         if joined is None or product is None or product.input[0] != softmax.output[0]:
             return None
         if _attribute(softmax, "axis", self._usual_axis) not in self._last_axes:
@@ -147,26 +149,26 @@ class _Graph:
         multiplied = self._maker_of(scores, "MatMul")
         if multiplied is None:
             return None
-        (left, factor), (right, other) = (self._split_scale(name) for name in multiplied.input)
+        (left, left_scale), (right, right_scale) = (self._split_scale(name) for name in multiplied.input)
         keys = self._heads(right, KEYS)
-        if keys is None and (turned := self._maker_of(right, "Transpose", TURNED)) is not None:
-            right, more = self._split_scale(turned.input[0])
-            keys, other = self._heads(right, SPLIT), other * more
+        if keys is None and (transposed := self._maker_of(right, "Transpose", TURNED)) is not None:
+            right, inner_scale = self._split_scale(transposed.input[0])
+            keys, right_scale = self._heads(right, SPLIT), right_scale * inner_scale
         queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
         if queries is None or keys is None or values is None:
             return None
-        alike = queries.heads == keys.heads == values.heads and queries.width == keys.width
-        alike = alike and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
+        consistent = queries.heads == keys.heads == values.heads and queries.width == keys.width
+        consistent = consistent and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
         sizes = self._sizes.get(joined.output[0], ())
-        if not alike or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
+        if not consistent or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
             return None
-        scale *= factor * other
-        if not np.isfinite(scale) or not np.float32(scale):  # the operator takes 0 for "as usual"
+        scale *= left_scale * right_scale
+        if not np.isfinite(scale) or not np.float32(scale):  # to the operator, 0 means its default scale
             return None
-        return _Found(queries, keys, values, scale, mask, joined)
+        return _Match(queries, keys, values, scale, mask, joined)
 
-    def mask_for(self, match: _Found) -> str | None:
-        """The mask with one row for every query, as the operator takes it; empty if none, None if it is unusable."""
+    def mask_for(self, match: _Match) -> str | None:
+        """The name of the mask with a row per query, as the operator takes it; empty: no mask; None: unusable mask."""
         if match.mask is None:
             return ""
         sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows
@@ -178,24 +180,24 @@ class _Graph:
             return match.mask
         if sizes[2] != 1 or not isinstance(rows, int):
             return None
-        return self._for_each_row(match.mask, rows)
+        return self._repeat_mask(match.mask, rows)
 
     def _maker_of(self, name: str, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The node that produces a tensor, if it is of this kind."""
-        node: OnnxNode | None = self._made_by.get(name)
+        """The node that produces *name*, if its operator is *kind* and, for a Transpose, its axes have this *order*."""
+        node: OnnxNode | None = self._producers.get(name)
         if node is None or node.op_type != kind or (order and _attribute(node, "perm", ()) != tuple(order)):
             return None
         return node
 
-    def _next(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The only node that reads a tensor, if it is of this kind."""
+    def _only_reader(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
+        """The only node that reads the output of *node*, if it is of this *kind* and *order*; else None."""
         if node is None or node.output[0] in self._outputs:
             return None
         users = [user for user in self.nodes if node.output[0] in user.input]
         return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None
 
     def _split_mask(self, name: str) -> tuple[str, str | None]:
-        """Split scores into those before a mask was added, and the mask."""
+        """Split the tensor *name* into the scores before a mask was added, and the mask (None: no mask)."""
         added = self._maker_of(name, "Add")
         if added is None:
             return name, None
@@ -203,30 +205,31 @@ class _Graph:
         return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
     def _split_scale(self, name: str) -> tuple[str, float]:
-        """Split a tensor into the one before it was multiplied with numbers, and their product."""
+        """The tensor that was multiplied with, or divided by, constant numbers to give *name*; and their product."""
         scale = 1.0
         while (node := self._maker_of(name, "Mul") or self._maker_of(name, "Div")) is not None:
             left, right = node.input
-            if node.op_type == "Mul" and self._number(left) is not None:
+            if node.op_type == "Mul" and self._constant_number(left) is not None:
                 left, right = right, left
-            number = self._number(right)
+            number = self._constant_number(right)
             if number is None or not number:
                 break
             name, scale = left, scale * number if node.op_type == "Mul" else scale / number
         return name, scale
 
-    def _number(self, name: str) -> float | None:
+    def _constant_number(self, name: str) -> float | None:
+        """The number that a constant tensor of one element holds; None for other tensors."""
         weight, node = self._weights.get(name), self._maker_of(name, "Constant")
         if weight is None and node is not None:
             weight = constant_tensor(node)
-        if weight is None or name in self._given or not all(size == 1 for size in weight.dims):
+        if weight is None or name in self._input_names or not all(size == 1 for size in weight.dims):
             return None
         return float(to_array(weight).ravel()[0])
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
-        """The tensor whose heads were split off and transposed to this order; None if there is none."""
-        turned = self._maker_of(name, "Transpose", order)
-        split = self._maker_of(turned.input[0], "Reshape") if turned is not None else None
+        """Trace *name* back through a Transpose of this order and a Reshape to the tensor with all heads; else None."""
+        transposed = self._maker_of(name, "Transpose", order)
+        split = self._maker_of(transposed.input[0], "Reshape") if transposed is not None else None
         if split is None:
             return None
         before, after = (self._sizes.get(tensor, ()) for tensor in (split.input[0], split.output[0]))
@@ -239,8 +242,8 @@ class _Graph:
 
     # Changing
 
-    def _for_each_row(self, mask: str, rows: int) -> str:
-        """Repeat a mask of one row to *rows* rows."""
+    def _repeat_mask(self, mask: str, rows: int) -> str:
+        """Repeat a mask of one row to *rows* rows; returns the name of the new tensor."""
         if (mask, rows) not in self._zeros:
             name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
             kind = numpy_dtype(self._types.get(mask, ElementType.FLOAT))
@@ -264,14 +267,16 @@ class _Graph:
                     wanted |= {*masks[name].input}
         needed.reverse()
         for mask in (adder for name, adder in masks.items() if name in wanted):
-            makers_at = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
-            needed.insert(makers_at[0] + 1 if makers_at else 0, mask)
+            producers = [index for index, node in enumerate(needed) if mask.input[0] in node.output]
+            needed.insert(producers[0] + 1 if producers else 0, mask)
         fill(graph.node, needed)
-        fill(graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._given])
+        fill(
+            graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._input_names]
+        )
 
 
 def _make_outline(model: OnnxModel) -> OnnxModel:
-    """The model without its large weights, enough to infer shapes."""
+    """The model with its large weights replaced by inputs, which is enough to infer shapes."""
     graph = model.graph
     named = {tensor.name for tensor in graph.input}
     large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in named]
@@ -279,11 +284,12 @@ def _make_outline(model: OnnxModel) -> OnnxModel:
     inputs = [*graph.input, *(declared(weight.name, weight.data_type, weight.dims) for weight in large)]
     outline = make_model(graph.node, graph.name, inputs, graph.output, small, like=model)
     outline.graph.value_info.extend(graph.value_info)
-    del outline.functions[:]  # what their nodes make is not looked into
+    del outline.functions[:]  # shapes inside functions are not needed
     return outline
 
 
 def _sizes(graph: OnnxGraph) -> Iterator[tuple[str, tuple[Size, ...]]]:
+    """Yield the name and the sizes of every tensor with known dimensions."""
     for tensor in (*graph.input, *graph.value_info, *graph.output):
         if (sizes := dimensions(tensor)) is not None:
             yield tensor.name, tuple(None if size == "" else size for size in sizes)
@@ -292,6 +298,7 @@ def _sizes(graph: OnnxGraph) -> Iterator[tuple[str, tuple[Size, ...]]]:
 
 
 def _types(graph: OnnxGraph) -> Iterator[tuple[str, int]]:
+    """Yield the name and the element type of every tensor that the graph declares."""
     for tensor in (*graph.input, *graph.value_info, *graph.output):
         yield tensor.name, tensor.type.tensor_type.elem_type
     for weight in graph.initializer:

@@ -28,10 +28,10 @@ class RegisteredFile(BorrowedFile):
     """A file whose pages are registered with the driver."""
 
     def __init__(self, terms: LendingTerms, file: int, inward: Any) -> None:
-        """Register the file; on failure closes it and raises BadRequest. *inward*: the stream that copies from it."""
+        """Register the file; on failure, close it and raise BadRequest. *inward*: the stream that copies from it."""
         super().__init__(terms, file)
         self._inward = inward
-        self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY
+        self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY  # bytes before the region: mappings begin at a page
         size = self._skipped + terms.byte_size
         try:
             if os.fstat(file).st_size < terms.start + terms.byte_size:
@@ -64,7 +64,7 @@ class IpcMemory:
 
     def __init__(self, terms: LendingTerms, device: torch.device, inward: Any) -> None:
         self.byte_size, self._address, self._inward = terms.byte_size, ctypes.c_uint64(0), inward
-        torch.empty(1, device=device)  # and so the thread has a context
+        torch.empty(1, device=device)  # gives this thread a context, which the driver needs
         handle = _Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(terms.handle)))
         failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), handle, _LAZY_PEER_ACCESS)
         if failed:
@@ -77,7 +77,7 @@ class IpcMemory:
             self._bytes = torch.as_tensor(Exposed(self._address.value, self.byte_size), device=device)
 
     def _check_size(self) -> None:
-        """Refuse a region that is declared larger than the memory it is in."""
+        """Raise ``BadRequest`` if the region is declared larger than its memory."""
         begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
         failed = driver().cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), self._address)
         if not failed and self._address.value + self.byte_size > begin.value + size.value:
@@ -95,7 +95,7 @@ class IpcMemory:
         return BorrowedTensor(shape, np.dtype(dtype), source, array)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write bytes, and wait until they are there."""
+        """Write bytes at *offset*, and wait until they are written."""
         _check_region(offset, (len(data),), np.uint8, self.byte_size)
         with torch.cuda.device(self._bytes.device), torch.inference_mode():
             self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -109,6 +109,8 @@ class IpcMemory:
 
 
 class _Handle(ctypes.Structure):
+    """The driver's ``CUipcMemHandle``."""
+
     _fields_ = (("bytes", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
@@ -120,6 +122,7 @@ class Exposed:
 
 
 def _check_region(offset: int, shape: tuple[int, ...], dtype: Any, byte_size: int) -> int:
+    """The byte count of a tensor; ``BadRequest`` if it is not inside a region of *byte_size* bytes."""
     size = int(prod(shape) * np.dtype(dtype).itemsize)
     if not 0 <= offset <= byte_size - size:
         raise BadRequest(f"{size} bytes at {offset} lie beyond the region of {byte_size} bytes")

@@ -15,7 +15,7 @@ _KERNEL, _MEMCPY, _HOST = 0, 1, 3
 _FROM_HOST, _UNIFIED = 1, 4
 """Kinds of source memory of a copy: the host's; and unified, where only the address tells."""
 _KIND_AT, _SOURCE_AT, _PARAMETERS_BYTES = 32, 48, 256
-"""Offsets of kind and source address in the description of a copy, and a buffer size that is larger than it."""
+"""Offsets of kind and source address in the driver's description of a copy, and a buffer that is large enough."""
 _MEMORY_TYPE = 2
 """The driver's attribute of an address that tells whose memory it is."""
 
@@ -33,7 +33,7 @@ def driver() -> Any:
 def check_replayable(graph: int) -> None:
     """Raise ``NotReplayable`` if the graph calls the host or copies from its memory."""
     for node in _nodes(graph):
-        kind = _kind(node)
+        kind = _node_kind(node)
         if kind == _HOST:
             raise NotReplayable("an operator calls the host back")
         if kind == _MEMCPY and _copies_from_host(node):
@@ -41,17 +41,18 @@ def check_replayable(graph: int) -> None:
 
 
 def kernels_in(graph: int) -> int:
-    """Number of kernels in a graph."""
-    return sum(_kind(node) == _KERNEL for node in _nodes(graph))
+    """Number of kernels in a graph (the driver's handle)."""
+    return sum(_node_kind(node) == _KERNEL for node in _nodes(graph))
 
 
-def _kind(node: ctypes.c_void_p) -> int:
+def _node_kind(node: ctypes.c_void_p) -> int:
     kind = ctypes.c_int(-1)
     _check_result(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
     return kind.value
 
 
 def _nodes(graph: int) -> list[ctypes.c_void_p]:
+    """The handles of a graph's nodes; the first call of the driver only counts them."""
     count = ctypes.c_size_t(0)
     _check_result(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * max(1, count.value))()
@@ -60,6 +61,7 @@ def _nodes(graph: int) -> list[ctypes.c_void_p]:
 
 
 def _copies_from_host(node: ctypes.c_void_p) -> bool:
+    """Whether a copy reads host memory; also True if the driver does not know the address."""
     parameters = ctypes.create_string_buffer(_PARAMETERS_BYTES)
     _check_result(driver().cuGraphMemcpyNodeGetParams(node, parameters))
     kind = int.from_bytes(parameters.raw[_KIND_AT : _KIND_AT + 4], "little")

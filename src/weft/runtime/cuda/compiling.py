@@ -1,7 +1,7 @@
 """Compiling a model outside of the processes that run models: the compiler in a process group of its own, with limits.
 
-It has limits of time, memory and threads, and none of the secrets of the environment; all that it writes is below the
-folder that becomes the model's (``packages``).
+The compiler has limits of time, memory and threads, and no secrets in its environment variables. It writes only to the
+folder that becomes the folder of the model's packages (``packages``).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, 
 from weft.runtime.own_folder import LOCK, make_folder, release, remove
 
 MOST_BYTES = 32 << 30
-"""All packages of a folder together; the ones that were not used for longest go first."""
+"""Limit for all packages in a cache together; the least recently used packages are removed first."""
 LOOK_S = 0.25
-"""Interval at which time and memory of a compiler are looked at."""
+"""Seconds between checks of a compiler's time and memory."""
 
 
 def compiler() -> None:
     """Run the compiler in this process, on the arguments of its command line."""
-    from weft.runtime.cuda.torch_compiler import main  # which imports torch
+    from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
 
     main(*sys.argv[1:])
 
 
 START = f"from {compiler.__module__} import {compiler.__name__} as main; main()"
-"""What the Python of the compiler runs."""
+"""The Python code that the compiler process runs."""
 
 
 class NotCompiled(Exception):
@@ -45,7 +45,7 @@ class NotCompiled(Exception):
 
 
 class CompileLimits(NamedTuple):
-    """What one compiler may use."""
+    """Limits of one compiler process and the processes that it starts."""
 
     seconds: float
     memory_bytes: int
@@ -53,15 +53,15 @@ class CompileLimits(NamedTuple):
 
 
 def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
-    """The folder of a model's packages, compiled if it is not there; raises ``NotCompiled``.
+    """The folder of a model's packages, which are compiled first if *cache* lacks them; ``NotCompiled`` if that fails.
 
-    A compiler that runs out of time leaves the batch sizes that it has finished.
+    If the compiler runs out of time, the folder has the batch sizes that were finished.
     """
     check_tools(job.device)
     try:
         place = _own(cache) / job.folder(cache).name
         if find(place) is not None:
-            os.utime(place)  # it was used
+            os.utime(place)  # the time of its last use, for ``_make_room``
             return place
         folder = make_folder(".compiling-", cache)
     except OSError as error:
@@ -72,7 +72,7 @@ def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
             raise NotCompiled(reason or "the compiler left no package")
         _clear(folder)
         _make_room(cache, _bytes_in(folder))
-        remove(place)  # damaged, or another user's
+        remove(place)  # if it exists, it is damaged or belongs to another user
         folder.rename(place)
         release(folder, now_at=place)
     except OSError as error:
@@ -84,7 +84,7 @@ def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
 
 
 def check_tools(device: str) -> None:
-    """Raise ``NotCompiled`` if something that compiling needs is missing."""
+    """Raise ``NotCompiled`` if torch, a C compiler or triton is missing, as far as *device* needs them."""
     if find_spec("torch") is None:
         raise NotCompiled("torch is not installed; pip install 'weft[cuda]'")
     if not any(map(shutil.which, ("g++", "c++", "clang++") if device == "cpu" else ("gcc", "cc", "clang"))):
@@ -94,7 +94,7 @@ def check_tools(device: str) -> None:
 
 
 def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
-    """Run the compiler into a folder; returns why it failed, or an empty text."""
+    """Run the compiler, which writes packages to *folder*; returns why it failed, or an empty text."""
     scratch = folder / "scratch"
     scratch.mkdir(mode=0o700)
     places = ("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -112,14 +112,14 @@ def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
             stdout=log,
             stderr=log,
             cwd=folder,
-            umask=0o077,  # what it writes is executed later
+            umask=0o077,  # its files are executed later, so no other user may write to them
             start_new_session=True,
         )
         try:
             reason = _watched(process, limits)
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+                os.killpg(process.pid, signal.SIGKILL)  # with all processes that it has started
             process.wait()
         log.seek(0)
         said = log.read().decode("utf-8", "replace").strip().splitlines()
@@ -127,7 +127,7 @@ def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
 
 
 def _watched(process: subprocess.Popen[bytes], limits: CompileLimits) -> str:
-    """Wait for a compiler; returns the limit that it exceeded, or an empty text."""
+    """Wait for a compiler; returns in words the limit that it exceeded, or an empty text when it ended by itself."""
     ends_s = time.monotonic() + limits.seconds
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -140,7 +140,7 @@ def _watched(process: subprocess.Popen[bytes], limits: CompileLimits) -> str:
 
 
 def _group_bytes(group: int) -> int:
-    """Memory of the processes of a group; 0 where the system does not tell."""
+    """Resident memory of the processes of a process group, in bytes; 0 where the system does not report it."""
     pages = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
@@ -151,7 +151,7 @@ def _group_bytes(group: int) -> int:
 
 
 def _own(cache: Path) -> Path:
-    """The folder of all packages, which is this user's alone."""
+    """Create the folder of all packages; PermissionError if other users may write to it."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(cache):
         raise PermissionError(None, "others may write to it")
@@ -159,7 +159,7 @@ def _own(cache: Path) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Remove what only the compiler needed."""
+    """Remove the files that only the compiler needed."""
     manifest = find(folder) or Manifest(inputs=(), outputs=())
     kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.file, manifest.constants)}
     for path in folder.iterdir():
@@ -170,7 +170,7 @@ def _clear(folder: Path) -> None:
 
 
 def _make_room(cache: Path, wanted_bytes: int) -> None:
-    """Remove the packages that were not used for longest until there is room for others."""
+    """Remove least recently used packages until *wanted_bytes* more fit into the limit."""
     kept = sorted((path for path in cache.iterdir() if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
     total = wanted_bytes + sum(map(_bytes_in, kept))
     while kept and total > MOST_BYTES:

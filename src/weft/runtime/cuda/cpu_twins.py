@@ -8,5 +8,5 @@ UNCUT_TWIN = "cuda:uncut-twin"
 
 
 def is_twin(name: str) -> bool:
-    """Whether a device is a twin, for which nothing has to be installed."""
+    """Whether the name of a device is that of a twin, which needs no GPU and no additional packages."""
     return name.endswith("twin")

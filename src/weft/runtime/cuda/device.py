@@ -32,21 +32,21 @@ Tensor = Any
 HOST_KIND = "cpu"
 """ONNX Runtime's name for the memory of the host."""
 REPEATS = 5
-"""Times that a segment is run when it is timed; the fastest counts."""
+"""Times that a segment is run when it is timed; the median counts."""
 
 
 class Mark(Protocol):
-    """A point in the order of what was started."""
+    """A point in the order of the work that was started."""
 
     def wait(self) -> None:
-        """Wait until everything before it has ended, without holding Python's lock."""
+        """Wait until all work before the mark has ended, without holding Python's lock."""
         ...
 
 
 ALIGNED_BYTES = 256
-"""Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same one."""
+"""Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same alignment."""
 LEFT = 0xFF
-"""Fills memory of the twin that was evicted, so that a test that reads it sees wrong numbers."""
+"""Byte that fills evicted memory of the twin, so that a test that reads it sees wrong numbers."""
 
 
 class BorrowedTensor(NamedTuple):
@@ -55,13 +55,13 @@ class BorrowedTensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     source: Tensor
-    """Its bytes, as the device copies them; no other code reads them."""
+    """The tensor's bytes, from which only the device copies."""
     array: Callable[[], Array]
     """Returns a copy of the tensor."""
 
 
 def as_array(tensor: Array | BorrowedTensor) -> Array:
-    """The tensor in the server's own memory; a borrowed one is copied."""
+    """The tensor in this process's own memory; a borrowed tensor is copied."""
     return tensor.array() if isinstance(tensor, BorrowedTensor) else tensor
 
 
@@ -98,45 +98,45 @@ class Movable(Protocol):
         ...
 
     def leave(self) -> None:
-        """Copy to the host what must come back, then free the memory; no work may be using it."""
+        """Copy contents that must come back to the host, then free the memory; no work may be using it."""
         ...
 
     def come_back(self) -> None:
-        """Allocate the memory again and restore what was kept, before any work that starts later."""
+        """Allocate the memory again and restore kept contents, before any work that starts later."""
         ...
 
     def close(self) -> None:
-        """Free all of it, on the device and on the host."""
+        """Free the memory and kept contents, on the device and on the host."""
         ...
 
 
 def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return offsets for tensors of these sizes (bytes) one after another, and the end of the last."""
-    offsets, at = [], 0
+    """Return aligned offsets for tensors of these sizes (bytes) one after another, and the total size."""
+    offsets, end = [], 0
     for size in sizes:
-        offsets.append(at)
-        at += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
-    return offsets, at
+        offsets.append(end)
+        end += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES  # rounded up
+    return offsets, end
 
 
 class Device(Protocol):
-    """What a GPU and its twin on the CPU can do."""
+    """The operations of a GPU, and of its twin on the CPU."""
 
     name: str
     kind: str
-    """As ONNX Runtime names where memory lies."""
+    """ONNX Runtime's name for the device's memory."""
     index: int
     building: threading.RLock
-    """Held while sessions run one by one: while graphs are captured, and by steps that cannot be."""
+    """Held while sessions run, one at a time: while graphs are captured, and by steps that cannot be captured."""
 
     @property
     def cuts(self) -> GpuCuts:
-        """How it can be partitioned; the first access partitions it."""
+        """How the device can be partitioned; the first access partitions it."""
         ...
 
     @property
     def uncut(self) -> str:
-        """Why it has no parts; empty if it has some."""
+        """Why the device has no parts; empty if it has parts."""
         ...
 
     @property
@@ -145,18 +145,18 @@ class Device(Protocol):
         ...
 
     def own(self, part: int = 0) -> Device:
-        """A view of the device for one model whose graphs run beside others': with its own sessions and scratch memory.
+        """A view of the device for one model whose graphs run beside others', with scratch memory of its own.
 
-        part: what is captured with it stays on that part.
+        part: graphs that are captured with the view run on that part; 0: the whole device.
         """
         ...
 
     def providers(self, *, channels_last: bool) -> list[Any]:
-        """The execution providers for sessions; their runs are in the order in which they are started."""
+        """ONNX Runtime's execution providers for sessions on the device; runs of sessions are executed in order."""
         ...
 
     def movable(self, byte_size: int, *, kept: bool) -> Movable:
-        """Allocate memory whose contents can be evicted; *kept*: they come back as they were."""
+        """Allocate memory whose contents can be evicted; *kept*: the contents come back as they were."""
         ...
 
     def fill(self, target: Tensor, array: Array) -> None:
@@ -164,11 +164,11 @@ class Device(Protocol):
         ...
 
     def shared(self, tensor: Tensor) -> Any:
-        """The tensor as a value that sessions take and do not own."""
+        """The tensor as a value of ONNX Runtime, which sessions read and do not own."""
         ...
 
     def address(self, tensor: Tensor) -> int:
-        """Its address on the device."""
+        """The tensor's address on the device."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -180,9 +180,9 @@ class Device(Protocol):
         ...
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        """Return a new tensor of some rows of others.
+        """Concatenate rows of several tensors to a new tensor.
 
-        Each source is a tensor, the rows to take or None, and the number of leading rows to take if it is None.
+        Each source is a tensor, the indices of the rows to take, and if these are None the number of leading rows.
         """
         ...
 
@@ -219,7 +219,7 @@ class Device(Protocol):
         ...
 
     def finish(self) -> None:
-        """Wait for all that was started."""
+        """Wait for all work that was started."""
         ...
 
     def timed(self, run: Callable[[], None]) -> float:
@@ -227,19 +227,19 @@ class Device(Protocol):
         ...
 
     def took(self, memory: Array) -> None:
-        """Register a buffer of the host from which inputs are copied."""
+        """Register a buffer of the host from which inputs are copied, so that copies run beside computation."""
         ...
 
     def dropped(self, memory: Array) -> None:
-        """Unregister such a buffer."""
+        """Unregister a buffer that was registered with ``took``, if any."""
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes of its memory."""
+        """Free and total bytes of the device's memory."""
         ...
 
     def bandwidth(self) -> float:
-        """Bytes per second that a copy within its memory moves."""
+        """Bytes per second that a copy within the device's memory reads and writes."""
         ...
 
 
@@ -252,11 +252,11 @@ class AlreadyReached:
     """A mark of work that has ended."""
 
     def wait(self) -> None:
-        """Do nothing: everything has ended."""
+        """Do nothing: all work has ended."""
 
 
 class HostMovable:
-    """The twin of memory that can leave: reads of evicted memory see a filling value, not the data."""
+    """The twin of ``Movable`` memory: reads of evicted memory see a filling value, not the data."""
 
     def __init__(self, byte_size: int, *, kept: bool) -> None:
         self.byte_size, self._kept = byte_size, kept
@@ -277,7 +277,7 @@ class HostMovable:
             self._bytes[:] = np.frombuffer(self._copy, np.uint8)
 
     def close(self) -> None:
-        """Nothing to free: the memory goes with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 TWIN_CUTS = GpuCuts(sms=8, cuts=((5, 3), (4, 4)))
@@ -285,12 +285,12 @@ TWIN_CUTS = GpuCuts(sms=8, cuts=((5, 3), (4, 4)))
 
 
 class HostDevice:
-    """The twin: the cores of this machine, where all work has ended when it was started."""
+    """The twin of a GPU on the CPU: each operation has ended when its call returns."""
 
     name, kind, index = "cpu", HOST_KIND, 0
 
     def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
-        """uncut: why it has no parts."""
+        """cuts: how the twin can be partitioned. uncut: why it has no parts."""
         self.building, self.cuts, self.uncut = threading.RLock(), cuts, uncut
         self._here = threading.local()
 
@@ -393,4 +393,4 @@ FLOATS: Mapping[int, int] = {
     ElementType.BFLOAT16: 2,
     ElementType.DOUBLE: 8,
 }
-"""Types of numbers that a device computes with -> bytes of one."""
+"""Types of numbers that a device computes with -> bytes of one number."""

@@ -28,7 +28,7 @@ LOST = 70
 
 
 def device_named(name: str) -> Device:
-    """The device of a name such as ``cuda:0``, or a twin."""
+    """Open the device of a name such as ``cuda:0``, or a twin on the CPU."""
     if name == UNCUT_TWIN:
         return HostDevice(GpuCuts(sms=8), "this is a twin of a device that cannot be cut")
     if is_twin(name):
@@ -49,7 +49,7 @@ class CudaEngine:
         self._device: Device | None = None
         self._lanes: list[CudaLane] = []
         self._shares = False
-        """Whether lanes are shares of the device."""
+        """Whether lanes are shares of the device: a model was opened so."""
 
     @property
     def device(self) -> Device:
@@ -62,6 +62,7 @@ class CudaEngine:
         return self._device
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
+        """Open a model on the device, evicted if the options allow that; ``ModelError`` if memory is lacking."""
         self._shares |= options.shares
         try:
             model = prepare_on(self.device, path, options, cache, learn=learn)

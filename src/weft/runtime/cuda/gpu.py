@@ -43,24 +43,24 @@ from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.tensors import Array
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower
-ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
+ort.set_default_logger_severity(4)  # errors are raised; the log would repeat them
 
 with suppress(NoPartitions):
     bindings()  # imported before the process is confined
 
 _WARM_RUNS = 3
-"""Runs before a capture: the first ones choose algorithms and allocate memory."""
+"""Runs before a capture: the first runs choose algorithms and allocate memory."""
 CUT_AT = (0.36, 0.48)
 """Approximate shares of the multiprocessors that a partition cuts off; on an H200 84 + 48 and 68 + 64."""
 _NON_BLOCKING = 1
-"""The driver's flag of a stream that does not wait for the default one."""
+"""The driver's flag of a stream that does not wait for the default stream."""
 _COPIED_BYTES = 128 << 20
 """Bytes that are copied to measure the bandwidth."""
 
 
 @cache
 def _type_of(dtype: np.dtype[Any]) -> Any:
-    """Torch's type for one of numpy."""
+    """Torch's type for a numpy type."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -76,14 +76,14 @@ class _Event:
 
 
 class _LaneStreams(NamedTuple):
-    """The streams of one lane."""
+    """The streams of one lane: *compute* for segments, *outward* for copies of answers to the host."""
 
     compute: Any
     outward: Any
 
 
 class _Replay:
-    """A captured graph, of the whole GPU or of a part."""
+    """A captured graph, of the whole GPU or of a part; calling it replays it, after earlier work of the lane."""
 
     def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
         self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
@@ -116,18 +116,23 @@ class Gpu:
         """The lane that a thread works for."""
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
-        """Empty until the GPU is partitioned; then how it is, the parts, and why there are none."""
-        self._begin(torch.cuda.Stream())
+        """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
 
-    def _begin(self, sessions: Any, part: Part | None = None) -> None:
-        """Create a stream for sessions, which may be one of a part, with scratch memory of its own."""
+        A list, so that all copies of this object (``own``) share the entry.
+        """
+        self._create_session_stream(torch.cuda.Stream())
+
+    def _create_session_stream(self, sessions: Any, part: Part | None = None) -> None:
+        """Take *sessions* as the stream on which sessions run, and create scratch memory for it.
+
+        part: the part that the stream belongs to; None: the whole GPU.
+        """
         self._sessions, self._stays_on = sessions, part
         self._owned: dict[int, Gpu] = {}
         """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
-        """Scratch memory of all graphs that are replayed one at a time: none leaves anything there that is needed
-        later."""
-        self._first = torch.cuda.CUDAGraph()  # the memory is there as long as a graph is that uses it
+        """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
+        self._first = torch.cuda.CUDAGraph()  # a graph that uses the memory, so that torch keeps it
         with self.building, torch.cuda.stream(sessions):
             self._first.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             torch.zeros(1, device=self._device)
@@ -148,16 +153,18 @@ class Gpu:
         return getattr(self._here, "part", 0)
 
     def _cut_once(self) -> tuple[GpuCuts, list[Part], str]:
+        """How the GPU is partitioned; the first call partitions it."""
         with self.building:
             if not self._cut:
-                self._cut.append(self._cut_up())
+                self._cut.append(self._partition())
             return self._cut[0]
 
-    def _cut_up(self) -> tuple[GpuCuts, list[Part], str]:
+    def _partition(self) -> tuple[GpuCuts, list[Part], str]:
+        """Partition the GPU: the sizes of the parts, the parts, and if it cannot be partitioned the reason."""
         sms = int(torch.cuda.get_device_properties(self.index).multi_processor_count)
         try:
             with torch.cuda.device(self.index):
-                self.memory()  # the driver knows the context of a thread that has called something
+                self.memory()  # any call gives this thread a context, which the driver needs
                 both = [cut(self.index, round(sms * part)) for part in CUT_AT]
             cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both))
         except (NoPartitions, ValueError) as error:
@@ -165,24 +172,27 @@ class Gpu:
         return cuts, [part for small, large in both for part in (large, small)], ""
 
     def own(self, part: int = 0) -> Gpu:
+        """A view with a session stream and scratch memory of its own; views of parts are created once."""
         if part in self._owned:
             return self._owned[part]
-        self.memory()  # the driver knows the context of a thread that has called something
+        self.memory()  # any call gives this thread a context, which the driver needs
         stays_on = self._cut_once()[1][part - 1] if part else None
         handle = another_stream(stays_on) if stays_on else _new_stream()
         owned = copy(self)
-        owned._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
+        owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
         if part:
             self._owned[part] = owned
         return owned
 
     def _streams(self, lane: int) -> _LaneStreams:
+        """The streams of a lane, created when they are first used."""
         with self.building:
             if lane not in self._lanes:
                 self._lanes[lane] = _LaneStreams(self._new_lane(lane), torch.cuda.Stream())
             return self._lanes[lane]
 
     def _new_lane(self, lane: int) -> Any:
+        """Create the compute stream of a lane; the last plain stream of a shared GPU has high priority."""
         return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
 
     # Sessions and memory
@@ -208,7 +218,7 @@ class Gpu:
         return ort.OrtValue.from_dlpack(tensor)
 
     def address(self, tensor: Tensor) -> int:
-        return int(tensor.data_ptr() or tensor.untyped_storage().data_ptr())  # an empty one is nowhere, says torch
+        return int(tensor.data_ptr() or tensor.untyped_storage().data_ptr())  # torch gives 0 for an empty tensor
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         source.record_stream(torch.cuda.current_stream())  # it may have been made on another lane
@@ -224,21 +234,22 @@ class Gpu:
         return torch.cat(picked)
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
+        """Concatenate arrays to a new tensor, on the stream for inputs; the lane's stream waits for it."""
         first, several = arrays[0], len(arrays) > 1
         shape = (sum(array.shape[0] for array in arrays), *first.shape[1:]) if several else first.shape
         with torch.cuda.stream(self._inward):
             target = torch.empty(shape, dtype=_type_of(first.dtype), device=self._device)
-            at = 0
+            first_row = 0
             for array in arrays:
-                part = target[at : at + array.shape[0]] if several else target
+                part = target[first_row : first_row + array.shape[0]] if several else target
                 if isinstance(array, BorrowedTensor):
                     part.reshape(-1).view(torch.uint8).copy_(array.source, non_blocking=True)
                 else:
                     part.copy_(torch.from_numpy(array), non_blocking=True)
-                at += array.shape[0] if several else 0
+                first_row += array.shape[0] if several else 0
         compute = torch.cuda.current_stream()
         compute.wait_stream(self._inward)
-        target.record_stream(compute)
+        target.record_stream(compute)  # torch keeps the memory until this stream has used it
         return target
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
@@ -248,13 +259,14 @@ class Gpu:
             return RegisteredFile(terms, file, self._inward)
 
     def copy_out(self, tensor: Tensor) -> Array:
-        still = tensor.clone()  # the next batch may write over it before it has been copied
+        """Start a copy to pinned host memory, on the lane's stream for answers."""
+        snapshot = tensor.clone()  # the next batch may overwrite the tensor before it has been copied
         outward = self._here.streams.outward
-        still.record_stream(outward)
+        snapshot.record_stream(outward)
         outward.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(outward):
-            answer = torch.empty(still.shape, dtype=still.dtype, pin_memory=True)
-            answer.copy_(still, non_blocking=True)
+            answer = torch.empty(snapshot.shape, dtype=snapshot.dtype, pin_memory=True)
+            answer.copy_(snapshot, non_blocking=True)
         array: Array = answer.numpy()
         return array
 
@@ -262,6 +274,7 @@ class Gpu:
         return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Warm up and capture the work of *run* on the session stream; raises if it cannot be replayed."""
         with self.building, torch.cuda.stream(self._sessions):
             for _ in range(_WARM_RUNS):
                 run()
@@ -281,6 +294,7 @@ class Gpu:
         return captured.kernels if isinstance(captured, _Replay) else 1
 
     def plainly(self, run: Callable[[], None]) -> None:
+        """Run *run* on the session stream, after earlier work of the lane and before later work."""
         with self.building:
             compute = torch.cuda.current_stream()
             self._sessions.wait_stream(compute)
@@ -290,6 +304,7 @@ class Gpu:
 
     @contextmanager
     def on(self, lane: int = 0) -> Iterator[None]:
+        """Make the streams of a lane the calling thread's, as a context."""
         before = getattr(self._here, "streams", None), self.part
         with torch.cuda.device(self.index):
             streams = self._streams(lane)
@@ -308,6 +323,7 @@ class Gpu:
         torch.cuda.synchronize(self.index)
 
     def timed(self, run: Callable[[], None]) -> float:
+        """Median seconds of *run* on the calling thread's stream, by events of the GPU."""
         times_ms = []
         for _ in range(REPEATS):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -320,16 +336,16 @@ class Gpu:
 
     def took(self, memory: Array) -> None:
         """Register a buffer so that copies from it run beside computation; if that fails, copies only take longer."""
-        at = int(memory.ctypes.data)
-        if int(torch.cuda.cudart().cudaHostRegister(at, memory.nbytes, 0)) == 0:
-            self._pinned.add(at)
+        address = int(memory.ctypes.data)
+        if int(torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)) == 0:
+            self._pinned.add(address)
 
     def dropped(self, memory: Array) -> None:
-        at = int(memory.ctypes.data)
-        if at in self._pinned:
+        address = int(memory.ctypes.data)
+        if address in self._pinned:
             self._inward.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(at)
-            self._pinned.discard(at)
+            torch.cuda.cudart().cudaHostUnregister(address)
+            self._pinned.discard(address)
 
     def memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.index)
@@ -343,7 +359,7 @@ class Gpu:
 
 
 def _new_stream() -> int:
-    """A stream outside of torch's pool: torch reuses 32 streams in turn, and a stream in capture must be idle."""
+    """Create a stream outside of torch's pool: torch reuses 32 streams, and others must not use a stream in capture."""
     stream = ctypes.c_void_p()
     if failed := driver().cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING):
         raise RuntimeError(f"the driver gives no further stream (error {failed})")

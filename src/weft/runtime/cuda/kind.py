@@ -24,13 +24,13 @@ from weft.runtime.isolated.limits import WorkerLimits
 READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
 """Files that CUDA's libraries read."""
 WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
-"""Files of the GPUs, and those with the names of the process's own threads."""
+"""Files of the GPUs, and files by which the process names its threads."""
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
 """Folders of the C compiler and its files, which triton uses to build kernels; the program loader is a library."""
 
 
 class CudaEngineKind:
-    """What the worker process of a GPU needs."""
+    """The engine of GPUs, and the files, programs and variables that its worker processes need."""
 
     variables: tuple[str, ...] = (
         "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
@@ -85,6 +85,6 @@ class CudaKind:
 
 
 def _number(name: str) -> int | None:
-    """The number of a GPU, which clients use to name its memory; None for a twin, which has none of its own."""
+    """The number of a GPU, by which clients name its memory; None for a twin, which has no memory of its own."""
     number = name.partition(":")[2]
     return int(number) if number.isdecimal() else None

@@ -1,4 +1,4 @@
-"""A lane of a device: starts steps in order, one of them ahead, while a thread waits for their ends to report them."""
+"""A lane of a device: starts steps in order, one step ahead; a thread waits for their ends and reports them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Launched(NamedTuple):
 
 
 class Launching(Protocol):
-    """The member of a model that a lane uses."""
+    """A model, as a lane uses it."""
 
     def launch(self, step: Step) -> Launched:
         """Start a step, and return at once."""
@@ -47,19 +47,21 @@ class DeviceRun(NamedTuple):
 
     onward: Sequence[StepOutput] | None
     error: Exception | None = None
-    """Why it was not started."""
+    """Why the step was not started."""
 
     def stop(self) -> None:
         """Do nothing: work on a device cannot be stopped. It is short, and a worker that hangs is killed."""
 
 
 class _Flight(NamedTuple):
+    """A started step whose end has not been reported."""
+
     began: int
     launched: Launched | None
     error: Exception | None
     ended: Ended
     before: Mark | None
-    """Waited for first: the return of its model, or the remaining work of a step that failed."""
+    """Awaited first: the return of the step's model after an eviction, or the remaining work of a failed step."""
 
 
 class CudaLane:
@@ -76,14 +78,14 @@ class CudaLane:
         *,
         share: int = 0,
     ) -> None:
-        """lost: called with an error that the device cannot recover from. share: which of the device's lanes it is."""
+        """lost: called with an error that the device cannot recover from. share: number of the device's share, or 0."""
         self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
         self._last = 0
         self._returned: Mark | None = None
         self._threads = threading.local()
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
-        self.thread = threading.Thread(target=self._tell, name=f"device-lane-{index}", daemon=True)
+        self.thread = threading.Thread(target=self._report_ends, name=f"device-lane-{index}", daemon=True)
         self.thread.start()
 
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
@@ -91,23 +93,23 @@ class CudaLane:
         began, launched, error = self._now(), None, None
         before, self._returned = self._returned, None
         try:
-            self._settle()
+            self._bind_thread()
             launched = model.launch(step)
-        except Exception as problem:  # its own requests hear of it and the lane goes on
+        except Exception as problem:  # fails this step only; the lane goes on
             error = problem
             before = self._device.mark()
         self._flights.put(_Flight(began, launched, error, ended, before))
         return DeviceRun(launched.outputs if launched and launched.onward else None, error)
 
-    def _settle(self) -> None:
+    def _bind_thread(self) -> None:
         """Bind the calling thread to the lane once: entering and leaving its stream takes as long as a step."""
         if not hasattr(self._threads, "settled"):
             self._threads.settled = self._device.on(self._share)
             self._threads.settled.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
-        """Evict models of which nothing is running, and bring one back before the next step."""
-        self._settle()
+        """Evict the models *leaving*, none of whose steps runs, and bring back *coming* before the next step."""
+        self._bind_thread()
         for model in leaving:
             model.leave()
         coming.come_back()
@@ -130,7 +132,8 @@ class CudaLane:
         self.thread.join(patience_s)
         return not self.thread.is_alive()
 
-    def _tell(self) -> None:
+    def _report_ends(self) -> None:
+        """Report the ends of steps in order until the lane is closed; runs on the lane's own thread."""
         while (flight := self._flights.get()) is not None:
             end = self._await_end(flight)
             try:
@@ -140,7 +143,7 @@ class CudaLane:
             del flight, end
 
     def _await_end(self, flight: _Flight) -> StepEnd:
-        """Wait for the end of a step, which began when the one before it had ended."""
+        """Wait for the end of a step; it began when the step before it had ended."""
         launched, began = flight.launched, max(flight.began, self._last)
         try:
             if flight.before is not None:
@@ -151,7 +154,7 @@ class CudaLane:
             launched.computed.wait()
             self._last = ended = max(began, self._now())
             launched.answered.wait()
-        except Exception as error:  # an illegal address, a lost device: nothing will run there any more
+        except Exception as error:  # such as an illegal address: the device cannot run anything any more
             self._lost(error)
             return StepEnd(began, max(began, self._now()), error=error)
         self.busy_ns += ended - began

@@ -21,21 +21,25 @@ LEAST_SPEED, MOST_SPEED = 0.01, 4.0
 
 
 def captured_on_parts(device: Device, rung: Rung) -> str:
-    """Capture a batch size on every part of the device; returns why that failed, else an empty text."""
+    """Capture a batch size on every part of the device; returns why that failed, or an empty text."""
     try:
         rung.add_parts([device.own(part) for part in range(1, len(device.cuts.parts) + 1)])
-    except Exception as error:  # sessions, torch and drivers raise kinds of their own; it runs without, too
+    except Exception as error:  # sessions, torch and drivers raise kinds of their own; the captures are optional
         return first_line(error)
     return ""
 
 
 def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
-    """Measure a captured batch size on all parts; the share of memory bandwidth is that of weights and cuts alone."""
+    """Measure a captured batch size on all parts.
+
+    *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from the
+    bytes of its weights and cuts.
+    """
     segments = range(rung.segments)
-    whole_s = max(1e-9, sum(rung.timed(at) for at in segments))
+    whole_s = max(1e-9, sum(rung.timed(segment) for segment in segments))
     speeds = {device.cuts.sms: 1.0}
     for part, sms in zip(rung.parts, device.cuts.parts, strict=False):
-        part_s = max(1e-9, sum(rung.timed(at, part) for at in segments))
+        part_s = max(1e-9, sum(rung.timed(segment, part) for segment in segments))
         speeds[sms] = min(MOST_SPEED, max(LEAST_SPEED, whole_s / part_s))
     moved = weight_bytes + 2 * rung.memory.byte_size
     kernel_us = max(0.1, whole_s * 1e6 / rung.kernels)
@@ -49,7 +53,7 @@ class PartsBudget:
         self._device, self._allowance, self._free = device, allowance, device.memory()[0]
 
     def spent(self) -> str:
-        """Which budget is spent; empty while there is some left."""
+        """Which budget is spent, in words; empty while some of both is left."""
         if self._allowance.half_gone():
             return "half of learn_s is gone"
         taken = self._free - self._device.memory()[0]
@@ -69,7 +73,7 @@ def measured_likeness(
     except Exception as error:  # there may be too little memory for a copy
         remarks.append(f"on no part of the device: {first_line(error)}")
         return likenesses
-    for rung in _by_use(rungs):
+    for rung in _common_sizes_first(rungs):
         why = budget.spent() or captured_on_parts(device, rung)
         if why:
             remarks.append(f"on parts of the device at {len(likenesses)} of {len(rungs)} batch sizes: {why}")
@@ -78,7 +82,7 @@ def measured_likeness(
     return likenesses
 
 
-def _by_use(rungs: Sequence[Rung]) -> Iterator[Rung]:
+def _common_sizes_first(rungs: Sequence[Rung]) -> Iterator[Rung]:
     """Yield the smallest batch size first, then from the largest down."""
     yield rungs[0]
     yield from reversed(rungs[1:])

@@ -20,7 +20,7 @@ from weft.runtime.tensors import Array
 
 
 def ladder(max_batch: int) -> list[int]:
-    """The batch sizes that are captured; a batch in between is computed as the next larger one."""
+    """The batch sizes that are captured: powers of two, and *max_batch*; other batches use the next larger size."""
     sizes = [1]
     while 2 * sizes[-1] < max_batch:
         sizes.append(2 * sizes[-1])
@@ -28,7 +28,7 @@ def ladder(max_batch: int) -> list[int]:
 
 
 class LooseValues(NamedTuple):
-    """Values of a batch whose shapes were not captured."""
+    """Values of a batch of other shapes than those that were captured."""
 
     values: Loose
     rows: int
@@ -49,16 +49,17 @@ class DeviceModel(BlueprintModel):
     ) -> None:
         super().__init__(blueprint)
         self._device, self._sessions, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
-        self._moving, self._there = threading.Lock(), True
+        # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
+        self._moving, self._in_memory = threading.Lock(), True
         self._live = live_after(blueprint)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Start a step on a lane of the device."""
+        """Start a step on a lane of the device; *here* has no effect."""
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Run all segments one after another; returns the outputs."""
+        """Run all segments one after another, and wait; returns the outputs."""
         values: Any = inputs
         for segment in range(len(self.segments)):
             launched = self.launch(Step(segment, [BatchPart(values)], len(next(iter(inputs.values())))))
@@ -67,11 +68,11 @@ class DeviceModel(BlueprintModel):
         return launched.outputs[0].answers
 
     def uncaptured(self) -> dict[int, str]:
-        """Segments that run without a graph at some batch size, and why."""
-        return {at: why for rung in self._rungs for at, why in rung.uncaptured.items()}
+        """Index of each segment that runs without a graph at some batch size -> the reason."""
+        return {segment: why for rung in self._rungs for segment, why in rung.uncaptured.items()}
 
     def close(self) -> None:
-        """Free its memory; no step of it may be running."""
+        """Free the model's memory; no step of it may be running."""
         with self._moving:
             memories = self._memories()
             self._rungs, self._sessions, self._weights = [], [], DeviceWeights(self._device)
@@ -82,7 +83,7 @@ class DeviceModel(BlueprintModel):
     # Coming and going
 
     def rest(self) -> None:
-        """Measure how long it takes to bring it back, and evict it."""
+        """Evict the model, and measure how long it takes to bring it back; updates ``residency``."""
         with self._device.on():
             self.leave()
             began_s = time.perf_counter()
@@ -95,25 +96,25 @@ class DeviceModel(BlueprintModel):
         self.residency = ModelResidency(staying_bytes, moving_bytes, return_s)
 
     def leave(self) -> None:
-        """Evict its weights and the memory of its cuts; no step of it may be running."""
+        """Evict the weights and the memory of the rungs; no step of the model may be running."""
         with self._moving:
-            self._leave()
+            self._evict()
 
-    def _leave(self) -> None:
-        self._there = False
+    def _evict(self) -> None:
+        self._in_memory = False
         for memory in self._memories():
             memory.leave()
 
     def come_back(self) -> None:
-        """Bring all of its memory back before later work; if that fails, all of it leaves again."""
+        """Bring all memory back before work that starts later; if that fails, all memory is evicted again."""
         with self._moving:
             try:
                 for memory in self._memories():
                     memory.come_back()
             except BaseException:
-                self._leave()
+                self._evict()
                 raise
-            self._there = True
+            self._in_memory = True
 
     def _memories(self) -> list[Movable]:
         return [*self._weights.memories, *(rung.memory for rung in self._rungs)]
@@ -121,9 +122,13 @@ class DeviceModel(BlueprintModel):
     # Steps
 
     def launch(self, step: Step) -> Launched:
-        """Start a step and return at once, unless its shapes were not captured."""
-        if not self._there:
+        """Start a step and return at once; a step of shapes that were not captured is awaited.
+
+        ``MemoryError`` if the model is evicted.
+        """
+        if not self._in_memory:
             raise MemoryError("the model is not in the device's memory")
+        # Batches that cannot be joined at this cut are computed one after another.
         together = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
         outputs = [self._advance(step.segment, group) for group in groups]
@@ -133,6 +138,7 @@ class DeviceModel(BlueprintModel):
         return Launched(outputs, computed, answered, not ends)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        """Start a segment on *parts*, which are computed as one batch."""
         rung = self._rung_for(parts) if segment == 0 else None
         if (segment == 0 and rung is None) or any(isinstance(part.values, LooseValues) for part in parts):
             return self._run_loose(segment, parts)
@@ -140,7 +146,7 @@ class DeviceModel(BlueprintModel):
         return self._compute_segment(segment, values)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
-        """The rung for a new batch; None where its shapes were not captured."""
+        """The rung (captured batch size) for a new batch; None where its shapes or its size were not captured."""
         warm, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
         for part in parts:
             if any(array.shape[skipped:] != warm[name][skipped:] for name, array in part.values.items()):
@@ -148,11 +154,13 @@ class DeviceModel(BlueprintModel):
         return self._rung(sum(map(self._rows_in, parts)))
 
     def _rows_in(self, part: BatchPart) -> int:
+        """The number of rows of a part of a new batch."""
         if part.rows is not None:
             return len(part.rows)
         return next(iter(part.values.values())).shape[0] if self.batching.batchable else 1
 
     def _rung(self, rows: int) -> Rung | None:
+        """The smallest rung for a batch of *rows*; None if there is none."""
         return next((rung for rung in self._rungs if rung.rows >= rows), None)
 
     def _enter_inputs(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
@@ -161,11 +169,16 @@ class DeviceModel(BlueprintModel):
         for spec in self.inputs:
             arrays = [part.values[spec.name] for part in parts]
             picked = [a if p.rows is None else as_array(a)[list(p.rows)] for a, p in zip(arrays, parts, strict=True)]
-            self._put(values, spec.name, self._device.copy_in(picked))
+            self._copy_to_rung(values, spec.name, self._device.copy_in(picked))
         return values
 
-    def _put(self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()) -> None:
-        """Copy a tensor to where the rung's segments read it."""
+    def _copy_to_rung(
+        self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()
+    ) -> None:
+        """Copy a tensor to the memory where the rung's segments read *name*.
+
+        consumed: batches whose values may be overwritten.
+        """
         rung = values.rung
         rung.secure(name, consumed)
         target, source = rung.tensors[name], rung.rows_of(tensor, values.rows)
@@ -174,18 +187,18 @@ class DeviceModel(BlueprintModel):
         rung.own(name, values)
 
     def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
-        """The values of all samples that continue, with what the segment reads in the memory of their rung."""
+        """The values of all samples that continue as one batch; inputs of the segment are in the memory of its rung."""
         wanted = self._sessions[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
             for name in wanted:
                 if values.tensors[name] is not values.rung.tensors[name]:
-                    self._put(values, name, values.tensors[name])
+                    self._copy_to_rung(values, name, values.tensors[name])
             return values
         return self._join(wanted, parts)
 
     def _join(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
-        """Join batches, or the samples of them that continue, into one."""
+        """Join the samples of *parts* that continue into one batch; *wanted*: tensors that the next segment reads."""
         old = [part.values for part in parts]
         rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in zip(old, parts, strict=True))
         rung = self._rung(rows)
@@ -195,11 +208,11 @@ class DeviceModel(BlueprintModel):
             sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in zip(old, parts, strict=True)]
             values.tensors[name] = self._device.taken(sources)
         for name in wanted:
-            self._put(values, name, values.tensors[name], old)
+            self._copy_to_rung(values, name, values.tensors[name], old)
         return values
 
     def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
-        """Start a segment on values in the memory of their rung; returns what is still needed after it."""
+        """Start a segment on values in the memory of their rung; returns the values that later segments need."""
         rung = values.rung
         for name in self._sessions[segment].spec.outputs:
             rung.secure(name, (values,))
@@ -222,12 +235,13 @@ class DeviceModel(BlueprintModel):
         return {spec.name: self._answer(values.rung, outputs[spec.name], values.rows) for spec in self.outputs}
 
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
+        """Start the copy of the first *rows* rows of a tensor to the host."""
         return self._device.copy_out(rung.rows_of(tensor, rows))
 
     # Other shapes
 
     def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment without a graph, and wait for it."""
+        """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
         values = dict(self._loose_values(segment, parts))
         session = self._sessions[segment]
         self._device.plainly(lambda: values.update(session.run_loose(values)))
@@ -240,6 +254,7 @@ class DeviceModel(BlueprintModel):
         return StepOutput(left, {} if exit_name is None else {exit_name: session.array(values[exit_name])})
 
     def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
+        """The values of all rows that continue, in the form that ``run_loose`` takes."""
         if segment and len(parts) == 1 and parts[0].rows is None:
             loose: Mapping[str, Any] = parts[0].values.values
             return loose
@@ -248,6 +263,7 @@ class DeviceModel(BlueprintModel):
         return self._sessions[segment].loose(join(kept, {}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
+        """Values of any kind as arrays on the host."""
         if isinstance(values, LooseValues):
             return {name: self._sessions[0].array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
@@ -269,7 +285,7 @@ class ModelOnHost:
         return getattr(self._inner, name)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Compute a step before this returns; its end is reported after those of steps that were started before."""
+        """Compute a step before this returns; its end is reported after the ends of earlier steps."""
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 

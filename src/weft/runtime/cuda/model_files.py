@@ -72,12 +72,12 @@ class DeviceFile(Protocol):
         ...
 
     def clear(self, blueprint: Blueprint) -> None:
-        """Remove from the folder what ``reopened`` does not need."""
+        """Remove the files from the folder that ``reopened`` does not need."""
         ...
 
 
 class OpensDeviceFile(Protocol):
-    """The target of a registered kind: a class, or a function, that gives a ``DeviceFile``."""
+    """The target of a registered kind: a class or a function that returns a ``DeviceFile``."""
 
     def __call__(
         self,

@@ -41,7 +41,7 @@ class _Access(ctypes.Structure):
 
 
 class _Range:
-    """Reserved addresses of a GPU, with memory mapped behind them or without."""
+    """Reserved addresses of a GPU, with or without memory mapped to them."""
 
     def __init__(self, device: torch.device, byte_size: int) -> None:
         self._device, self._place = device, _Location(_ON_DEVICE, device.index)
@@ -59,7 +59,7 @@ class _Range:
             raise
 
     def take(self) -> None:
-        """Map memory."""
+        """Allocate memory and map it to the addresses; ``MemoryError`` if there is too little."""
         access, none = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
         _check_result(
             driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none)
@@ -91,14 +91,15 @@ class _Range:
 
 
 class GpuMovable:
-    """A range of addresses for tensors; it is freed with the last of them."""
+    """Memory for tensors at constant addresses, which can be evicted; freed with the last tensor."""
 
     def __init__(
         self, device: torch.device, byte_size: int, inward: Any, types: Mapping[int, Any], *, kept: bool
     ) -> None:
-        """Reserve addresses and map memory. *inward*: the stream on which contents return. *types*: ONNX -> torch.
+        """Reserve addresses and map memory to them.
 
-        kept: contents come back as they were.
+        inward: the stream on which contents return. types: element types of ONNX -> of torch. kept: contents come back
+        as they were before the eviction.
         """
         self._types, self._kept, self._copy, self._inward = types, kept, None, inward
         self._range = _Range(device, byte_size)
@@ -113,16 +114,18 @@ class GpuMovable:
         return self._bytes[offset : offset + size].view(kind).reshape(tuple(shape))
 
     def leave(self) -> None:
+        """Evict the memory; contents that come back are copied to the host once, as they never change."""
         if not self._range.there:
             return
         if self._kept and self._copy is None:
             copy = torch.empty(self.byte_size, dtype=torch.uint8, pin_memory=True)
             copy.copy_(self._bytes)
             self._copy = copy
-        self._inward.synchronize()  # it may have come back for a step that was stopped
+        self._inward.synchronize()  # the last return may still be copying, if its step was stopped
         self._range.give()
 
     def come_back(self) -> None:
+        """Map memory again and start to copy the contents back; later work of the calling thread waits for the copy."""
         if self._range.there:
             return
         self._range.take()
@@ -136,6 +139,7 @@ class GpuMovable:
 
 
 def _check_result(result: int) -> None:
+    """Raise an error for an error code of the driver."""
     if result == _OUT_OF_MEMORY:
         raise MemoryError("the GPU is out of memory")
     if result:

@@ -15,18 +15,19 @@ from weft.models.operators import find
 from weft.runtime.cutting import SeenTensor
 
 BYTES_PER_S, PRODUCTS_PER_S, LAUNCH_S = 2e12, 5e13, 2e-6
-"""Those of a large GPU. Smaller ones are slower in everything, and only the proportions matter."""
+"""Memory bandwidth, multiplications and launch time of a large GPU; for smaller GPUs the proportions are similar."""
 
 
 def guessed_s(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[float]:
     """Estimated seconds of each node."""
     weights = {weight.name: (list(weight.dims), weight.data_type) for weight in graph.initializer}
-    return [_guess(node, tensors, weights) for node in graph.node]
+    return [_estimate_s(node, tensors, weights) for node in graph.node]
 
 
-def _guess(
+def _estimate_s(
     node: OnnxNode, tensors: Mapping[str, SeenTensor], weights: Mapping[str, tuple[Sequence[int], int]]
 ) -> float:
+    """Estimated seconds of a node; *weights*: name -> shape and element type."""
     output_bytes = sum(tensors[name].size_bytes for name in node.output if name in tensors)
     moved = output_bytes + sum(tensors[name].size_bytes for name in node.input if name in tensors)
     products, is_product = 0.0, find(qualified(node)).product
@@ -35,7 +36,7 @@ def _guess(
             dims, kind = weights[name]
             item = numpy_dtype(kind).itemsize
             moved += math.prod(dims) * item
-            if is_product and len(dims) > 1:
+            if is_product and len(dims) > 1:  # each output element sums over the weight's other dimensions
                 products = max(products, output_bytes / item * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved, products)
 
@@ -46,7 +47,7 @@ def guess_s(moved_bytes: float, products: float) -> float:
 
 
 def scaled(guesses: Sequence[float], cuts: Sequence[int], measured_s: Sequence[float]) -> list[float]:
-    """Scale the guesses so that those of each segment between *cuts* add up to its measured time."""
+    """Scale *guesses* (seconds of nodes) so that the nodes of each segment add up to its *measured_s*."""
     scaled_s: list[float] = []
     for (start, end), took_s in zip(pairwise((0, *cuts, len(guesses))), measured_s, strict=True):
         factor = took_s / max(sum(guesses[start:end]), 1e-12)

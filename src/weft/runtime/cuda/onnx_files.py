@@ -31,7 +31,7 @@ from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, 
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
-from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
+from weft.runtime.onnxruntime_cpu.preparing import check_answers, normalised, with_ranks
 from weft.runtime.onnxruntime_cpu.profiler import Tracer, seen_tensors
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, warm_shapes
 from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
@@ -59,24 +59,24 @@ class OnnxFile:
     graph: OnnxModel = field(default_factory=empty_model)
     """The graph that is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
-    """Its tensors, by name."""
+    """The tensors of that graph, by name."""
     rounds: RoundGraphs | None = None
     """For a stitched model: its graph for any number of rows of each task."""
 
     @property
     def _host_folder(self) -> Path:
-        """Folder of the graph for the CPU: the weights beside it have another layout than those for the device."""
+        """Folder of the graph for the CPU, whose weights file has another layout than the device's."""
         folder = self.folder / "host"
         folder.mkdir(exist_ok=True)
         return folder
 
     def built(self) -> DeviceModel:
-        """The model as the device will serve it."""
+        """Read, cut, capture and measure the model as the device will serve it."""
         free = self.device.memory()[0]
-        blueprint, wanted, host = self._meaning()
+        blueprint, wanted, host = self._read_meaning()
         workshop = self.workshop(blueprint)
-        apart = workshop.model is not self  # a tool's own kernels compute every row by itself
-        verdict = Verdict(None) if apart else self._verdict(blueprint, host)
+        own_kernels = workshop.model is not self  # a tool's own kernels compute every row by itself
+        verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host)
         return workshop.built(blueprint, verdict, wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
@@ -87,33 +87,36 @@ class OnnxFile:
         return open_pieces(self.device, blueprint, self.folder).assembled(free)
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """Choose how the model is run; a tool for a kind of ONNX file may override it."""
+        """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""
         workshop = self.onnx_workshop(blueprint)
         if blueprint.tasks:
             workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
         return workshop
 
     def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """Prepare the model to run in ONNX Runtime."""
+        """The preparation of the model to run in ONNX Runtime: optimises its graph and observes its tensors."""
         self.graph = self._optimise()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
-            self._take_rounds(blueprint)
+            self._use_rounds(blueprint)
         else:
             self.tensors = self._observe_tensors(blueprint)
         return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, forced)
 
     def forget_graph(self) -> None:
-        """Free what only ONNX Runtime needs, if the model is run by something else."""
+        """Free the graph and its tensors, which only ONNX Runtime needs, if a tool's kernels run the model."""
         self.graph, self.tensors, self.rounds = empty_model(), {}, None
 
     # What the file means
 
-    def _meaning(self) -> tuple[Blueprint, dict[str, Array], OnnxModel]:
-        """The blueprint in one piece, its outputs on the CPU, and its graph there."""
+    def _read_meaning(self) -> tuple[Blueprint, dict[str, Array], OnnxModel]:
+        """The model in one piece as the CPU sees it: its blueprint, its outputs for ``unseen`` inputs, and its graph.
+
+        ``Unfit`` if no device can run it, or it cannot be run with generated inputs.
+        """
         target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
-        host = readied(load(target), session)
+        host = normalised(load(target), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
         blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
@@ -133,13 +136,13 @@ class OnnxFile:
         check_answers(self.exits, wanted)
         if not self.options.independent_rows and says_independent(session):
             self.options = dataclasses.replace(self.options, independent_rows=True)
-        return blueprint.model_copy(update={"outputs": ranked(blueprint.outputs, wanted)}), wanted, host
+        return blueprint.model_copy(update={"outputs": with_ranks(blueprint.outputs, wanted)}), wanted, host
 
-    def _verdict(self, blueprint: Blueprint, host: OnnxModel) -> Verdict:
+    def _judge_rows(self, blueprint: Blueprint, host: OnnxModel) -> Verdict:
         """Whether rows may be computed together."""
         reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
-        alone = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
-        if reason is not None or self.options.independent_rows or alone:
+        never_batched = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
+        if reason is not None or self.options.independent_rows or never_batched:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
         verdict = judge_rows(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
@@ -158,10 +161,10 @@ class OnnxFile:
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             if lacks_memory(error):
                 raise
-            if self.options.precision == BF16:  # for which few operators are made
+            if self.options.precision == BF16:  # few operators support it
                 raise ModelError(f"it cannot be opened in bf16, use fp16: {first_line(error)}") from error
             raise Unfit(f"it cannot be opened there: {first_line(error)}") from error
-        graph = readied(_without_copies(load(target)), session)
+        graph = normalised(_without_copies(load(target)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
@@ -175,9 +178,10 @@ class OnnxFile:
         except Exception:
             if path == self.path:
                 raise
-            return self._open_whole(self.path, target)  # without what we made of it
+            return self._open_whole(self.path, target)  # the original file, without fused attention
 
     def _observe_tensors(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
+        """Run the graph once on the device; returns its tensors by name."""
         last = any(node.domain == NHWC for node in self.graph.graph.node)
 
         def profiled(path: Path, trace: Path) -> Any:
@@ -190,16 +194,17 @@ class OnnxFile:
                 raise
             raise Unfit(f"it fails there: {first_line(error)}") from error
 
-    def _take_rounds(self, blueprint: Blueprint) -> None:
-        """Replace the graph of a stitched model by that of one row of each task, and its tensors likewise."""
+    def _use_rounds(self, blueprint: Blueprint) -> None:
+        """Replace the graph and the tensors of a stitched model by those for one row of each task."""
         weights_outside(self.graph, self.folder)
         self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
         self.graph = self.rounds.at(1)
         self.tensors = self._observe_tensors(blueprint)
         self.tensors |= self.rounds.even(self.tensors)
-        self.graph = self.rounds.at(1)  # now without what puts different sizes together
+        self.graph = self.rounds.at(1)  # now without Concats of different sizes
 
     def _run_rows(self, blueprint: Blueprint, model: OnnxModel, rows: int) -> Sequence[Array]:
+        """Run *model*, a part of the graph, on random samples with *rows* rows of each task; returns its outputs."""
         path, feed = self.folder / "rows.onnx", batch_of(blueprint, rows)
         save(model, path)
         try:
@@ -215,6 +220,7 @@ class OnnxFile:
         return node_costs.guessed_s(self.graph.graph, self.tensors)
 
     def crossing(self) -> list[int | None]:
+        """For each cut, the bytes that cross it; only floats that depend on the inputs' values may cross."""
         computed = _tensors_of_values(self.graph)
         fit = {
             name: tensor for name, tensor in self.tensors.items() if tensor.element_type in FLOATS and name in computed
@@ -225,7 +231,7 @@ class OnnxFile:
         return cutting.whole_because(self.graph.graph)
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """The blueprint with the segments between these cuts, which are written as files."""
+        """The blueprint with the segments between *cuts*, whose files are written."""
         segments = self._write_pieces(self.graph, cuts)
         if self.rounds is not None:
             for rows in rung_sizes(blueprint)[1:]:
@@ -233,13 +239,13 @@ class OnnxFile:
         return blueprint.model_copy(update={"segments": segments})
 
     def _write_pieces(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
-        """Write the files of the pieces; those of a stitched model for *rows* rows of each task."""
+        """Write the file of each piece of *graph*; *rows*: the rows of each task that a stitched graph is for."""
         segments, types = [], {name: tensor.element_type for name, tensor in self.tensors.items()}
-        for at, piece in enumerate(cutting.split(graph, cuts, types)):
-            file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
+        for index, piece in enumerate(cutting.split(graph, cuts, types)):
+            file = file_at(f"segment{index}of{len(cuts) + 1}.onnx", rows)
             save(piece.model, self.folder / file)
-            host = self.rounds is None  # rounds have nothing left that is worked out there
-            if host and copies_in(self.device, self.folder / file, channels_last=self.half):
+            may_copy = self.rounds is None  # graphs of rounds compute nothing on the host
+            if may_copy and copies_in(self.device, self.folder / file, channels_last=self.half):
                 mark_copies(piece.model)
                 save(piece.model, self.folder / file)
             segments.append(
@@ -261,7 +267,7 @@ class OnnxFile:
 
 
 def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPieces:
-    """Sessions for all batch sizes of a model whose files are in *folder*; each is opened on first use."""
+    """The segments of a model, for all batch sizes, whose files are in *folder*; sessions are opened on first use."""
     specs = list(dict.fromkeys(spec for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)))
     files = [load(folder / spec.file) for spec in blueprint.segments if spec.file]
     last = any(node.domain == NHWC for piece in files for node in piece.graph.node)
@@ -270,7 +276,7 @@ def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPiece
 
 
 def _check_fit(session: Any, graph: OnnxModel) -> None:
-    """Refuse a model that no device can run."""
+    """Raise ``Unfit`` for a model that no device can run: with texts, or with control flow."""
     if any(value.type == "tensor(string)" for value in (*session.get_inputs(), *session.get_outputs())):
         raise Unfit("it takes or gives texts")
     reason = cutting.whole_because(graph.graph)
@@ -279,16 +285,16 @@ def _check_fit(session: Any, graph: OnnxModel) -> None:
 
 
 def _without_copies(model: OnnxModel) -> OnnxModel:
-    """The graph without nodes that copy between host and device; sessions insert those that they need."""
+    """Remove the nodes that copy between host and device, in place; sessions insert the copies that they need."""
     graph = model.graph
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in COPIES}
     outputs = {output.name for output in graph.output}
     kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
     for node in kept:
-        for at, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             while name in copies and name not in outputs:
                 name = copies[name]
-            node.input[at] = name
+            node.input[index] = name
         if node.output[0] in copies:  # an output of the model
             node.op_type = "Identity"
     fill(graph.node, kept)
@@ -296,7 +302,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
 
 
 def _tensors_of_values(graph: OnnxModel) -> frozenset[str]:
-    """Tensors that depend on the values of the inputs; others follow from shapes and are computed on the host."""
+    """Names of the tensors that depend on the inputs' values; all others depend on shapes alone: the host has them."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)
     return frozenset(name for name, fact in facts.items() if fact.valued)

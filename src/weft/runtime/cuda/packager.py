@@ -16,22 +16,22 @@ from weft.runtime.metadata import ONNX, kind_of
 FOLDER = "compiled"
 """The folder in a cache for packages; workers may read it."""
 MEMORY_BYTES = 16 << 30
-"""Memory of one compiler and what it starts."""
+"""Memory of one compiler and the processes that it starts."""
 
 
 class Packager:
-    """Has models of one device compiled."""
+    """Compiles models of one device, in processes of their own."""
 
     def __init__(self, device: str, device_name: str) -> None:
-        """device: as ``cuda:0``; device_name: of the GPU, which packages are for."""
+        """device: such as ``cuda:0``; device_name: the model of the GPU, for which packages are valid."""
         self._device, self._device_name = "cpu" if is_twin(device) else device, device_name
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
     ) -> Path | None:
-        """The folder of the packages for a model that is open; None if they are not there and not compiled now.
+        """The folder of the packages for *model*, which is open; compiled first if *compile_now* is true.
 
-        Raises ``ModelError`` if it cannot be compiled.
+        None if there are no packages and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
         warm = model.timing.warm_shapes
         if kind_of(path, "cuda").name != ONNX or model.tasks or model.exits or model.shares or warm is None:

@@ -1,7 +1,7 @@
 """Compiled models on disk: packages of torch's compiler, one for each batch size, over weights that are stored once.
 
-The process that loads a package executes its code. So their folder belongs to this user alone, and is named by a digest
-of everything that they depend on. ``compiling`` has them made.
+The process that loads a package executes its code. So the folder of packages belongs to this user alone, and is named
+by a digest of everything that the packages depend on. ``compiling`` runs the compiler.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from weft.runtime.onnxruntime_cpu import cache as caching
 
 FORMAT = 1
-"""Increase it whenever packages, or what is in their folder, change."""
+"""Increase it whenever packages, or the content of their folder, change."""
 MANIFEST, WEIGHTS = "packages.json", "weights.bin"
 
 
 class StoredWeight(BaseModel):
-    """A tensor in the file of weights, as it lies in memory."""
+    """A tensor in the file of weights, stored as in memory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,42 +42,43 @@ class Manifest(BaseModel):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     weights: dict[str, StoredWeight] = {}
-    """By a digest of their content."""
+    """Digest of a weight's content -> the weight."""
     constants: dict[int, dict[str, str]] = {}
-    """Rows of a batch -> the names that its package has for weights, and their digests."""
+    """Rows of a batch -> its package's name for each weight -> the weight's digest."""
 
     def file(self, rows: int) -> str:
         return f"rows{rows}.pt2"
 
 
 class CompileJob(BaseModel):
-    """What is compiled, and for what."""
+    """A model to compile, and the batch sizes, precision and device that it is compiled for."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Path
     shapes: Mapping[str, tuple[int, ...]]
-    """Of the inputs, for one row."""
+    """Input -> its shape for one row."""
     rows: tuple[int, ...]
-    """Batch sizes; one alone of 1 for a model that is not batched."""
+    """Batch sizes; only 1 for a model that is not batched."""
     precision: str
     device: str
-    """torch's name of it."""
+    """torch's name of the device."""
     device_name: str
-    """The name of its kind, which packages are for."""
+    """The hardware model of the device, for which packages are valid."""
 
     def shapes_at(self, rows: int) -> dict[str, list[int]]:
+        """Input -> its shape for *rows* rows."""
         return {name: [shape[0] * rows, *shape[1:]] if shape else [] for name, shape in self.shapes.items()}
 
     def folder(self, cache: Path) -> Path:
-        """Where its packages are kept."""
+        """The folder for its packages in *cache*."""
         versions = [_version(package) for package in ("torch", "triton")]
         about = self.model_dump(mode="json", exclude={"model", "device"})
         return caching.entry(cache, self.model, json.dumps([FORMAT, about, versions], sort_keys=True))
 
 
 def find(folder: Path) -> Manifest | None:
-    """The packages in a folder; None if there are none, or if someone else could have written them."""
+    """The packages in a folder; None if there are none, or if another user could have written them."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
         return manifest if all(map(is_private, (folder, *folder.iterdir()))) else None
@@ -86,7 +87,7 @@ def find(folder: Path) -> Manifest | None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or folder is this user's, and no other may write to it."""
+    """Whether a file or folder belongs to this user, and no other user may write to it."""
     status = path.lstat()
     writable = stat.S_IMODE(status.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
     return status.st_uid == os.getuid() and not writable and not stat.S_ISLNK(status.st_mode)

@@ -1,8 +1,8 @@
 """Disjoint parts of a GPU's multiprocessors, cut by the driver, each with streams of its own.
 
-A part is a green context. torch makes those as well, but takes every one from the whole device, so two of them lie on
-the same multiprocessors; here the driver cuts once, and gives both what was asked for and what is left. All parts share
-the memory, its bandwidth and the caches.
+A part is a green context of CUDA. torch creates green contexts as well, but each of them from the whole device, so that
+two have the same multiprocessors. Here the driver cuts the device once, into the requested part and the rest. All parts
+share the memory, its bandwidth and the caches.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Part(NamedTuple):
 
     sms: int
     streams: tuple[int, int]
-    """Handles of a stream of low and one of high priority; what is captured on one stays on this part."""
+    """Handles of a stream of low and a stream of high priority; graphs captured on either run on this part."""
     context: Any
     """The green context, which lives as long as it is referred to."""
     ended: Any
-    """An event of its own context, because events of other contexts cannot be recorded on its streams."""
+    """An event of this context, because events of other contexts cannot be recorded on its streams."""
 
 
 def cut(index: int, sms: int) -> tuple[Part, Part]:
-    """Partition a GPU in two: *sms* multiprocessors, rounded up as the card requires, and the rest.
+    """Partition GPU number *index* in two: *sms* multiprocessors, rounded up as the card requires, and the rest.
 
     The primary context of the GPU must exist (torch creates it). Raises ``NoPartitions`` if it fails.
     """
@@ -45,11 +45,11 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
     groups, _, rest = _checked_values(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
     if not rest.sm.smCount:
         raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
-    return _part(driver, device, groups[0]), _part(driver, device, rest)
+    return _make_part(driver, device, groups[0]), _make_part(driver, device, rest)
 
 
 def bindings() -> Any:
-    """The Python bindings of the driver, which is not called; raises ``NoPartitions`` if they are missing."""
+    """Import the Python bindings of the driver, without calling it; ``NoPartitions`` if they are not installed."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -58,7 +58,7 @@ def bindings() -> Any:
 
 
 def follow(part: Part, stream: int) -> None:
-    """Make a stream of the whole GPU wait for all work on a part's stream of low priority."""
+    """Make *stream* (a handle), of the whole GPU, wait for all work on a part's stream of low priority."""
     driver = bindings()
     _checked_values(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
     _checked_values(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
@@ -74,14 +74,16 @@ def another_stream(part: Part) -> int:
     return int(stream)
 
 
-def _part(driver: Any, device: Any, resource: Any) -> Part:
+def _make_part(driver: Any, device: Any, resource: Any) -> Part:
+    """Create the green context of a part, its two streams and its event; *resource*: its multiprocessors."""
     (described,) = _checked_values(driver.cuDevResourceGenerateDesc([resource], 1))
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
     (context,) = _checked_values(driver.cuGreenCtxCreate(described, device, flags))
     least, greatest = _checked_values(driver.cuCtxGetStreamPriorityRange())
-    apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     streams = [
-        _checked_values(driver.cuGreenCtxStreamCreate(context, apart, priority))[0] for priority in (least, greatest)
+        _checked_values(driver.cuGreenCtxStreamCreate(context, non_blocking, priority))[0]
+        for priority in (least, greatest)
     ]
     (own,) = _checked_values(driver.cuCtxFromGreenCtx(context))
     _checked_values(driver.cuCtxPushCurrent(own))
@@ -93,7 +95,7 @@ def _part(driver: Any, device: Any, resource: Any) -> Part:
 
 
 def _checked_values(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The values a driver call returned behind its status; ``NoPartitions`` if the status is an error."""
+    """The values that a driver call returned after its status; ``NoPartitions`` if the status is an error."""
     result, *values = answer
     if int(result):
         raise NoPartitions(f"the driver says {result.name}")

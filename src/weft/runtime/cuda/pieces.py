@@ -36,13 +36,13 @@ class OpenPieces(NamedTuple):
         return Rung(self.device, rows, segments, batch_of(blueprint, rows), batched=batched)
 
     def model(self, rungs: Sequence[Rung], **changes: Any) -> DeviceModel:
-        """The model as it is served, with changes to its blueprint."""
+        """The model as it is served, with *changes* to fields of its blueprint."""
         kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
         segments = [self.segments[spec] for spec in self.blueprint.segments]
         return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
     def assembled(self, free_before: int) -> DeviceModel:
-        """A prepared model with every batch size captured; *free_before*: free device memory before that, in bytes."""
+        """Capture a prepared model at every batch size; *free_before*: free device memory before opening, in bytes."""
         rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
         for rung in rungs:
             if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
@@ -57,14 +57,14 @@ _UNSEEN = 2
 
 
 def unseen(blueprint: Blueprint) -> dict[str, Array]:
-    """Inputs to compare answers on, not those of the capture: a faulty graph may repeat the answers it captured."""
+    """Inputs for comparing answers, other than in the capture: a faulty graph may repeat the answers it captured."""
     return sample(blueprint.inputs, blueprint.warm_shapes or {}, _UNSEEN, blueprint.values)
 
 
 def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Random inputs of *rows* rows, of a stitched model for each task: two samples in turn."""
+    """Random inputs of *rows* rows, two samples in turn; in a stitched model, *rows* rows for each task."""
     shapes = blueprint.warm_shapes or {}
-    drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
+    samples = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
     if rows == 1:
-        return drawn[0]
-    return {name: np.concatenate([drawn[row % 2][name] for row in range(rows)]) for name in drawn[0]}
+        return samples[0]
+    return {name: np.concatenate([samples[row % 2][name] for row in range(rows)]) for name in samples[0]}

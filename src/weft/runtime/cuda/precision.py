@@ -48,7 +48,7 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
         half = with_bfloat16(whole) if precision == BF16 else _with_float16(whole)
         target = folder / "half.onnx"
         save(half, target, outside=half.ByteSize() > 1 << 30)
-    except Exception as error:  # the converter raises whatever it meets
+    except Exception as error:  # the converter raises several unrelated kinds
         raise ModelError(f"cannot be converted to {precision}: {first_line(error)}") from error
     return target
 
@@ -61,7 +61,7 @@ def _with_float16(model: OnnxModel) -> OnnxModel:
 
 
 def with_bfloat16(model: OnnxModel) -> OnnxModel:
-    """The model with bfloat16 in the place of float32; inputs and outputs are cast where they come in and go out."""
+    """Convert a model in place from float32 to bfloat16; its inputs and outputs stay float32, and are cast."""
     graph = model.graph
     opset = opsets(model).get("", 0)
     if opset < BF16_OPSET:
@@ -84,6 +84,7 @@ def with_bfloat16(model: OnnxModel) -> OnnxModel:
 
 
 def _narrow(weight: OnnxTensor) -> Any:
+    """The weight in bfloat16."""
     return to_tensor(to_array(weight).astype(numpy_dtype(ElementType.BFLOAT16)), weight.name)
 
 
@@ -92,13 +93,13 @@ def _is_float(value: OnnxValue) -> bool:
 
 
 def _rename_at_border(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
-    """Rename a tensor inside the graph, and return the cast at the border."""
+    """Rename an input (*coming*) or output inside the graph; return the cast between its two names."""
     inside = f"{name}/bfloat16"
     for node in graph.node:
-        for at, tensor in enumerate(node.input):
-            node.input[at] = inside if tensor == name else tensor
-        for at, tensor in enumerate(node.output):
-            node.output[at] = inside if tensor == name else tensor
+        for index, tensor in enumerate(node.input):
+            node.input[index] = inside if tensor == name else tensor
+        for index, tensor in enumerate(node.output):
+            node.output[index] = inside if tensor == name else tensor
     kind = ElementType.BFLOAT16 if coming else ElementType.FLOAT
     names = ([name], [inside]) if coming else ([inside], [name])
     return make_node("Cast", *names, f"{name}/cast", to=kind)
@@ -111,23 +112,24 @@ def is_half(model: OnnxModel) -> bool:
 
 
 def difference(wanted: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
-    """The largest difference between results, relative to the largest number of each output."""
+    """The largest difference between results, relative to the largest number of each output *wanted*."""
     return max(
         (_difference(np.asarray(array), np.asarray(actual[name])) for name, array in wanted.items()), default=0.0
     )
 
 
 def _difference(wanted: Any, actual: Any) -> float:
+    """The difference of one output; infinite for other shapes, and for values other than numbers that differ."""
     if wanted.shape != actual.shape:
         return float("inf")
     if not wanted.size or wanted.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(wanted, actual) else float("inf")
-    far = np.abs(np.float64(wanted) - np.float64(actual)).max()
-    return float(far / (np.abs(np.float64(wanted)).max() or 1.0))
+    largest = np.abs(np.float64(wanted) - np.float64(actual)).max()
+    return float(largest / (np.abs(np.float64(wanted)).max() or 1.0))
 
 
 def remark(precision: str, far: float) -> str | None:
-    """A sentence about a difference in results; None if it is within what the precision explains."""
+    """A sentence about results that differ by *far*; None for float32 within ``WITHIN``."""
     if precision != FP32:
         return f"{precision}: differs from float32 by up to {far:.1e} of the largest output on made-up inputs"
     return None if far <= WITHIN else f"differs from the CPU by up to {far:.1e} of the largest output on made-up inputs"

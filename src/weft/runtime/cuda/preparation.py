@@ -36,7 +36,7 @@ from weft.runtime.tensors import Array
 WRONG = 0.05
 """Difference of float32 results from the CPU's, relative to the largest output, from which they count as wrong."""
 LARGEST_UNASKED = 32
-"""The largest batch that is tried if the options name none; larger ones gain little and take memory."""
+"""The largest batch that is tried if the options name none; larger batches gain little and take memory."""
 
 
 class Unfit(Exception):
@@ -48,7 +48,7 @@ class Divisible(Protocol):
 
     @property
     def half(self) -> bool:
-        """Whether it computes with 16 bits."""
+        """Whether the model computes with 16 bits."""
         ...
 
     def guessed_s(self) -> list[float]:
@@ -56,11 +56,11 @@ class Divisible(Protocol):
         ...
 
     def crossing(self) -> list[int | None]:
-        """For each cut, the two ends included, the bytes that cross it; None where it cannot be cut."""
+        """For each cut, the two ends included, the bytes that cross it; None where no cut is possible."""
         ...
 
     def whole_because(self) -> str | None:
-        """Why it cannot be cut anywhere, or None."""
+        """The reason why the model cannot be cut anywhere; None if it can."""
         ...
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
@@ -82,14 +82,18 @@ class ModelPreparation:
     allowance: Allowance
     exits: tuple[str, ...] = ()
     forced: Sequence[int] = ()
-    """Cuts that are made in any case: those at its exits."""
+    """Cuts that are made in any case: at its exits."""
     remarks: list[str] = field(default_factory=list)
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
-        """The model as it will be served; *wanted*: its outputs on the CPU in float32."""
+        """The model as it will be served: batched, cut, measured and compared with the CPU.
+
+        verdict: whether its rows are independent. wanted: its outputs on the CPU in float32. free_before: free bytes of
+        the device's memory before the model was opened. ``Unfit`` if the device cannot run it.
+        """
         whole, sizes = self._find_largest_batch(blueprint, verdict)
-        model = self._measure_model(self._cut(whole, sizes))
-        self._compare(model, wanted)
+        model = self._measure_model(self._choose_cuts(whole, sizes))
+        self._check_answers(model, wanted)
         used = max(0, free_before - self.device.memory()[0])
         changes = {"memory_bytes": used, "remarks": (*self.remarks, *_uncaptured_remarks(model))}
         model.blueprint = model.blueprint.model_copy(update=changes)
@@ -134,14 +138,18 @@ class ModelPreparation:
     def _try_batches(
         self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
     ) -> tuple[dict[int, float], str | None]:
-        """Seconds of a model in one piece by batch size, as far as that works, and why no further."""
+        """Time a model in one piece at the batch sizes *tried*, in order, until a size fails or does not pay off.
+
+        as_it_pays: stop at a size that gains too little. Returns seconds by batch size, and why larger sizes were left
+        out (None: none was).
+        """
         pieces = self.model.opened(blueprint)
         sizes: dict[int, float] = {}
         rows_alone: list[dict[str, Array]] = []
         for rows in tried:
             self.allowance.check()
             rung = pieces.rung(rows)
-            if (reason := self._differs(blueprint, rung, rows_alone)) is not None:
+            if (reason := self._compare_rows(blueprint, rung, rows_alone)) is not None:
                 return sizes, reason
             took_s = rung.timed(0)
             if as_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
@@ -149,16 +157,19 @@ class ModelPreparation:
             sizes[rows] = took_s
         return sizes, None
 
-    def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
-        """Why rows of a batch differ from single samples; None if they do not. The first call computes the samples."""
+    def _compare_rows(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
+        """How the rows of a batch differ from samples alone; None if they do not.
+
+        alone: the outputs of two samples; empty at the first call, at batch 1, which fills it.
+        """
         if not blueprint.batchable:
             return None
         if not alone:
             for seed in (0, 1):
                 feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, seed, blueprint.values)
-                alone.append(self._outputs(blueprint, rung, feed))
+                alone.append(self._run_whole(blueprint, rung, feed))
             return None
-        outputs = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
+        outputs = self._run_whole(blueprint, rung, batch_of(blueprint, rung.rows))
         for name, got in outputs.items():
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
             wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
@@ -166,8 +177,8 @@ class ModelPreparation:
                 return f"output {name!r} of batch {rung.rows} is not that of its samples"
         return None
 
-    def _outputs(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
-        """Run a model in one piece."""
+    def _run_whole(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
+        """Run a model in one piece; returns its outputs on the host."""
         device = self.device
         for name, array in feed.items():
             device.copy(rung.tensors[name], device.copy_in([array]))
@@ -178,37 +189,41 @@ class ModelPreparation:
 
     # Where it is cut
 
-    def _cut(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
-        """Cut the model, by estimates at first and then by the measured times of those segments."""
+    def _choose_cuts(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
+        """Cut the model if it is worth cutting: by estimates, then again by the measured times of these segments.
+
+        sizes: seconds of the whole model by batch size.
+        """
         grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
-        weight_s = _weight_s(whole, sizes[1], sizes[max(sizes)])
-        if not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+        length_s = _length_s(whole, sizes[1], sizes[max(sizes)])
+        if not (self.forced or cutting.worth_cutting(length_s, grain_s)):
             return whole
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
+        guesses = node_costs.scaled(self.model.guessed_s(), (), [length_s])
         cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self.model.in_pieces(whole, cuts)
-        took = self._weights_s(blueprint)
-        if cuts and max(took) > grain_s:
-            again = node_costs.scaled(guesses, cuts, took)
-            cuts = cutting.choose_cuts(again, crossing, grain_s, pieces, self.forced)
+        lengths_s = self._segment_lengths_s(blueprint)
+        if cuts and max(lengths_s) > grain_s:
+            rescaled = node_costs.scaled(guesses, cuts, lengths_s)
+            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, pieces, self.forced)
             blueprint = self.model.in_pieces(whole, cuts)
-        return self._with_exits(blueprint, cuts) if self.exits else blueprint
+        return self._add_exits(blueprint, cuts) if self.exits else blueprint
 
-    def _weights_s(self, blueprint: Blueprint) -> list[float]:
-        """The length of each segment, as it is compared with the grain."""
+    def _segment_lengths_s(self, blueprint: Blueprint) -> list[float]:
+        """Measure the length of each segment that is compared with the grain, in seconds."""
         pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
         rungs = {rows: pieces.rung(rows) for rows in {1, most}}
-        count = range(len(blueprint.segments))
-        return [_weight_s(blueprint, rungs[1].timed(at), rungs[most].timed(at)) for at in count]
+        indices = range(len(blueprint.segments))
+        return [_length_s(blueprint, rungs[1].timed(index), rungs[most].timed(index)) for index in indices]
 
-    def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+    def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""
         ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
         exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
@@ -221,9 +236,11 @@ class ModelPreparation:
         """The model as it will be served, with measured times of every batch size."""
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
-        segment_times = {rung.rows: tuple(rung.timed(at) for at in range(len(blueprint.segments))) for rung in rungs}
+        segment_times = {
+            rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
+        }
         like = self._likeness(rungs, pieces.weights.bytes)
-        if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
+        if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; other shapes never come
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=like, mergeable=False)
         times_s = {
@@ -234,7 +251,7 @@ class ModelPreparation:
         if self.exits and not mergeable:
             raise Unfit("what crosses its exits is not one row per sample")
         for segment in pieces.segments.values():
-            segment.open()  # the files are about to be moved
+            segment.open()  # now, because the files will be moved
         return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
 
     def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
@@ -243,28 +260,30 @@ class ModelPreparation:
             return {}
         return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
-    def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
+    def _check_answers(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Remark how far results differ from the CPU's in float32; raises ``Unfit`` if they are wrong."""
         try:
             outputs = model.run(unseen(model.blueprint))
-        except Exception as error:  # a session raises whatever it meets
+        except Exception as error:  # sessions raise several unrelated kinds
             if lacks_memory(error):
                 raise
             raise Unfit(f"it fails on other inputs than the first: {first_line(error)}") from error
         right = {name: wanted[name] for name in outputs}
-        far, wrong = difference(right, outputs), difference({name: right[name] for name in _of_floats(right)}, outputs)
+        far = difference(right, outputs)
+        wrong = difference({name: right[name] for name in _float_outputs(right)}, outputs)
         if self.options.precision == FP32 and wrong > WRONG:
             raise Unfit(f"its answers there are others: off by up to {wrong:.1e} of the largest output")
-        if (said := remark(self.options.precision, far)) is not None:
-            self.remarks.append(said)
+        if (sentence := remark(self.options.precision, far)) is not None:
+            self.remarks.append(sentence)
 
 
-def _of_floats(outputs: dict[str, Array]) -> list[str]:
-    """Names of outputs of floating-point numbers; whole ones may be a tie that went the other way."""
+def _float_outputs(outputs: dict[str, Array]) -> list[str]:
+    """Names of the outputs with floating-point numbers; whole numbers, as of an ArgMax, may differ by ties."""
     return [name for name, array in outputs.items() if array.dtype.kind == "f"]
 
 
 def _uncaptured_remarks(model: DeviceModel) -> list[str]:
+    """A remark about segments that run without a graph, if there are any."""
     uncaptured = model.uncaptured()
     if not uncaptured:
         return []
@@ -272,9 +291,10 @@ def _uncaptured_remarks(model: DeviceModel) -> list[str]:
     return [f"{len(uncaptured)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
 
 
-def _weight_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
-    """The length of a segment that is compared with the grain, from its seconds at the smallest and largest batch size.
+def _length_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
+    """The length of a segment, in seconds, that is compared with the grain.
 
-    The smallest round of a stitched model has a row of each task already.
+    *least_s*, *most_s*: measured at the smallest and the largest batch size. The smallest round of a stitched model has
+    a row of each task, so its time is divided by them.
     """
     return cutting.device_length_s(least_s / max(1, len(blueprint.tasks)), most_s)

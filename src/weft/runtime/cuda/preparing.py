@@ -1,4 +1,4 @@
-"""Load a model for a device: read it, cut it, capture and measure its segments; only once, where there is a cache.
+"""Load a model for a device: read it, cut it, capture and measure its segments; with a cache, only once.
 
 The entry point is ``prepare_on``. Files are opened by the target of their kind (``weft.runtime.metadata``): ONNX files
 by ``onnx_files``, programs of torch by ``torch_files``, others by tools. What cannot run on the device runs on the CPU,
@@ -33,7 +33,7 @@ from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.own_folder import remove
 
 CUDA = "cuda"
-"""The kind of this device in ``devices`` of model kinds."""
+"""The name of GPUs in the entry ``devices`` of model kinds."""
 KERNELS = ".kernels"
 """The folder in a cache in which triton keeps compiled kernels."""
 HOST_GRAIN_S = 0.005
@@ -45,49 +45,51 @@ Prepared = DeviceModel | ModelOnHost
 def prepare_on(
     device: Device, path: Path, options: LoadOptions, cache: Path | None = None, *, learn: bool = True
 ) -> Prepared:
-    """Load the model at *path*; with *cache*, a folder, the work is done once.
+    """Load the model at *path*: from *cache* (a folder) if that has it, else prepare it and store it there.
 
-    learn: False: only use the cache; raises ``NotLearned`` if it is not there.
+    learn: False: only use the cache; raises ``NotLearned`` if it does not have the model.
     """
     if cache is not None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
     if options.shares:
         with device.on():
             device = device.own()
-    model = _prepare_uncached(device, path, options, cache, learn=learn)
+    model = _load_or_prepare(device, path, options, cache, learn=learn)
     if options.shares:
         model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
     return model
 
 
-def _prepare_uncached(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
-    """Load a model that is not in the cache, or whose entry does not work."""
-    place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
+def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
+    """Load a model from the cache, or prepare it within the time limit."""
+    place = _entry_path(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
         return _open_cached(device, path, options, cache, place, blueprint)
     if not (learn or kind_of(path, CUDA).about.get("takes_over")):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
-            return _learn(device, path, options, cache, place, allowance, learn=learn)
+            return _prepare_file(device, path, options, cache, place, allowance, learn=learn)
         except OutOfTime as error:
             raise NotLearned(f"{path}: was not cut and captured within {options.learn_s:g} s; raise learn_s") from error
 
 
-def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
-    made_with = dataclasses.asdict(options)
+def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
+    """The path of the model's entry in the cache; ``ModelError`` if the model's files cannot be read."""
+    settings = dataclasses.asdict(options)
     for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they do not change what it is
-        del made_with[name]
-    key: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
+        del settings[name]
+    key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
     try:
-        # where its nodes are, and whether it runs on the device at all, may depend on what is installed
-        key += [_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]
+        # The packages that a kind names decide which nodes a model has, and whether it runs on the device at all.
+        key += [_installed_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]
         return caching.entry(cache, path, json.dumps(key, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _version(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -97,37 +99,39 @@ def _version(package: str) -> str | None:
 def _open_cached(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
 ) -> Prepared:
+    """Open a model from its cache entry *place*, on the device or on the CPU."""
     first = blueprint.segments[0]
-    if first.file is None and first.nodes is None:
-        return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
+    if first.file is None and first.nodes is None:  # as ``_prepare_on_host`` stores it
+        return ModelOnHost(prepare(path, _host_options(options), cache, learn=False), blueprint.remarks[-1])
     if options.packages is not None:
-        return _compiled(device, path, options, cache, place, blueprint)
+        return _open_compiled(device, path, options, cache, place, blueprint)
     with device.on():
         file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
         return file.reopened(blueprint)
 
 
-def _compiled(
+def _open_compiled(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
 ) -> Prepared:
-    """The compiled model, or that of ONNX Runtime if it is better, with a remark."""
+    """The compiled model; or if that is refused, the model in ONNX Runtime, with a remark."""
     from weft.runtime.cuda.torch_engine import compiled_model
 
     try:
         with device.on():
             return compiled_model(device, path, options, blueprint)
-    except Exception as error:  # code of a compiler raises whatever it meets
+    except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
     model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
     model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
     return model
 
 
-def _for_host(options: LoadOptions) -> LoadOptions:
+def _host_options(options: LoadOptions) -> LoadOptions:
+    """The options for a model that runs on the CPU instead of the device."""
     return dataclasses.replace(options, grain_s=max(options.grain_s, HOST_GRAIN_S), precision=FP32)
 
 
-def _learn(
+def _prepare_file(
     device: Device,
     path: Path,
     options: LoadOptions,
@@ -137,6 +141,10 @@ def _learn(
     *,
     learn: bool,
 ) -> Prepared:
+    """Prepare a model in a new folder, and store it in the cache entry *place*, if any.
+
+    On the CPU, with a remark, if the device cannot run it. ``NotLearned``: *learn* is false, and it must be learned.
+    """
     kind, folder = kind_of(path, CUDA), caching.new_folder(cache)
     try:
         file = _open_file(kind, device, path, options, folder, allowance, learn=learn)
@@ -151,7 +159,7 @@ def _learn(
             raise ModelError(f"{path}: {reason}") from reason
         if not learn:
             raise NotLearned(f"{path}: is cut and measured for the CPU before it is served: {reason}") from reason
-        return _on_host(path, options, cache, place, str(reason))
+        return _prepare_on_host(path, options, cache, place, str(reason))
     except NotLearned:
         raise
     except ModelError as error:
@@ -174,9 +182,11 @@ def _open_file(
     return opens(device, path, options, folder, allowance, learn=False)
 
 
-def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> ModelOnHost:
-    """The model on the CPU; the cache remembers that it runs there."""
-    model = ModelOnHost(prepare(path, _for_host(options), cache), reason)
+def _prepare_on_host(
+    path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str
+) -> ModelOnHost:
+    """Prepare the model for the CPU; an entry in the device's cache notes this and the *reason*."""
+    model = ModelOnHost(prepare(path, _host_options(options), cache), reason)
     if place is not None:
         whole = SegmentSpec(name="whole", inputs=(), outputs=())
         blueprint = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))

@@ -1,6 +1,6 @@
 """What a GPU needs on this machine, and a one-line message about what is missing.
 
-Nothing of torch is imported here: the server that checks works without it.
+This module does not import torch: the server, which checks, works without it.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def installed_twice() -> bool:
-    """Whether both packages that install the same folder are present."""
+    """Whether both packages of ONNX Runtime, which install the same folder, are present."""
     gpu_folder = folder_of("onnxruntime-gpu")
     return gpu_folder is not None and gpu_folder == folder_of("onnxruntime")
 
 
 def check(device: str) -> str | None:
-    """Raise ``InputError`` for what a device such as ``cuda:0`` lacks; returns a warning, or None."""
+    """Return a warning about a device such as ``cuda:0``, or None; ``InputError`` if one of its needs is missing."""
     import onnxruntime as ort
 
     index, twice = int(device.partition(":")[2]), installed_twice()

@@ -1,9 +1,9 @@
 """A stitched graph with a fixed number of rows for each task.
 
-A stitched file reads from its inputs how many rows each task has, and cuts and joins tensors by that. On a device this
-would be computed on the host, copied, and cross every cut. In a round all tasks have the same known number of rows:
-``RoundGraphs`` computes what follows from the rows alone and stores it in the graph. The graphs for different numbers
-of rows have the same nodes, so that they can be cut at the same places.
+A stitched file reads from its inputs how many rows each task has, and cuts and joins tensors by these numbers. On a
+device the numbers would be computed on the host, copied, and cross every cut. In a round all tasks have the same known
+number of rows: ``RoundGraphs`` computes the tensors that depend on the rows alone, and stores them in the graph. The
+graphs for different numbers of rows have the same nodes, so that they can be cut at the same places.
 
 ONNX Runtime joins tensors of different sizes by tables that it copies from the host every time, which cannot be
 captured; here they are padded with zeros and added.
@@ -43,7 +43,7 @@ _PAD_SINCE = 11
 """The opset from which Pad takes its sizes as a tensor."""
 
 RunGraph = Callable[[OnnxModel, int], Sequence[Array]]
-"""Runs a graph, some of whose inputs are the model's, on random samples; the number is that of each task."""
+"""Runs a graph, whose inputs are some of the model's, on random samples; the number: rows of each task."""
 
 
 class RoundGraphs:
@@ -51,9 +51,10 @@ class RoundGraphs:
 
     def __init__(self, model: OnnxModel, run: RunGraph) -> None:
         self._model, self._run = model, run
-        self._known = _following(model)
-        """Tensors that follow from the rows alone and are read together with others."""
+        self._known = _constants_of_rows(model)
+        """Tensors that depend on the numbers of rows alone, and are read by nodes that compute with samples."""
         self._values: dict[int, Sequence[Array]] = {}
+        """Rows of each task -> the values of these tensors."""
         self._uneven: dict[str, list[list[int]]] = {}
         """Concat outputs with inputs of different sizes -> the padding of each input."""
 
@@ -65,27 +66,29 @@ class RoundGraphs:
         values = zip(names.values(), self._constant_values(rows), strict=True)
         graph.initializer.extend(to_tensor(np.asarray(value), name) for name, value in values)
         prune(graph)
-        self._fill_up(graph)
+        self._pad_concats(graph)
         return model
 
     def _constant_values(self, rows: int) -> Sequence[Array]:
+        """The values, for *rows* rows of each task, of the tensors that depend on the rows alone."""
         if rows not in self._values:
-            self._values[rows] = self._run(_giving(self._model, self._known), rows) if self._known else ()
+            self._values[rows] = self._run(_submodel(self._model, self._known), rows) if self._known else ()
         return self._values[rows]
 
     def even(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
-        """Pad the inputs of uneven Concats from now on; returns the padded tensors.
+        """Pad the inputs of Concats with different sizes in all graphs from now on; returns the padded tensors by name.
 
-        tensors: those of a run with one row of each task.
+        tensors: seen in a run with one row of each task.
         """
         filled: dict[str, SeenTensor] = {}
         for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
-            if node.op_type == "Concat" and (pads := _pads(node, tensors)):
+            if node.op_type == "Concat" and (pads := _concat_padding(node, tensors)):
                 self._uneven[node.output[0]] = pads
                 filled |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])
         return filled
 
-    def _fill_up(self, graph: OnnxGraph) -> None:
+    def _pad_concats(self, graph: OnnxGraph) -> None:
+        """Replace Concats with inputs of different sizes by the sum of the padded inputs."""
         nodes = list[OnnxNode]()
         for node in graph.node:
             if (pads := self._uneven.get(node.output[0])) is None:
@@ -100,15 +103,15 @@ class RoundGraphs:
 
 
 def weights_outside(model: OnnxModel, folder: Path) -> None:
-    """Move weights to the file in *folder* that holds the large ones, so that graphs for several sizes share them."""
+    """Move weights to the weights file in *folder*, so that the graphs for several sizes share them."""
     with open(folder / WEIGHTS, "ab") as file:
         for weight in model.graph.initializer:
             if len(weight.raw_data) >= OUTSIDE_FROM_BYTES:
                 file.write(move_outside(weight, WEIGHTS, file.tell()))
 
 
-def _following(model: OnnxModel) -> list[str]:
-    """Tensors that do not depend on the values of inputs and are read by nodes whose results do."""
+def _constants_of_rows(model: OnnxModel) -> list[str]:
+    """Tensors that do not depend on the values of inputs, but are read by nodes whose results do."""
     graph, facts = model.graph, inputs_of(model.graph)
     Follower(model.functions).through(graph.node, facts)
     steady = {name for node in graph.node for name in node.output if name and not facts[name].valued}
@@ -116,8 +119,8 @@ def _following(model: OnnxModel) -> list[str]:
     return list(dict.fromkeys(name for node in computing for name in node.input if name in steady))
 
 
-def _giving(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
-    """The part of a model that computes only these tensors, with only the inputs that they need."""
+def _submodel(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
+    """The part of a model that computes the tensors *names*, with only the inputs that these need."""
     part = copied(model)
     graph = part.graph
     fill(graph.output, [declared(name) for name in names])
@@ -133,10 +136,10 @@ def _padded_names(node: OnnxNode) -> list[str]:
     return [f"{node.output[0]}@{place}" for place in range(len(node.input))]
 
 
-def _pads(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[list[int]] | None:
-    """Padding of the inputs of a Concat, before and behind; None if it can stay.
+def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[list[int]] | None:
+    """The padding of each input of a Concat, before and behind for each axis; None if the Concat can stay.
 
-    A Concat of rows stays: all tasks have the same number.
+    A Concat of rows stays, as all tasks have the same number of rows, and so does one of equal sizes.
     """
     shapes = [tensors[name].shape for name in node.input if name in tensors]
     axis = Attributes(node).integer("axis", 0)

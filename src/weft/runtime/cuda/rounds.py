@@ -1,9 +1,9 @@
 """A stitched model on a device, computed in rounds: as many rows of every task at a time.
 
-What was captured has its shapes, and a batch has rows of any of the tasks. So a rung of a stitched model is a *round*
+Captured graphs have fixed shapes, but a batch has rows of any of the tasks. So a rung of a stitched model is a *round*
 with the same number of rows for each task. A batch goes to the smallest round that holds the rows of its busiest task,
-or through several of the largest. Padding rows are computed as well, on what lies in the memory: random samples at
-first, later what earlier requests left. Rows do not mix, so padding changes nothing but the time.
+or through several of the largest. Padding rows are computed as well, on the present content of the memory: random
+samples at first, later rows of earlier requests. Rows do not mix, so padding changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Times = tuple[float, ...]
 
 
 def rung_sizes(blueprint: Blueprint) -> list[int]:
-    """The batch sizes that a model is captured with; for a stitched one, rows of each task."""
+    """The batch sizes that a model is captured with; for a stitched model, rows of each task."""
     return ladder(blueprint.round_rows or blueprint.max_batch)
 
 
 def segments_at(blueprint: Blueprint, rows: int) -> tuple[SegmentSpec, ...]:
-    """The segments for a batch size: a stitched model has its own for each size of its rounds."""
+    """The segments for a batch size: a stitched model has other segments for each size of its rounds."""
     if not blueprint.tasks:
         return blueprint.segments
     if blueprint.segments[0].nodes is not None:
@@ -52,7 +52,7 @@ def file_at(file: str | None, rows: int) -> str:
 
 
 def busiest(rows: int, tasks: int) -> int:
-    """Rows of the busiest task of a batch in about half of all cases, and no more than that.
+    """The median number of rows of the busiest of *tasks* tasks in a batch of *rows* rows, at least 1.
 
     Each row belongs to any task with the same probability, so that the rows of a task are nearly Poisson-distributed.
     """
@@ -67,21 +67,24 @@ def busiest(rows: int, tasks: int) -> int:
 
 
 def rounds(most: int, sizes: Sequence[int]) -> list[int]:
-    """The sizes of the rounds for a busiest task of *most* rows; *sizes* are the captured ones, ascending."""
+    """The sizes of the rounds for a batch whose busiest task has *most* rows; *sizes*: captured sizes, ascending."""
     full, rest = divmod(most, sizes[-1])
     last = [next(size for size in sizes if size >= rest)] if rest or not full else []
     return [sizes[-1]] * full + last
 
 
 def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dict[int, Times]:
-    """Rows of all tasks together -> the usual time of such a batch; *by_size*: the times of a round of each size."""
+    """Rows of all tasks together -> the usual seconds of each segment for such a batch.
+
+    *by_size*: the times of a round of each captured size.
+    """
     sizes = sorted(by_size)
     times = {most: _sum_times([by_size[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
     return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
 
 
 def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
-    """Measurements on parts of the device by the rows of a batch, from those of the captured sizes."""
+    """Rows of a batch -> measurements on parts of the device, as of the captured size that computes such a batch."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
     captured = {
         rows: rounds(busiest(rows, tasks), sizes)[0] if tasks else next(size for size in sizes if size >= rows)
@@ -117,50 +120,54 @@ class StitchedDeviceModel(DeviceModel):
         return {output: next(iter(task.inputs.values())) for task in tasks for output in task.outputs.values()}
 
     @cached_property
-    def _nothing(self) -> dict[str, Array]:
-        """All outputs, with no rows."""
+    def _empty_outputs(self) -> dict[str, Array]:
+        """All outputs, with no rows: the answer for tasks without rows in a batch."""
         tensors = self._rungs[0].tensors
         return {spec.name: _no_rows(tensors[spec.name].shape, spec.datatype) for spec in self.outputs}
 
     def come_back(self) -> None:
-        """Bring all memory back. Padding rows must hold valid numbers, so they are cleared."""
+        """Bring all memory back, and clear the inputs, because padding rows must hold valid numbers."""
         super().come_back()
         for rung in self._rungs:
             rung.clear([spec.name for spec in self.inputs])
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        batch = self._begin_rounds(parts) if segment == 0 else self._ongoing(segment, parts)
+        """Start a segment on all rounds of a batch, one after another."""
+        batch = self._begin_rounds(parts) if segment == 0 else self._continue_rounds(segment, parts)
         if segment < len(self.segments) - 1:
             return StepOutput([self._compute_segment(segment, part_values).values for part_values in batch], {})
         outputs: list[dict[str, Tensor]] = []
         for values in batch:
-            if outputs:  # the next round is about to write over it
+            if outputs:  # the next round overwrites the outputs of this one
                 outputs[-1] = {name: self._device.clone(tensor) for name, tensor in outputs[-1].items()}
             outputs.append(self._compute_segment(segment, values).answers)
         return StepOutput({}, self._join_answers(outputs))
 
-    def _ongoing(self, segment: int, parts: list[BatchPart]) -> Iterator[DeviceValues]:
+    def _continue_rounds(self, segment: int, parts: list[BatchPart]) -> Iterator[DeviceValues]:
+        """Yield the rounds of a batch that is under way, with the inputs of the segment in the memory of their rung."""
         (part,) = parts
         return (self._gather(segment, [BatchPart(values)]) for values in part.values)
 
     def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
         """Yield the rounds of a new batch; each is copied to the memory of its rung when it is reached."""
-        given: dict[str, list[Any]] = {}
+        arrays_of: dict[str, list[Any]] = {}
         for part in parts:
             for name, array in part.values.items():
-                given.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
+                arrays_of.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
         tensors: dict[str, Tensor] = {}
-        for alike in _by_kind(given):
-            together = self._device.copy_in([array for arrays in alike.values() for array in arrays])
-            tensors |= _apart(together, alike)
+        for group in _group_by_kind(arrays_of):
+            together = self._device.copy_in([array for arrays in group.values() for array in arrays])
+            tensors |= _split_rows(together, group)
         first, most = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
         for size in rounds(most, [rung.rows for rung in self._rungs]):
-            mine = {name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first}
-            yield self._enter_round(size, mine)
+            round_inputs = {
+                name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first
+            }
+            yield self._enter_round(size, round_inputs)
             first += size
 
     def _enter_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
-        """A round with these rows of inputs; the other rows keep what is in the memory."""
+        """A round of *size* rows with *tensors* as its first rows; the other rows of the memory stay as they are."""
         rung = self._rung(size)
         assert rung is not None
         inputs = {spec.name: rung.tensors[spec.name] for spec in self.inputs}
@@ -182,16 +189,16 @@ class StitchedDeviceModel(DeviceModel):
             spec.name: [outputs[spec.name] for outputs in round_outputs if spec.name in outputs]
             for spec in self.outputs
         }
-        answers = dict(self._nothing)
-        for alike in _by_kind(rows):
-            first, *others = [piece for pieces in alike.values() for piece in pieces]
+        answers = dict(self._empty_outputs)
+        for group in _group_by_kind(rows):
+            first, *others = [piece for pieces in group.values() for piece in pieces]
             whole = self._device.taken([(one, None, one.shape[0]) for one in (first, *others)]) if others else first
-            answers |= _apart(self._device.copy_out(whole), alike)
+            answers |= _split_rows(self._device.copy_out(whole), group)
         return answers
 
 
-def _by_kind(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
-    """Group tensors by shape, except for the rows, and type; tensors without rows are left out."""
+def _group_by_kind(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+    """Group tensors that can be concatenated: of the same type, and shape except for rows; empty ones are left out."""
     by_kind: dict[Any, dict[str, Sequence[Any]]] = {}
     for name, tensors in given.items():
         if any(tensor.shape[0] for tensor in tensors):
@@ -199,8 +206,8 @@ def _by_kind(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]
     return list(by_kind.values())
 
 
-def _apart(together: Any, tensors: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Split a tensor into the rows of each name, which lie one after another."""
+def _split_rows(together: Any, tensors: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Split the concatenation *together* into one tensor per name; *tensors*: the pieces of each name, in order."""
     separated, first = {}, 0
     for name, pieces in tensors.items():
         rows = sum(one.shape[0] for one in pieces)

@@ -3,8 +3,8 @@
 Where lanes are parts of the device, segments are captured once more for each part, over the same memory and weights. A
 lane without such captures uses those of the whole device.
 
-Batches of a few rows less are computed on it as well, with padding rows. The memory is the rung's own, so a second
-batch of the size overwrites what the first one left there; ``secure`` copies what is still needed.
+A rung also computes smaller batches, with padding rows. A rung has one memory, so a second batch overwrites the values
+of the first; ``secure`` copies those that are still needed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHOLE = 0
 
 
 class DeviceValues:
-    """Values of a batch between two segments: tensors by name, some in the memory of a rung, some in their own."""
+    """Values of a batch between two segments: tensors by name, some of which are in the memory of a rung."""
 
     __slots__ = ("__weakref__", "rows", "rung", "tensors")
 
@@ -38,27 +38,32 @@ class DeviceValues:
 
 
 class Rung:
-    """One batch size of a model on a device."""
+    """One batch size of a model on a device: memory for its values, and its segments as captured graphs."""
 
     def __init__(
         self, device: Device, rows: int, segments: Sequence[DeviceSegment], feed: Mapping[str, Array], *, batched: bool
     ) -> None:
-        """feed: random inputs of *rows* rows, to see the shapes and to warm it up."""
+        """Allocate memory and capture all segments for *rows* rows.
+
+        feed: random inputs of *rows* rows, to learn shapes and warm up. batched: tensors have a row per sample.
+        """
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
         """Segments that could not be captured, and why."""
         self.types: dict[str, int] = {}
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
+        """Tensor -> the values of the batch that its content belongs to; weak, as values are freed with their batch."""
         self._bound: list[Runnable] = []
-        """Sessions and their bindings; captured graphs need them."""
+        """Sessions and their bindings, kept because captured graphs use their memory."""
         self._segments = segments
+        # Sessions of its own: a session that meets other shapes would invalidate its captures.
         own = [segment.again(device) for segment in segments]
-        self._lay_out(own, feed)
-        self._runs = {WHOLE: [self._capture_or_run(at, segment) for at, segment in enumerate(own)]}
-        """Part -> how each segment is run there."""
+        self._allocate(own, feed)
+        self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(own)]}
+        """Part -> for each segment, the function that runs it on that part."""
 
-    def _lay_out(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
+    def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
         device, values = self._device, segments[0].loose(feed)
         seen = segments[0].seen(values, list(feed))
@@ -72,17 +77,18 @@ class Rung:
         device.finish()
         offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in seen.values()])
         self.memory = device.movable(size, kept=False)
-        for (name, (shape, kind)), at in zip(seen.items(), offsets, strict=True):
-            self.types[name], self.tensors[name] = kind, self.memory.tensor(at, shape, kind)
+        for (name, (shape, kind)), offset in zip(seen.items(), offsets, strict=True):
+            self.types[name], self.tensors[name] = kind, self.memory.tensor(offset, shape, kind)
         for name, array in feed.items():
             device.copy(self.tensors[name], device.copy_in([array]))
         device.finish()
 
-    def _capture_or_run(self, at: int, segment: DeviceSegment) -> Callable[[], None]:
+    def _capture_or_run(self, index: int, segment: DeviceSegment) -> Callable[[], None]:
+        """The function that runs segment number *index*: by a captured graph, or if that fails by calls."""
         try:
             return self._capture(segment, self._device)
-        except Exception as error:  # what cannot be captured can be run
-            self.uncaptured[at] = first_line(error)
+        except Exception as error:  # a segment that cannot be captured is run without a graph
+            self.uncaptured[index] = first_line(error)
             plain = segment.bound(self.tensors, self.types)
             return lambda: self._device.plainly(plain.run)
 
@@ -96,19 +102,16 @@ class Rung:
         return replay
 
     def add_parts(self, parts: Sequence[Device]) -> None:
-        """Capture all segments on each part of the device; if that fails, on none.
-
-        No other code knows how such captures are made.
-        """
+        """Capture all segments on each part of the device; if one capture fails, keep none of them."""
         whole, part_runs, before = self._runs[WHOLE], {}, len(self._bound)
         try:
             for part, device in enumerate(parts, 1):
                 part_runs[part] = [
-                    whole[at] if at in self.uncaptured else self._capture(segment.again(device), device)
-                    for at, segment in enumerate(self._segments)
+                    whole[index] if index in self.uncaptured else self._capture(segment.again(device), device)
+                    for index, segment in enumerate(self._segments)
                 ]
         except BaseException:
-            del self._bound[before:]  # sessions take memory
+            del self._bound[before:]  # the new sessions, which take memory
             raise
         self._runs |= part_runs
 
@@ -119,7 +122,7 @@ class Rung:
 
     @property
     def parts(self) -> list[int]:
-        """Parts with captures, the whole device not counted."""
+        """Numbers of the parts that have captures, without the whole device."""
         return [part for part in self._runs if part != WHOLE]
 
     @property
@@ -128,7 +131,7 @@ class Rung:
         return sum(map(self._device.kernels, self._runs[WHOLE]))
 
     def run(self, segment: int) -> None:
-        """Start a segment on the values in the memory."""
+        """Start a segment on the values in the rung's memory, on the part of the calling thread's lane."""
         self._runs.get(self._device.part, self._runs[WHOLE])[segment]()
 
     def timed(self, segment: int, part: int = 0) -> float:
@@ -141,9 +144,9 @@ class Rung:
         return tensor[:rows] if self.batched else tensor
 
     def secure(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
-        """Before a tensor is overwritten, copy it for the batch that still needs it.
+        """Copy the tensor *name* for the batch that still needs it, because it will be overwritten.
 
-        consumed: values that the step takes and that are not needed after it.
+        consumed: values that the next step takes, and that are not needed after it.
         """
         owner = self._owners.pop(name, None)
         values = owner() if owner else None
@@ -151,11 +154,11 @@ class Rung:
             values.tensors[name] = self._device.clone(self.tensors[name])
 
     def own(self, name: str, values: DeviceValues) -> None:
-        """Note that the tensor of this name now belongs to *values*."""
+        """Note that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
 
     def clear(self, names: Collection[str]) -> None:
-        """Fill tensors with zeros, in the order of computing."""
+        """Fill the tensors of these names with zeros, in the order of computing."""
         for name in names:
             self.tensors[name][...] = 0
 

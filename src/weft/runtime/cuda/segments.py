@@ -31,17 +31,17 @@ _SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})
 
 
 class DeviceWeights:
-    """The weights of one model on a device, by name, once for all segments and batch sizes."""
+    """The weights of one model on a device, shared by all its segments and batch sizes."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.memories: list[Movable] = []
         self._values: dict[str, Any] = {}
-        """The same weights in the form that sessions take; they must outlive the sessions."""
+        """Name -> weight in the form that sessions take; the values must outlive the sessions."""
         self.bytes = 0
 
     def of(self, path: Path) -> dict[str, Any]:
-        """The weights that the model in a file needs; missing ones are uploaded."""
+        """The large weights of the model in a file, by name; weights that are not on the device yet are uploaded."""
         model = load(path)
         wanted = [weight for weight in model.graph.initializer if _is_shared(weight)]
         if new := [weight for weight in wanted if weight.name not in self._values]:
@@ -49,7 +49,7 @@ class DeviceWeights:
         return {weight.name: self._values[weight.name] for weight in wanted}
 
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
-        """Upload weights; *folder* is where their external files are."""
+        """Upload weights; *folder*: of their external files."""
         arrays = [read_tensor(weight, folder) for weight in weights]
         rooms = self.room([(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)])
         for name, array, tensor in zip([weight.name for weight in weights], arrays, rooms, strict=True):
@@ -64,10 +64,11 @@ class DeviceWeights:
         memory = self._device.movable(size, kept=True)
         self.memories.append(memory)
         self.bytes += sum(sizes)
-        return [memory.tensor(at, shape, kind) for at, (shape, kind) in zip(offsets, wanted, strict=True)]
+        return [memory.tensor(offset, shape, kind) for offset, (shape, kind) in zip(offsets, wanted, strict=True)]
 
 
 def _is_shared(weight: OnnxTensor) -> bool:
+    """Whether a weight is uploaded once, and not copied into every session."""
     if weight.data_type not in _SHARED_TYPES:
         return False
     return bool(prod(weight.dims) * numpy_dtype(weight.data_type).itemsize >= SHARED_FROM_BYTES)
@@ -76,7 +77,7 @@ def _is_shared(weight: OnnxTensor) -> bool:
 def open_segments(
     device: Device, folder: Path, segments: Iterable[SegmentSpec], *, channels_last: bool
 ) -> tuple[list[DeviceSegment], DeviceWeights]:
-    """Sessions over the files of segments, and their weights."""
+    """Segments over their files in *folder*, whose sessions open on first use, and their weights on the device."""
     weights = DeviceWeights(device)
     opened: list[DeviceSegment] = []
     for spec in segments:
@@ -90,7 +91,7 @@ class Runnable(Protocol):
     """A segment bound to the memory that it reads and writes."""
 
     def run(self) -> None:
-        """Start it, in the order of such runs."""
+        """Start the segment, after runs that were started before."""
         ...
 
 
@@ -105,19 +106,22 @@ class DeviceSegment(Protocol):
 
     @property
     def copies(self) -> bool:
-        """Whether it copies between host and device, so that only a ``fixed`` one can be captured."""
+        """Whether the segment copies between host and device, so that only the result of ``fixed`` can be captured."""
         ...
 
     def open(self) -> None:
-        """Read its file now; it may be moved later."""
+        """Read the segment's file now, as it may be moved later."""
         ...
 
     def again(self, device: Device) -> DeviceSegment:
-        """The segment for another batch size, or another part of the device."""
+        """A second instance of the segment, for another batch size or another part of the device."""
         ...
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
-        """The segment specialised to these shapes; raises ``StillCopies`` if it still copies."""
+        """The segment specialised to the shapes of *tensors*; raises ``StillCopies`` if it still copies.
+
+        types: the tensors' ONNX element types.
+        """
         ...
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
@@ -129,20 +133,20 @@ class DeviceSegment(Protocol):
         ...
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        """Run it without a graph."""
+        """Run the segment without a graph; returns its outputs."""
         ...
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Shapes of such values, and their ONNX types."""
+        """The shapes and ONNX element types of the values *names* of ``run_loose``."""
         ...
 
     def array(self, value: Any) -> Array:
-        """Copy such a value to the host."""
+        """Copy a value of ``run_loose`` to the host."""
         ...
 
 
 class SegmentFile(NamedTuple):
-    """What a segment was opened from, to open it again."""
+    """The file, weights and layout that a segment was opened with, to open it again."""
 
     path: Path
     weights: Mapping[str, Any]
@@ -150,7 +154,10 @@ class SegmentFile(NamedTuple):
 
 
 def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = False) -> bool:
-    """Whether a session over a file copies between host and device, as its saved graph shows."""
+    """Whether a session over a file copies between host and device, as its saved graph shows.
+
+    fold: as for ``open_on``.
+    """
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen.onnx"
         open_on(device, path, fold=fold, channels_last=channels_last, save=target)
@@ -159,7 +166,7 @@ def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = F
 
 
 def mark_copies(model: OnnxModel) -> None:
-    """Note in the graph of a segment that it copies between host and device."""
+    """Note in the metadata of a segment's model that it copies between host and device."""
     entry = model.metadata_props.add()
     entry.key, entry.value = _COPIES_KEY, "1"
 
@@ -177,7 +184,8 @@ def open_on(
 ) -> Any:
     """Open a session on a device; *save*: path for the optimised graph, *profile*: prefix of the trace file.
 
-    fold: only compute what is the same in every run.
+    channels_last: the layout of convolutions. optimise: with all optimisations. fold: only with constant folding.
+    weights: name -> value on the device, in the form that sessions take.
     """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
@@ -185,9 +193,9 @@ def open_on(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_mem_reuse = not optimise  # a session that only optimises a graph runs nothing
-    options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
+    options.log_severity_level = 4  # errors are raised; the log would repeat them
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.disable_prepacking", "1")  # weights are looked at where they lie
+    options.add_session_config_entry("session.disable_prepacking", "1")  # it would copy the shared weights
     if save is not None:
         options.optimized_model_filepath = str(save)
         key = "session.optimized_model_external_initializers_"
@@ -226,13 +234,13 @@ class SegmentSession:
 
     @property
     def copies(self) -> bool:
-        """Whether it copies between host and device, such as sizes that it computes on the host."""
+        """Whether the segment copies between host and device, such as sizes that are computed on the host."""
         return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map or bool(self._read_on_host())
 
     def _read_on_host(self) -> list[str]:
-        """Inputs that operators read on the host because the device has no such operator, or because they are sizes.
+        """Inputs that operators read on the host: as sizes, or because the device lacks the operator.
 
-        ONNX Runtime copies them there when they are bound, and not again when it runs.
+        ONNX Runtime copies these inputs to the host when they are bound, and not again when it runs.
         """
         if self._device.kind == HOST_KIND:
             return []
@@ -242,15 +250,15 @@ class SegmentSession:
     def again(self, device: Device) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
 
-        A capture of a session is valid as long as the session meets no other shapes: for those cuDNN would make new
-        plans and free the old ones, whose kernels are in the graph.
+        A capture of a session is valid as long as the session meets no other shapes. For other shapes cuDNN would make
+        new plans and free the old plans, whose kernels are in the graph.
         """
         return SegmentSession(device, self.spec, self._file)
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
-        """The segment for constant shapes: what they alone decide is stored, not computed or copied.
+        """The segment for constant shapes, in which values that depend on the shapes alone are stored as constants.
 
-        Raises ``StillCopies`` if it still copies.
+        Raises ``StillCopies`` if it still copies between host and device.
         """
         model = load(self._file.path)
         for value in model.graph.input:
@@ -271,11 +279,11 @@ class SegmentSession:
         """The segment bound to tensors of the device, by name."""
         device, binding = self._device, self._session.io_binding()
 
-        def bind(names: Sequence[str], one: Callable[..., None]) -> None:
+        def bind(names: Sequence[str], bind_tensor: Callable[..., None]) -> None:
             for name in names:
                 tensor = tensors[name]
                 kind = types[name] if types[name] == ElementType.BFLOAT16 else numpy_dtype(types[name])
-                one(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
+                bind_tensor(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
 
         bind(self.spec.inputs, binding.bind_input)
         bind(self.spec.outputs, binding.bind_output)
@@ -283,10 +291,10 @@ class SegmentSession:
         return ReboundSegment(device, bound, partial(bind, stale, binding.bind_input)) if stale else bound
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        """Run it on ONNX Runtime's own values of any shapes; the results are on the device."""
+        """Run the segment on values of ONNX Runtime, of any shapes; the outputs are on the device."""
         device, binding = self._device, self._session.io_binding()
         if self._read_on_host():
-            device.finish()  # they are copied at once, whatever computes them
+            device.finish()  # binding copies these inputs at once, so the work that computes them must have ended
         for name in self.spec.inputs:
             binding.bind_ortvalue_input(name, values[name])
         for name in self.spec.outputs:
@@ -308,24 +316,24 @@ class SegmentSession:
 
 
 class BoundSegment:
-    """A segment bound to its memory."""
+    """A segment that is bound to the memory of its inputs and outputs."""
 
     def __init__(self, session: Any, binding: Any, options: Any) -> None:
         self._session, self._binding, self._options = session, binding, options
 
     def run(self) -> None:
-        """Start it, in the order of the sessions' runs."""
+        """Start the segment, after runs of sessions that were started before."""
         self._session.run_with_iobinding(self._binding, self._options)
 
 
 class ReboundSegment:
-    """A segment that reads inputs on the host. They are copied there when they are bound, so each run binds first."""
+    """A segment that reads inputs on the host; binding copies these inputs, so each run binds them first."""
 
     def __init__(self, device: Device, bound: BoundSegment, bind: Callable[[], None]) -> None:
         self._device, self._bound, self._bind = device, bound, bind
 
     def run(self) -> None:
-        """Wait for all work before it, and compute it."""
+        """Wait for all earlier work, bind the inputs, and start the segment."""
         self._device.finish()
         self._bind()
         self._bound.run()

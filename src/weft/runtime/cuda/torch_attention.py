@@ -1,7 +1,7 @@
-"""Attention that an export spells out, as torch's one operator for it: products, scale, mask and softmax.
+"""Fusion of attention (products, scale, mask and softmax) into torch's one operator for it.
 
-The steps are replaced where no other step reads what they pass on, so results change by rounding only. Shapes are known
-when the step runs: where torch's operator does not take them, it computes what it replaced.
+Steps are replaced if no other step reads their intermediate results, so that results change by rounding only. Shapes
+are known when the new step runs: if torch's operator does not support them, it computes the steps that it replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ ATTENTION = "attention"
 
 
 def with_attention(steps: Sequence[TorchStep], outputs: Sequence[str], weights: Mapping[str, Array]) -> list[TorchStep]:
-    """The steps with one step for each attention; *outputs*: names of tensors that stay."""
+    """The steps, with each attention fused into one step and unneeded steps removed.
+
+    outputs: names of the outputs of the graph.
+    """
     graph = _Steps(steps, outputs, weights)
     kept, wanted = list[TorchStep](), set(outputs)
     for step in reversed(steps):
@@ -31,7 +34,7 @@ def with_attention(steps: Sequence[TorchStep], outputs: Sequence[str], weights: 
 
 
 class _Steps:
-    """Steps by what they make."""
+    """Steps by the tensors that they produce."""
 
     def __init__(self, steps: Sequence[TorchStep], outputs: Sequence[str], weights: Mapping[str, Array]) -> None:
         self._weights = weights
@@ -39,7 +42,7 @@ class _Steps:
         self._reads = Counter([*outputs, *(name for step in steps for name in step.arguments)])
 
     def attention_at(self, last: TorchStep) -> TorchStep | None:
-        """The attention that ends in a step; None if none does."""
+        """The fused step for the attention that ends with the step *last*; None if there is no attention."""
         softmax = self._maker(last.arguments[0], "Softmax") if last.operator == "MatMul" else None
         if softmax is None:
             return None
@@ -62,12 +65,12 @@ class _Steps:
         )
 
     def _maker(self, name: Any, *operators: str) -> TorchStep | None:
-        """The step that makes a tensor which one step reads, if it is of these operators."""
+        """The step that produces *name*, if it is one of *operators* and only one step reads the tensor; else None."""
         step = self._makers.get(name)
         return step if step is not None and step.operator in operators and self._reads[name] == 1 else None
 
     def _product(self, name: Any) -> tuple[TorchStep, float] | None:
-        """The product of matrices that a tensor is a multiple of, and the factor."""
+        """The MatMul whose result, times a constant factor, is the tensor *name*, and that factor; else None."""
         scale = 1.0
         while (step := self._maker(name, "Mul", "Div")) is not None:
             name, factor = step.arguments
@@ -82,7 +85,7 @@ class _Steps:
 
 
 def scaled_attention(t: TorchNode, queries: Any, turned_keys: Any, values: Any, mask: Any) -> Any:
-    """Softmax of the scaled product of queries and keys, masked by adding, times the values."""
+    """Softmax of the scaled product of queries and transposed keys plus the mask, times the values."""
     rank = queries.dim()
     alike = queries.shape[:-2] == turned_keys.shape[:-2] == values.shape[:-2] and rank > 2
     alike = alike and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)

@@ -20,13 +20,13 @@ from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS
 from weft.runtime.isolated.confinement import end_with
 
 SETTINGS = {"aot_inductor.package_constants_in_so": False}
-"""Of the compiler: weights are handed to every package, so that all have the same ones."""
+"""Settings of the compiler: weights are not stored in packages but passed to them, so that packages share weights."""
 PRIORITY = 10
-"""Added to the nice value: models are served meanwhile."""
+"""Added to the nice value of this process, because models are served meanwhile."""
 
 
 def example(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
-    """Inputs of the shapes that are compiled for; their values do not matter."""
+    """Inputs of *rows* rows for the export; their values do not matter."""
     shapes = job.shapes_at(rows)
     return tuple(torch.zeros(shapes[name], dtype=kind, device=job.device) for name, kind in module.inputs)
 
@@ -40,7 +40,7 @@ class PackageWriter:
         self._weights: dict[str, StoredWeight] = {}
 
     def add(self, rows: int) -> None:
-        """Compile a batch size."""
+        """Compile the package of a batch size, and add it to the manifest in the folder."""
         job = self._job
         dtype = PRECISIONS[job.precision]
         model = folded(load(job.model, weights=True), job.shapes_at(rows))
@@ -61,7 +61,7 @@ class PackageWriter:
         draft.replace(self._folder / MANIFEST)
 
     def _stored(self, tensor: Any) -> str:
-        """Write a weight to the file, unless it is there; returns its digest."""
+        """Write a weight to the file of weights, unless the file has an equal weight; returns its digest."""
         tensor = tensor.detach().cpu()
         if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
             raise ValueError(f"a weight of the shape {list(tensor.shape)} lies with strides {tensor.stride()}")
@@ -77,7 +77,7 @@ class PackageWriter:
 
 
 def main(target: str, description: str) -> None:
-    """Compile what a job in JSON describes into a folder."""
+    """Compile a model into the folder *target*; *description*: its ``CompileJob`` as JSON."""
     end_with(os.getppid())
     os.nice(PRIORITY)
     folder, job = Path(target), CompileJob.model_validate_json(description)

@@ -1,4 +1,4 @@
-"""The compiled engine of a model on a device, beside ONNX Runtime: the faster one that is right runs the model."""
+"""The compiled engine of a model on a device: it runs the model if its answers are right and ONNX Runtime is slower."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ WITHIN = {FP32: 1e-3, FP16: 1e-2, BF16: 5e-2}
 
 
 def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: Blueprint) -> DeviceModel:
-    """The model of *blueprint*, which ONNX Runtime was measured with, over the packages that the options name.
+    """The compiled model, from the packages that the options name; *blueprint*: as measured with ONNX Runtime.
 
-    Raises ``ModelError`` if they cannot be used, are wrong or, unless the options demand them, slower.
+    Raises ``ModelError`` if the packages cannot be used, give wrong answers or, unless the options demand the compiled
+    engine, are slower.
     """
     folder = Path(options.packages or "")
     manifest, free_bytes = find(folder), device.memory()[0]
@@ -64,6 +65,7 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
 def _segment(
     device: Device, path: Path, options: LoadOptions, blueprint: Blueprint, folder: Path, manifest: Manifest
 ) -> PackagedSegment:
+    """The model as one segment, with the packages of all compiled batch sizes."""
     dtype = PRECISIONS[options.precision]
 
     def converted(shapes: Mapping[str, Sequence[int]]) -> OnnxModule:
@@ -78,7 +80,7 @@ def _segment(
 
 
 def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[int]) -> float:
-    """The largest difference from float32 on the CPU, of one row and of the largest batch."""
+    """The largest difference of answers from float32 on the CPU, for one row and for the largest batch."""
     session = open_model(path, max(4, options.threads))
     names = [spec.name for spec in model.outputs]
 
@@ -91,7 +93,10 @@ def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[i
 
 
 def _gain(blueprint: Blueprint, times_s: Mapping[int, float]) -> tuple[float, str]:
-    """How many times faster it is than with ONNX Runtime, over all batch sizes, and both times in words."""
+    """How many times faster the compiled model is than ONNX Runtime (geometric mean), and both times in words.
+
+    times_s: rows of a batch -> seconds of the compiled model.
+    """
     before_s = {rows: sum(blueprint.times_s[rows]) for rows in times_s}
     ratios = [before_s[rows] / max(1e-9, took_s) for rows, took_s in times_s.items()]
     ends = dict.fromkeys((min(times_s), max(times_s)))

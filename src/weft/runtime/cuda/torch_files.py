@@ -31,7 +31,7 @@ from weft.runtime.tensors import Array, TensorSpec
 
 
 def numbered(tensor: Any) -> int:
-    """ONNX's number of a tensor's type."""
+    """ONNX's number of a tensor's type; ``ModelError`` if ONNX has none."""
     if tensor.dtype not in NUMBERED:
         raise ModelError(f"it computes with {tensor.dtype}, which cannot be kept between segments")
     return NUMBERED[tensor.dtype]
@@ -117,7 +117,7 @@ class ProgramSegment:
 
 
 def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
-    """Move the weights of a program to a device, into memory that can be evicted."""
+    """Move the weights of a program to a device, into memory that can be evicted; the program uses them from now on."""
     weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
     last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
     shapes = {name: tuple(weight.shape) for name, weight in held.items()}
@@ -145,7 +145,7 @@ class ProgramFile:
         self.device, self.path, self.options, self.allowance = device, path, options, allowance
 
     def built(self) -> DeviceModel:
-        """The model as the device will serve it."""
+        """Read, cut, capture and measure the program as the device will serve it."""
         free = self.device.memory()[0]
         if self.options.exits:
             raise ModelError("exits are for ONNX files; export it as one")
@@ -211,7 +211,7 @@ class ProgramFile:
         self.device.finish()
 
     def _verdict(self, blueprint: Blueprint) -> Verdict:
-        """Whether rows may be computed together; only the author of the program can tell."""
+        """Whether rows may be computed together; only the options can state that, as programs are not analysed."""
         reason = unbatchable(blueprint, blueprint.warm_shapes or {})
         if reason is None and not self.options.independent_rows and self.options.max_batch != 1:
             reason = 'whether rows depend on one another is not seen in programs; say rows = "independent" if not'
@@ -237,6 +237,7 @@ class ProgramFile:
         return blueprint.model_copy(update={"segments": tuple(map(self._segment, ends, ends[1:]))})
 
     def _segment(self, start: int, end: int) -> SegmentSpec:
+        """The description of the segment from cut *start* to cut *end*."""
         piece, names = self.program.piece(start, end), [node.name for node in self.program.nodes[start:end]]
         name = f"{names[0]}..{names[-1]}" if len(names) > 1 else "".join(names)
         return SegmentSpec(name=name, inputs=piece.inputs, outputs=piece.outputs, nodes=(start, end), steady=True)

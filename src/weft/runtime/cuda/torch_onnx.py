@@ -41,15 +41,15 @@ from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.tensors import Array
 
 OLDEST = 7
-"""The first operator set that the meanings hold for: before it, sizes were fitted by attributes."""
+"""The first operator set that is supported; in earlier ones, attributes decided how shapes were broadcast."""
 LARGE_BYTES = 1 << 30
 """Models of more bytes are written with their weights in a file beside them."""
 
 
 def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
-    """*model* for inputs of exactly these *shapes*, with everything computed that follows from them; changes *model*.
+    """Specialise *model* to inputs of exactly these *shapes*: values that depend on shapes alone become constants.
 
-    Raises what ONNX Runtime raises.
+    The argument is changed, too. Raises the errors of ONNX Runtime.
     """
     for value in request_inputs(model.graph):
         value.CopyFrom(declared(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
@@ -63,6 +63,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
 
 
 def _without_constants(model: OnnxModel) -> OnnxModel:
+    """The model after ONNX Runtime's constant folding."""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "fixed.onnx", Path(folder) / "folded.onnx"
         save(model, source, outside=model.ByteSize() > LARGE_BYTES)
@@ -74,7 +75,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
     """A folded graph; takes its inputs in order and returns a tuple of its outputs, in the types of the file."""
 
     def __init__(self, model: OnnxModel, dtype: Any = None, *, channels_last: bool = False) -> None:
-        """dtype: the type for float32 weights and computation; None: as the file. channels_last: how images lie."""
+        """dtype: the type that replaces float32; None: as in the file. channels_last: the memory layout of images."""
         super().__init__()
         graph = model.graph
         self.dtype, self.channels_last = dtype, channels_last
@@ -96,6 +97,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         del self._arrays
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run the steps on the inputs, in their order; returns the outputs."""
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
         tensors |= zip((name for name, _ in self.inputs), map(self._cast, inputs), strict=True)
         device = inputs[0].device if inputs else None
@@ -110,6 +112,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         return tuple(self._tensor(tensors[name], device).to(kind) for name, kind in self.outputs)
 
     def _step(self, node: OnnxNode, versions: Mapping[str, int]) -> TorchStep:
+        """The step of a node; *versions*: the opset of each domain."""
         entry = find(qualified(node))
         assert entry.torch is not None
         attributes = {name: _plain(value) for name, value in Attributes(node).values().items()}
@@ -125,12 +128,14 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         )
 
     def _given(self, name: str, as_numbers: bool) -> Any:
+        """An argument of a step: None if left out, a constant as numbers if *as_numbers*, else the tensor's name."""
         if not name:
             return None
         stored = self._arrays.get(name) if as_numbers else None
         return Name(name) if stored is None else tuple(stored.ravel().tolist())
 
     def _argument(self, step: TorchStep, place: int, tensors: Mapping[str, Any], device: Any) -> Any:
+        """The value of argument number *place* of a step; ``ModelError`` if a shape depends on computed values."""
         given = step.arguments[place]
         if not isinstance(given, Name):
             return given
@@ -144,16 +149,18 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         return value
 
     def _tensor(self, value: Any, device: Any) -> Any:
-        """A tensor; sizes that ``Shape`` gave are numbers so far."""
+        """The value as a tensor; the results of ``Shape`` are tuples of numbers."""
         return torch.tensor(value, device=device) if isinstance(value, tuple) else value
 
     def _cast(self, value: Any) -> Any:
+        """A tensor in the module's number type, and images in its memory layout."""
         if self.dtype is not None and value.dtype == torch.float32:
             value = value.to(self.dtype)
         spatial = self.channels_last and value.dim() == 4 and value.is_floating_point()
         return value.contiguous(memory_format=torch.channels_last) if spatial else value
 
     def _hold(self, name: str, array: Array) -> None:
+        """Register a weight as a buffer of the module."""
         self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
         tensor = as_torch(np.array(array))
         if self.dtype is not None and tensor.dtype == torch.float32:
@@ -162,22 +169,23 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
 
 
 def check_meanings(graph: OnnxGraph) -> None:
-    """Raise ``ModelError`` if operators of a graph have no meaning in torch; it names them."""
+    """Raise ``ModelError``, which names them, if operators of a graph have no meaning in torch."""
     missing = sorted({qualified(node) for node in graph.node if find(qualified(node)).torch is None})
     if missing:
         raise ModelError(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no meaning in torch")
 
 
 def _narrowed(tensor: Any, dtype: Any) -> Any:
-    """Weights in 16 bits: masks stay finite, and what keeps a divisor from 0 stays above it."""
+    """A weight in 16 bits: masks stay finite, and small numbers that keep a divisor from 0 do not become 0."""
     limits = torch.finfo(dtype)
-    least = limits.smallest_normal if dtype == torch.bfloat16 else 2.0**-24  # float16 counts on below its normal range
+    least = limits.smallest_normal if dtype == torch.bfloat16 else 2.0**-24  # the smallest subnormal float16
     tensor = tensor.clamp(limits.min, limits.max)
     tiny = (tensor != 0) & (tensor.abs() < least)
     return torch.where(tiny, torch.copysign(torch.tensor(least), tensor), tensor).to(dtype)
 
 
 def _type(value: Any) -> Any:
+    """The torch type of a declared tensor; ``ModelError`` if torch has none."""
     number = value.type.tensor_type.elem_type
     if number not in TYPES:
         raise ModelError(f"{value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
@@ -185,4 +193,5 @@ def _type(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """An attribute's value, with bytes as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -22,7 +22,7 @@ from weft.runtime.tensors import Array
 
 Shapes = Mapping[str, Sequence[int]]
 ENTRY, RUNNERS = "model", 1
-"""The name that the compiler gives to what is in a package, and how many may run at a time."""
+"""The compiler's name for the code in a package, and the number of its runs at a time."""
 
 
 class _BoundPackage(NamedTuple):
@@ -39,14 +39,15 @@ class _BoundPackage(NamedTuple):
 
 
 def float32_is_float32() -> Any:
-    """As a context: convolutions that packages leave to cuDNN do not round to TF32, and try its algorithms."""
+    """A context in which cuDNN's convolutions do not round to TF32, and choose the fastest algorithm."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
 def open_package(file: str, device: int) -> Any:
-    """A package, in torch's own loader: that of ``torch._inductor`` imports the compiler and calls gcc.
+    """Load the package in *file* for GPU number *device* (-1: the CPU).
 
-    Without synchronisation of threads, since one runs it, and its events would not survive a capture.
+    The loader of ``torch._inductor`` is not used, as it imports the compiler and calls gcc. Runs are not synchronised
+    between threads: only one thread runs the package, and the events would not survive a capture.
     """
     return torch._C._aoti.AOTIModelPackageLoader(file, ENTRY, True, RUNNERS, device)
 
@@ -59,15 +60,15 @@ class PackagedSegment:
     def __init__(
         self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
     ) -> None:
-        """converted: makes the module for inputs of other shapes."""
+        """converted: makes the torch module for inputs of other shapes; None: other shapes are refused."""
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
         self._tensors = self._placed()
         self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
-        """By the shapes of the inputs."""
+        """Shapes of the inputs -> the package for them."""
         self._module: tuple[Any, Any] = (None, None)
-        """The shapes that came last of those without a package, and the module for them."""
+        """The last shapes without a package, and the module that was made for them."""
 
     def _placed(self) -> dict[str, Any]:
         """The weights in memory of the device that can be evicted, by digest."""
@@ -82,7 +83,7 @@ class PackagedSegment:
         return placed
 
     def add(self, rows: int, shapes: Shapes) -> None:
-        """Load the package of a batch size, whose inputs have these shapes."""
+        """Load the package of a batch size; *shapes*: of its inputs."""
         index = self._device.index if self._device.kind == "cuda" else -1
         file = str(self._folder / self._manifest.file(rows))
         package = open_package(file, index)
@@ -95,7 +96,7 @@ class PackagedSegment:
         return tuple(tuple(shapes[name]) for name in self.spec.inputs)
 
     def _package(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:
-        """What computes outputs from inputs of these shapes."""
+        """The function that computes outputs from inputs of the shapes of *values*: a package, or a torch module."""
         shapes = {name: tuple(values[name].shape) for name in self.spec.inputs}
         key = self._key(shapes)
         if key in self._packages:
@@ -140,6 +141,7 @@ class PackagedSegment:
 
 
 def _mapped(path: Path) -> Any:
+    """The bytes of a file, mapped; empty if there is no such file."""
     return np.memmap(path, np.uint8, "r") if path.is_file() and path.stat().st_size else np.empty(0, np.uint8)
 
 

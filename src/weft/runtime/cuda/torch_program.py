@@ -36,18 +36,18 @@ _CONVOLUTIONS = frozenset(("conv2d", "convolution", "conv_transpose2d"))
 
 
 class ProgramTensor(NamedTuple):
-    """An input or an output."""
+    """An input or an output of a program."""
 
     name: str
     dtype: Any
     shape: tuple[int | str, ...]
     """Sizes; a name where a size is free."""
     node: str
-    """Its name in the program."""
+    """The name of its node in the program."""
 
 
 class NodeStep(NamedTuple):
-    """A node, and the values that are not needed after it."""
+    """A node, and the names of the values that are not needed after it."""
 
     node: Any
     forget: tuple[str, ...]
@@ -60,7 +60,7 @@ class ProgramPiece(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sizes: Mapping[str, tuple[str, int]]
-    """Sizes that earlier nodes computed -> the input, and the axis, with the same size."""
+    """Size that an earlier node computed -> an input of the piece, and its axis of the same size."""
     last: bool
 
 
@@ -72,18 +72,18 @@ def read_program(path: Path) -> Any:
     """Read the program in a file. Loading may run code of the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about what it does itself
+            warnings.simplefilter("ignore")  # torch warns of its own code
             return _without_writing(torch.export.load(str(path)))
     except ModelError:
         raise
-    except Exception as error:  # whatever the file makes it raise
+    except Exception as error:  # the file decides which kinds are raised
         raise ModelError(
             f"cannot be read as a program of torch.export: {first_line(error)} (torch here is {torch.__version__})"
         ) from error
 
 
 class TorchProgram:
-    """A program on a device, in a precision; None: as it is."""
+    """A program on a device; *dtype*: the type that floats are converted to, None: none."""
 
     def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
         self._exported = exported
@@ -91,7 +91,7 @@ class TorchProgram:
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
         self._given = {tensor.node: tensor for tensor in self.inputs}
         self.weights: dict[str, Any] = _weights(exported)
-        """By the names of nodes; the caller moves them to the device (``hold``)."""
+        """Node -> its weight; the caller moves the weights to the device (``hold``)."""
         self._constants = _constants(exported)
         nodes = [node for node in exported.graph.nodes if node.op in ("call_function", "get_attr")]
         nodes = [node for node in nodes if not _is_check(node)]
@@ -110,7 +110,7 @@ class TorchProgram:
 
     @property
     def half(self) -> bool:
-        """Whether most of its weights have 16 bits."""
+        """Whether most weights of the program have 16 bits."""
         halves = [self._cast_to(weight).itemsize == 2 for weight in self.weights.values()]
         return bool(2 * sum(halves) > len(halves))
 
@@ -122,20 +122,20 @@ class TorchProgram:
         return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def spatial(self) -> frozenset[str]:
-        """Weights of two-dimensional convolutions."""
+        """Names of the weights of two-dimensional convolutions."""
         users = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
         names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
 
     def most_rows(self) -> int | None:
-        """The number of rows that it was exported for; None: any number."""
+        """The largest number of rows that the program was exported for; None: any number."""
         first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
         limits = self._exported.range_constraints
         uppers = [allowed.upper for name, allowed in limits.items() if str(name) in first]
         return min((int(upper) for upper in uppers if upper.is_finite and upper < UNBOUNDED), default=None)
 
     def hold(self, weights: Mapping[str, Any]) -> None:
-        """Use these weights from now on; values that follow from them alone are computed once here."""
+        """Use these weights from now on, and compute the nodes that depend on weights and constants alone, once."""
         self._held = {**{name: _move(constant, self.device) for name, constant in self._constants.items()}, **weights}
         with torch.inference_mode():
             for node in self._fixed.values():
@@ -144,7 +144,7 @@ class TorchProgram:
     # Cutting
 
     def piece(self, start: int, end: int) -> ProgramPiece:
-        """The nodes between two cuts; raises ``NoCut`` if more than tensors crosses the first."""
+        """The nodes from cut *start* to cut *end*; ``NoCut`` if a value crosses that is neither a tensor nor a size."""
         nodes, last = self.nodes[start:end], end == len(self.nodes)
         read = [source for node in (*nodes, *((self._ended,) if last else ())) for source in node.all_input_nodes]
         needed = dict.fromkeys(source for source in read if not self._made_in(source, start, end))
@@ -160,13 +160,17 @@ class TorchProgram:
         return ProgramPiece(_steps([*before.values(), *nodes], kept), tuple(inputs), outputs, sizes, last)
 
     def _made_in(self, node: Node, start: int, end: int) -> bool:
+        """Whether a node's value need not cross the cut *start*: it is constant, or computed before *end*."""
         held = node.name in self._fixed or node.name in self.weights or node.name in self._constants
         return held or start <= self._position.get(node.name, -1) < end
 
     def _find(
         self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], before: dict[str, Node]
     ) -> None:
-        """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again."""
+        """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again.
+
+        Adds the size to *sizes* or, with the sizes that it is computed from, to *before*; ``NoCut`` if neither works.
+        """
         if size.name in sizes or size.name in before:
             return
         if not _is_size(size):
@@ -186,7 +190,7 @@ class TorchProgram:
         before[size.name] = size
 
     def _leaving(self, start: int, end: int) -> list[str]:
-        """Tensors that are computed here and read later; sizes are recovered from shapes."""
+        """Tensors that nodes from *start* to *end* compute and later nodes read; sizes are recovered from shapes."""
         leaving = []
         for node in self.nodes[start:end]:
             if _is_size(node) or self._last_use.get(node.name, -1) < end:
@@ -197,7 +201,10 @@ class TorchProgram:
         return leaving
 
     def crossing(self, sizes_bytes: Mapping[str, int]) -> list[int | None]:
-        """For each cut, the two ends included, the bytes that cross it; None where it cannot be cut."""
+        """For each cut, the two ends included, the bytes that cross it; None where no cut is possible.
+
+        sizes_bytes: tensor -> its bytes.
+        """
         change = [0] * (len(self.nodes) + 2)
         for at, node in enumerate(self.nodes):
             change[at + 1] += sizes_bytes.get(node.name, 0)
@@ -209,7 +216,8 @@ class TorchProgram:
         ]
 
     def _can_cut(self, cut: int) -> bool:
-        if _is_size(self.nodes[cut - 1]):  # which goes with what reads it
+        """Whether the program can be cut before node number *cut*: only tensors and recoverable sizes cross."""
+        if _is_size(self.nodes[cut - 1]):  # a size stays with the nodes that read it
             return False
         try:
             self.piece(cut, len(self.nodes))
@@ -236,6 +244,7 @@ class TorchProgram:
         return env[name] if name in env else self._held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
+        """Compute a node on the values in *env*, on the program's device and in its precision."""
         if node.op == "get_attr":
             return operator.attrgetter(node.target)(self._exported.graph_module)
 
@@ -251,7 +260,10 @@ class TorchProgram:
         return target(*map_aggregate(node.args, leaf), **map_aggregate(node.kwargs, leaf))
 
     def observed(self, values: Mapping[str, Any]) -> tuple[dict[str, int], list[float]]:
-        """Run once: bytes of all tensors, by name, and estimated seconds of each node; also notes memory layouts."""
+        """Run once on *values*; also sets ``channels_last``.
+
+        Returns the bytes of all tensors, by name, and the estimated seconds of each node.
+        """
         env: dict[str, Any] = {name: self.cast(value) for name, value in values.items()}
         guesses, last = [], set()
         for node in self.nodes:
@@ -265,7 +277,7 @@ class TorchProgram:
 
 
 def _without_writing(exported: Any) -> Any:
-    """The program with in-place operators replaced by ones that return new tensors."""
+    """Replace in-place operators by operators that return new tensors; ``ModelError`` if the program keeps state."""
     calls = [node.target for node in exported.graph.nodes if node.op == "call_function"]
     if any(getattr(call, "_schema", None) is not None and call._schema.is_mutable for call in calls):
         exported = exported.run_decompositions({})
@@ -296,7 +308,7 @@ def _describe_tensor(name: str, node: Node, kind: str) -> ProgramTensor:
 
 
 def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
-    """Its outputs, named by the keys of the mapping it returns, else numbered."""
+    """The outputs of a program, named by the keys of the mapping that it returns, else by numbers."""
     ended = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
     taken = {named.name for named in exported.graph.nodes}
     outputs = []
@@ -349,7 +361,7 @@ def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
 
 
 def _steps(nodes: Sequence[Node], kept: set[str]) -> tuple[NodeStep, ...]:
-    """Nodes in order, each with the values that no later node reads."""
+    """The nodes as steps, each of which forgets the values that no later node reads; *kept*: values to keep."""
     last = {source.name: at for at, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
     forget: dict[int, list[str]] = {}
     for name, at in last.items():

@@ -8,7 +8,7 @@ from weft.models.operators import Meaning, TorchNode
 
 
 class Name(str):
-    """The name of a tensor among the arguments of a step; a weight's is that of a buffer."""
+    """The name of a tensor among the arguments of a step."""
 
     __slots__ = ()
 
@@ -23,5 +23,5 @@ class TorchStep(NamedTuple):
     arguments: tuple[Any, ...]
     """Names of tensors, tuples of numbers, and None for inputs left out."""
     numbers: tuple[int, ...]
-    """Arguments that the meaning takes as tuples of numbers."""
+    """Indices of the arguments that the function takes as tuples of numbers."""
     outputs: tuple[str, ...]

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def open_cpu(limits: WorkerLimits) -> Backend:
-    """The backend ``onnxruntime`` as the server has it: with worker processes, where the system is Linux.
+    """The backend ``onnxruntime`` of a server: on Linux with worker processes, elsewhere without.
 
-    Both are imported here: ONNX Runtime takes long to import, and workers need what only Linux has.
+    Imports are inside the function: ONNX Runtime takes long to import, and workers need what only Linux has.
     """
     from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 

@@ -33,11 +33,11 @@ class WatchedRun(Protocol):
     over: bool
 
     def request_stop(self) -> None:
-        """Ask it to stop, once more."""
+        """Ask the step to stop, once more."""
         ...
 
     def kill(self, why: str) -> None:
-        """Kill the process that computes it."""
+        """Kill the process that computes the step."""
         ...
 
 
@@ -57,7 +57,7 @@ class KillTimer:
         with self._changed:
             if self._closed:
                 return
-            self._put(run, last=False)
+            self._schedule_check(run, last=False)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="kill timer", daemon=True)
                 self._thread.start()
@@ -70,11 +70,15 @@ class KillTimer:
         if self._thread:
             self._thread.join()
 
-    def _put(self, run: WatchedRun, *, last: bool) -> None:
-        """Schedule a look at the run: half-way, to repeat a stop that arrived before its step, and at the end."""
+    def _schedule_check(self, run: WatchedRun, *, last: bool) -> None:
+        """Schedule a check of the run after half of the grace period.
+
+        The first check asks again, in case the request arrived before its step; the *last* one kills.
+        """
         heapq.heappush(self._due, (time.monotonic() + self._kill_s / 2, next(self._numbers), run, last))
 
     def _serve(self) -> None:
+        """Check runs when they are due, until ``close``; runs on the timer's thread."""
         while (due := self._next()) is not None:
             run, last = due
             if run.over:
@@ -84,17 +88,17 @@ class KillTimer:
             else:
                 run.request_stop()
                 with self._changed:
-                    self._put(run, last=True)
+                    self._schedule_check(run, last=True)
 
     def _next(self) -> tuple[WatchedRun, bool] | None:
-        """Wait for the next run to look at; None after ``close``."""
+        """Wait for the next run to check, and whether that is its last check; None after ``close``."""
         with self._changed:
             while not self._closed:
-                rest_s = self._due[0][0] - time.monotonic() if self._due else None
-                if rest_s is not None and rest_s <= 0:
+                wait_s = self._due[0][0] - time.monotonic() if self._due else None
+                if wait_s is not None and wait_s <= 0:
                     _, _, run, last = heapq.heappop(self._due)
                     return run, last
-                self._changed.wait(rest_s)
+                self._changed.wait(wait_s)
             return None
 
 
@@ -103,10 +107,10 @@ class IsolatingBackend(BackendDefaults):
 
     isolates = True
     kept_as: str | None = None
-    """The name of the part of the cache that its groups share; each has its own where there is none."""
+    """The name of the part of the cache that its groups share; None: every group has a part of its own."""
 
     def __init__(self, inner: CpuBackend, limits: WorkerLimits | None = None, engine: str = CPU) -> None:
-        """engine: what the workers run models with (``engines``)."""
+        """inner: the backend that runs models in this process. engine: what the workers run models with."""
         self._inner, self.limits, self.engine = inner, limits or WorkerLimits(), engine
         self.name, self.platform, self.inline = inner.name, inner.platform, inner.inline
         self.memory_bytes = inner.memory_bytes
@@ -125,7 +129,7 @@ class IsolatingBackend(BackendDefaults):
         self._users: dict[WorkerGroup, int] = {}
         """Models that a group has or is about to have."""
         self._past = WorkerCounts(0, 0)
-        """Of groups that are gone."""
+        """Deaths and restarts in groups that were closed."""
 
     def open(
         self,
@@ -136,6 +140,7 @@ class IsolatingBackend(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model in this process, or in a worker of the group ``options.isolation``; see ``Backend.open``."""
         more: dict[str, Any] = {} if learn else {"learn": False}
         if options.isolation is None or not path.is_file():
             return self._inner.open(path, options, cache, say, **more)
@@ -144,10 +149,10 @@ class IsolatingBackend(BackendDefaults):
             file = ModelFile(next(self._numbers), path, options, learn, signature(path))
             kept = group.open(file)
         except OSError as error:
-            self._leave(group)
+            self._leave_group(group)
             raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
         except BaseException:
-            self._leave(group)
+            self._leave_group(group)
             raise
         breaker = Breaker(self.limits.breaker, self.now)
         return IsolatedModel(group, kept, breaker, self._close_model)
@@ -164,16 +169,16 @@ class IsolatingBackend(BackendDefaults):
     def counts(self) -> WorkerCounts:
         """Deaths and restarts of workers, including those of groups that have ended."""
         with self._lock:
-            all_of_them = [self._past, *(group.counts for group in self._users)]
-        return WorkerCounts(*map(sum, zip(*all_of_them, strict=True)))
+            counts = [self._past, *(group.counts for group in self._users)]
+        return WorkerCounts(*map(sum, zip(*counts, strict=True)))
 
     def groups(self) -> dict[str, WorkerGroup]:
-        """The groups there are, by name."""
+        """The present groups, by name."""
         with self._lock:
             return dict(self._groups)
 
     def close(self) -> None:
-        """End all workers, and what is still being opened here."""
+        """End all workers, and stop the opening of models in this process."""
         self._inner.close()
         with self._lock:
             groups = list(self._users)
@@ -187,6 +192,7 @@ class IsolatingBackend(BackendDefaults):
             self._socket_reader.close()
 
     def _join_group(self, name: str, cache: Path | None) -> WorkerGroup:
+        """Count one more model of a group, which is created for its first model."""
         with self._lock:
             group = self._groups.get(name)
             if group is None:
@@ -197,8 +203,8 @@ class IsolatingBackend(BackendDefaults):
             self._users[group] = self._users.get(group, 0) + 1
             return group
 
-    def _leave(self, group: WorkerGroup) -> bool:
-        """A model of a group is gone, and the group with its last one: True."""
+    def _leave_group(self, group: WorkerGroup) -> bool:
+        """Count one model of a group less; after the last, close the group and return True."""
         with self._lock:
             self._users[group] -= 1
             if self._users[group]:
@@ -212,5 +218,5 @@ class IsolatingBackend(BackendDefaults):
         return True
 
     def _close_model(self, model: IsolatedModel) -> None:
-        if not self._leave(model.group):
+        if not self._leave_group(model.group):
             model.group.forget(model.number)

@@ -1,7 +1,7 @@
 """Confinement of a worker before it opens a model: limits of memory, files and network, and exit with the server.
 
-The system may not support or not allow some of it; then the worker goes on without, and reports that. A worker has one
-thread when it does this; threads that it starts later inherit the restrictions.
+The system may not support or not allow some restrictions; then the worker runs without them, and reports that. A worker
+has one thread when it restricts itself; threads that it starts later inherit the restrictions.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _FILE_RIGHTS = 0b1100000000000111
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Landlock's version -> how many rights over files it knows; 16 from the fifth on."""
 _NET_FROM, _SCOPES_FROM = 4, 6
+"""The first versions of Landlock that restrict TCP, and signals to other processes."""
 
 OOM_SCORE = 500
 """Added to the worker's score when the system is out of memory, so that it kills a worker before the server."""
@@ -41,10 +42,10 @@ LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a worker may use."""
+    """The files, memory and programs that a worker may use."""
 
     server: int
-    """Process number of its parent; the worker is killed when that ends."""
+    """Process number of its parent, the server; the worker is killed when the server ends."""
     memory_bytes: int | None
     open_files: int
     readable: tuple[str, ...]
@@ -64,7 +65,7 @@ class Outcome:
     lacking: list[str] = field(default_factory=list)
 
     def attempt(self, what: str, action: Callable[[], str | None]) -> None:
-        """Run *action* and note whether it worked, under *what* or the text that it returns."""
+        """Run *action* and record whether it worked. *what*: the text to record, unless *action* returns another."""
         try:
             self.done.append(action() or what)
         except (OSError, ValueError, AttributeError) as error:
@@ -75,17 +76,17 @@ def confine(wanted: Confinement) -> Outcome:
     """Give up everything that *wanted* does not grant, as far as the system supports it."""
     outcome = Outcome()
     outcome.attempt("ends with the server", lambda: end_with(wanted.server))
-    outcome.attempt("first to be killed for memory", _volunteer)
-    outcome.attempt("no core dumps", lambda: _limit(resource.RLIMIT_CORE, 0))
-    outcome.attempt(f"{wanted.open_files} open files", lambda: _limit(resource.RLIMIT_NOFILE, wanted.open_files))
+    outcome.attempt("first to be killed for memory", _raise_oom_score)
+    outcome.attempt("no core dumps", lambda: _set_limit(resource.RLIMIT_CORE, 0))
+    outcome.attempt(f"{wanted.open_files} open files", lambda: _set_limit(resource.RLIMIT_NOFILE, wanted.open_files))
     if wanted.memory_bytes is not None and wanted.device:
         outcome.lacking.append(f"{wanted.memory_bytes >> 20} MiB of memory (a driver maps more than is used)")
     elif wanted.memory_bytes is not None:
         size = wanted.memory_bytes
-        outcome.attempt(f"{size >> 20} MiB of memory", lambda: _limit(resource.RLIMIT_DATA, size))
+        outcome.attempt(f"{size >> 20} MiB of memory", lambda: _set_limit(resource.RLIMIT_DATA, size))
     outcome.attempt("no network", _leave_network)
     written = (*wanted.writable, *wanted.device)
-    outcome.attempt("files of its models only", lambda: _see_only(wanted.readable, written, wanted.programs))
+    outcome.attempt("files of its models only", lambda: _restrict_files(wanted.readable, written, wanted.programs))
     return outcome
 
 
@@ -94,6 +95,7 @@ def _libc() -> Any:
 
 
 def _check_result(result: int) -> int:
+    """Return the result of a C function; OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -101,7 +103,7 @@ def _check_result(result: int) -> int:
 
 
 def end_with(server: int) -> None:
-    """Have the kernel kill this process when the parent's thread that started it ends."""
+    """Have the kernel kill this process when the thread of the parent *server* that started it ends."""
     _check_result(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     if os.getppid() != server:  # the server died before the request above
         os._exit(1)
@@ -117,11 +119,13 @@ def call_yourself(name: str) -> None:
     _check_result(_libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0))
 
 
-def _volunteer() -> None:
+def _raise_oom_score() -> None:
+    """Let the kernel kill this process before the server if memory runs out."""
     Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
 
 
-def _limit(kind: int, most: int) -> None:
+def _set_limit(kind: int, most: int) -> None:
+    """Lower a resource limit to *most*, or to the present hard limit if that is lower."""
     _, hard = resource.getrlimit(kind)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(kind, (most, most))
@@ -139,16 +143,23 @@ def _leave_network() -> None:
 
 
 class _Ruleset(ctypes.Structure):
+    """Landlock's ``landlock_ruleset_attr``: the rights that are taken away, by kind."""
+
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
 
 
-class _Beneath(ctypes.Structure):
+class _PathRule(ctypes.Structure):
+    """Landlock's ``landlock_path_beneath_attr``: rights over a file or a folder."""
+
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
 
 
-def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
-    """Restrict this process with Landlock to these files and programs, without TCP and signals to other processes."""
+def _restrict_files(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
+    """Restrict this process with Landlock to these files and programs, without TCP and signals to other processes.
+
+    Returns what is in force, which depends on the version of Landlock.
+    """
     libc = _libc()
     version = _check_result(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     rights = (1 << _RIGHTS.get(version, 16)) - 1
@@ -170,14 +181,14 @@ def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterab
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Grant rights over a file, or everything beneath a folder; a missing path needs none."""
+    """Add a Landlock rule that grants *rights* over a file, or all files in a folder; a missing path is skipped."""
     try:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     try:
         granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
-        rule = _Beneath(granted, folder)
+        rule = _PathRule(granted, folder)
         _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
     finally:
         os.close(folder)

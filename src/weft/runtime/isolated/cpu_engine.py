@@ -52,7 +52,7 @@ class CpuEngine:
         raise BadRequest("models on the CPU get their tensors from the server")
 
     def rest(self, asked: Callable[[float], bool]) -> None:
-        """Give back scratch memory that has not been needed for a while; return when a step comes, or nothing is."""
+        """Free scratch memory that has not been needed for a while; return when a step comes, or little is left."""
         scratch = self._scratch
         if not scratch.is_large:
             return

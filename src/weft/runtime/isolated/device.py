@@ -1,6 +1,6 @@
 """GPUs as a backend: one worker process per GPU with all models, and lanes that queue steps.
 
-A GPU has one lane or, if a policy chooses lanes, one for every share; these have the worker's memory in common.
+A GPU has one lane or, if a policy chooses lanes, one for every share; the lanes of shares have one memory.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ PIECE_BYTES = 4 << 20
 
 
 class Packager(Protocol):
-    """Has models of a device compiled."""
+    """Compiles models of a device in processes of their own."""
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
     ) -> Path | None:
-        """The folder of what was compiled of a model that is open; None if it is not there and not compiled now.
+        """The folder with the compiled code of *model*, which is open; compiled first if *compile_now* is true.
 
-        Raises ``ModelError`` if it cannot be compiled.
+        None if there is no compiled code and *compile_now* is false. ``ModelError`` if the model cannot be compiled.
         """
         ...
 
@@ -70,13 +70,13 @@ class GpuLane(IsolatingLane):
 
     @property
     def able(self) -> bool:
-        """Whether its worker is alive, or was not needed yet."""
+        """Whether the GPU's worker is alive, or was not needed yet."""
         group = self._backend.group
         return group is None or group.able
 
 
 class DeviceBackend(IsolatingBackend):
-    """Opens every model in the worker of a device; an error of the device ends that worker, and another one starts."""
+    """Opens every model in the worker of a device; an error of the device ends the worker, and a new worker starts."""
 
     grain_s: float | None = DEVICE_GRAIN_S
 
@@ -93,9 +93,9 @@ class DeviceBackend(IsolatingBackend):
     ) -> None:
         """memory_bytes: how much of the device's memory all models may hold.
 
-        label: its name in metrics; differs from *device* if the settings name the device twice. kept_as: its part of
-        the cache. number: the device id in clients' shared-memory requests; None: they cannot share its memory.
-        packager: has models compiled; None: the device has no compiled engine.
+        label: the device's name in metrics; differs from *device* if the settings name the device twice. kept_as: its
+        part of the cache. number: the device id in clients' shared-memory requests; None: clients cannot share its
+        memory. packager: compiles models; None: the device has no compiled engine.
         """
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
@@ -104,9 +104,9 @@ class DeviceBackend(IsolatingBackend):
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
-        self._asker = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
-        self._asking, self._used_bytes = False, 0
-        self._told_uncut = False
+        self._updater = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
+        self._updating, self._used_bytes = False, 0
+        self._warned_uncut = False
 
     def open(
         self,
@@ -117,23 +117,24 @@ class DeviceBackend(IsolatingBackend):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model in the device's worker, compiled if the options ask for that; see ``Backend.open``."""
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
-        # A file of such a kind may reuse weights that another model has on the device: the worker opens it first, and
-        # learns it only if it cannot.
+        # A file of a kind with ``takes_over`` may reuse weights that another model has on the device: so the worker
+        # tries to open it without learning, and learns it only if that fails.
         learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
         model = super().open(path, here, cache, say, learn=learn)
         if options.engine != ONNXRUNTIME:
             model = self._with_engine(model, path, here, cache, learn=learn)
-        if model.shares and not model.shares.cuts.cuts and not self._told_uncut:
-            self._told_uncut = True
+        if model.shares and not model.shares.cuts.cuts and not self._warned_uncut:
+            self._warned_uncut = True
             log.warning("%s cannot be cut: models share it on plain streams; their remarks say why", self.device)
-        self._ask()
+        self._update_used_bytes()
         return model
 
     def _with_engine(
         self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
     ) -> LoadedModel:
-        """The model compiled, if that is there or *learn* is true; else the given one, which is learned later."""
+        """The compiled model, if there is compiled code or *learn* is true; else *model*, to be learned later."""
         try:
             if self._packager is None:
                 raise ModelError(f"{self.device} has no compiled engine")
@@ -154,29 +155,29 @@ class DeviceBackend(IsolatingBackend):
 
     @property
     def group(self) -> WorkerGroup | None:
-        """The group of its worker; None before the first model."""
+        """The group of the device's worker; None before the first model."""
         return self._groups.get(self.label)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        """Raises ``WorkerStarting`` if there is no worker or it dies meanwhile: a write is not retried here."""
+        """Write through the worker; ``WorkerStarting`` if there is none or it dies: a write is not retried here."""
         group = self.group
         worker = group.worker if group is not None else None
         if worker is None:
             raise WorkerStarting(f"the worker of {self.device} is being started")
         try:
-            for at in range(0, len(data), PIECE_BYTES):
-                piece = b64encode(data[at : at + PIECE_BYTES]).decode()
-                worker.call("write", tuple(lender.terms), offset + at, piece)
+            for start in range(0, len(data), PIECE_BYTES):
+                piece = b64encode(data[start : start + PIECE_BYTES]).decode()
+                worker.call("write", tuple(lender.terms), offset + start, piece)
         except WorkerDied as error:
             raise WorkerStarting(f"the worker of {self.device} is being started again: {error}") from error
         worker.lend([lender])
 
     @property
     def used_bytes(self) -> dict[str, int]:
-        """Device memory in use, as of the last call, which also starts an update: the event loop must not wait."""
-        if not self._asking:
-            self._asking = True
-            self._asker.submit(self._ask)
+        """Device memory in use, as of an earlier update; each call starts a new update, since no caller may wait."""
+        if not self._updating:
+            self._updating = True
+            self._updater.submit(self._update_used_bytes)
         return {self.label: self._used_bytes}
 
     @property
@@ -186,22 +187,23 @@ class DeviceBackend(IsolatingBackend):
         worker = group.worker if group is not None else None
         return {self.label: worker.residency.returns if worker is not None else 0}
 
-    def _ask(self) -> None:
+    def _update_used_bytes(self) -> None:
+        """Ask the worker how much device memory is in use, and wait for its answer."""
         try:
             group = self.group
             if group is not None and group.worker is not None:
                 self._used_bytes = int(group.worker.call("metrics")["memory_bytes"])
         except (WorkerDied, RuntimeError) as error:
             log.debug("the memory of %s is not known: %s", self.device, error)
-        self._asking = False
+        self._updating = False
 
     def close(self) -> None:
         super().close()
-        self._asker.shutdown()
+        self._updater.shutdown()
 
 
 class SeveralDevices(BackendDefaults):
-    """Opens every model on each of its devices."""
+    """A backend of several devices of one kind, which opens every model on each of them."""
 
     isolates = True
 
@@ -213,18 +215,18 @@ class SeveralDevices(BackendDefaults):
         *,
         numbers: Sequence[int | None] | None = None,
     ) -> None:
-        """memory_bytes: how much of each device's memory all models may hold.
+        """memory_bytes: how much of each device's memory all models may hold; None: no limit.
 
         numbers: the device ids in clients' shared-memory requests (``DeviceBackend``).
         """
         self.labels, together = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
-        self._each = [
+        self._backends = [
             DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together, number=number)
             for name, label, number in zip(names, self.labels, self._numbers, strict=True)
         ]
         self.region_devices = frozenset(number for number in self._numbers if number is not None)
-        first = self._each[0]
+        first = self._backends[0]
         self.name, self.platform, self.now = first.name, first.platform, first.now
         self.device, self.grain_s, self.limits, self.memory_bytes = together, first.grain_s, first.limits, memory_bytes
         self._folder: Path | None = None
@@ -238,12 +240,13 @@ class SeveralDevices(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        """Open a model on every device; if one fails, it is closed on the others. See ``Backend.open``."""
         kept = cache or self._temporary()
         models: list[LoadedModel] = []
         try:
-            for backend in self._each:
+            for backend in self._backends:
                 models.append(backend.open(path, options, kept, say, learn=learn))
-                _check_alike(path, self.labels, models)
+                _check_same_cuts(path, self.labels, models)
         except BaseException:
             for model in models:
                 model.close()
@@ -257,38 +260,38 @@ class SeveralDevices(BackendDefaults):
         return self._folder
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
-        return self._each[index].lane(index, pin=pin)
+        return self._backends[index].lane(index, pin=pin)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        """Write by the worker of the device that has the region, else by the first."""
+        """Write through the worker of the device that has the region; the first device reports unknown ones."""
         number = lender.terms.device
-        self._each[self._numbers.index(number) if number in self._numbers else 0].write_region(lender, offset, data)
+        self._backends[self._numbers.index(number) if number in self._numbers else 0].write_region(lender, offset, data)
 
     @property
     def scratch_bytes(self) -> int:
         """Bytes that runs have left in ONNX Runtime's arena of this process."""
-        return self._each[0].scratch_bytes
+        return self._backends[0].scratch_bytes
 
     @property
     def used_bytes(self) -> dict[str, int]:
         """Memory in use on each device, as of the last call."""
-        return {label: used for backend in self._each for label, used in backend.used_bytes.items()}
+        return {label: used for backend in self._backends for label, used in backend.used_bytes.items()}
 
     @property
     def returns(self) -> dict[str, int]:
         """How often an evicted model was brought back to each device's memory."""
-        return {label: count for backend in self._each for label, count in backend.returns.items()}
+        return {label: count for backend in self._backends for label, count in backend.returns.items()}
 
     def counts(self) -> WorkerCounts:
         """Deaths and restarts of all workers."""
-        return WorkerCounts(*map(sum, zip(*(backend.counts() for backend in self._each), strict=True)))
+        return WorkerCounts(*map(sum, zip(*(backend.counts() for backend in self._backends), strict=True)))
 
     def groups(self) -> dict[str, WorkerGroup]:
         """The worker of each device, by its label."""
-        return {name: group for backend in self._each for name, group in backend.groups().items()}
+        return {name: group for backend in self._backends for name, group in backend.groups().items()}
 
     def close(self) -> None:
-        for backend in self._each:
+        for backend in self._backends:
             backend.close()
         if self._folder is not None:
             remove(self._folder)
@@ -296,13 +299,13 @@ class SeveralDevices(BackendDefaults):
 
 @dataclass(frozen=True)
 class SpreadResidency(ModelResidency):
-    """Device memory of a model on several devices; the amounts are those of the first."""
+    """Device memory of a model on several devices; the numbers of bytes are the first device's."""
 
     devices: Sequence[ModelResidency] = ()
 
     @property
     def away_s(self) -> float:
-        """The shortest time to bring it back on any of the devices."""
+        """The shortest time to bring the model back on any of the devices."""
         return min(device.away_s for device in self.devices)
 
 
@@ -314,7 +317,8 @@ class SpreadModel:
         self.remarks = (*first.remarks, f"runs on each of {', '.join(labels)}")
         for model in models[1:]:
             if isinstance(model, IsolatedModel) and isinstance(first, IsolatedModel):
-                model.breaker = first.breaker  # one for all: inputs that kill one device's worker would kill the next
+                # One breaker for all devices: inputs that kill one device's worker would kill the next.
+                model.breaker = first.breaker
         devices = [model.residency or ModelResidency() for model in models]
         held = devices[0]
         self.residency = SpreadResidency(held.memory_bytes, held.moving_bytes, held.return_s, devices)
@@ -338,12 +342,12 @@ class SpreadModel:
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
     """Distinct labels for the devices: a name that occurs again gets a number."""
-    before = [list(names[:at]).count(name) for at, name in enumerate(names)]
-    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
+    earlier = [list(names[:index]).count(name) for index, name in enumerate(names)]
+    return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier, strict=True))
 
 
-def _check_alike(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
-    """Refuse a model that the last device cuts differently from the first: the scheduler has one list of segments."""
+def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
+    """Raise ``ModelError`` if the last of *models* is cut differently from the first: the scheduler has one list."""
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""What a worker process runs models with: an engine, and what the process is allowed for its sake."""
+"""What a worker process runs models with: an engine, and the files and programs that the engine needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class EngineLane(DeviceLane, Protocol):
     """A lane inside a worker."""
 
     def stop(self, step: int) -> None:
-        """Stop the step of this number, counted from 1, if it is the last one and can be stopped."""
+        """Stop the step of this number, counted from 1, if it is the last step and can be stopped."""
         ...
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:
-        """Evict models from the device's memory and bring one back, before the next step."""
+        """Evict the models *leaving* from the device's memory and bring back *coming*, before the next step."""
         ...
 
     def register_buffer(self, memory: Any) -> None:
@@ -39,17 +39,17 @@ class WorkerEngine(Protocol):
     """Buffers for tensors larger than this are freed after the step that they were created for."""
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
-        """Open a model, from the *cache* if one is named; ``NotLearned`` if it is not there and *learn* is False."""
+        """Open a model, from the folder *cache* if that has it; ``NotLearned`` if it does not and *learn* is False."""
         ...
 
     def lane(self, index: int) -> EngineLane: ...
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
-        """Map a region of a client's memory; BadRequest where that is not possible."""
+        """Map a region of a client's memory, from *file* if it has one; BadRequest where that is not possible."""
         ...
 
     def rest(self, asked: Callable[[float], bool]) -> None:
-        """Free idle memory until *asked*, which waits for the given seconds, returns True: a step has come."""
+        """Free idle memory while no step comes; *asked* waits up to the given seconds, and returns True for a step."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -62,21 +62,21 @@ class DeviceFiles(NamedTuple):
 
     read: tuple[str, ...] = ()
     written: tuple[str, ...] = ()
-    """Those that it may also write to, as the device itself."""
+    """Files that the worker may also write to, such as the device itself."""
 
 
 class EngineKind(Protocol):
-    """What worker processes of a kind of device need; *name* is that of the device."""
+    """What worker processes of a kind of device need; *name*: the device, such as ``cuda:0``."""
 
     variables: tuple[str, ...]
     """Environment variables of the server that workers get in addition to those that all workers have."""
 
     def make(self, name: str) -> WorkerEngine:
-        """Create the engine, in a worker; ``InputError`` says what it lacks."""
+        """Create the engine, in a worker; ``InputError`` if something that it needs is missing."""
         ...
 
     def warm_up(self, name: str) -> None:
-        """Import what the engine needs, and touch no device: a process that has cannot be forked."""
+        """Import the engine's packages, without using a device: a process that has used it cannot be forked."""
         ...
 
     def files(self, name: str) -> DeviceFiles:

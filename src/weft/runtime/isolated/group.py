@@ -61,9 +61,12 @@ class GroupResources(NamedTuple):
 
     now: Callable[[], int]
     spawner: Executor
+    """Its one thread starts processes and threads, which inherit its priority."""
     template: Template
     carrier: Executor
+    """Copies large tensors."""
     watch: Callable[[WorkerRun], None]
+    """Starts the grace period of a step that was asked to stop."""
 
 
 class ModelFile(NamedTuple):
@@ -77,6 +80,7 @@ class ModelFile(NamedTuple):
     """State of its files (``signature``); a model whose files have changed is not opened again."""
 
     def changed(self) -> bool:
+        """Whether the model's files have changed since they were opened, or cannot be read."""
         try:
             return signature(self.path) != self.signature
         except (OSError, ModelError):
@@ -103,7 +107,7 @@ class WorkerGroup:
     def __init__(
         self, name: str, limits: WorkerLimits, resources: GroupResources, cache: Path | None, kept_as: str | None = None
     ) -> None:
-        """kept_as: the name of its part of the cache, where that is not its own."""
+        """kept_as: the name of the group's part of the cache; None: *name*."""
         self.name, self.limits, self._resources = name, limits, resources
         self.now = resources.now
         self.counts = WorkerCounts(0, 0)
@@ -115,14 +119,14 @@ class WorkerGroup:
         # Guards worker, spare, counts, _kept, _building and _keeper; held only for assignments, never during a call.
         self._lock = threading.Lock()
         self._preparing = threading.RLock()
-        """Held while models are opened, which takes long: one at a time, so that worker and spare get the same ones."""
+        """Held while models are opened, which takes long: one at a time, so that worker and spare have the same."""
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
         """Processes that are neither worker nor spare: being started, learning, or retiring."""
         self.folder, self._temporary = own_folder(kept_as or name, cache)
         self._scratch = _scratch_in(self.folder)
-        self._read = _shared_in(cache, limits.shared_cache)
+        self._shared_folders = _shared_in(cache, limits.shared_cache)
 
     # Models
 
@@ -145,8 +149,8 @@ class WorkerGroup:
     def _open_in_worker(self, file: ModelFile) -> KeptModel:
         """Open a model in the worker.
 
-        Raises ``NotLearned`` if it would have to be measured there and ``file.learn`` is false, ``ModelError`` if the
-        worker dies.
+        Raises ``NotLearned`` if the worker would have to measure the model and ``file.learn`` is false, ``ModelError``
+        if the worker dies.
         """
         with self._preparing:
             self.lost = ""
@@ -162,16 +166,16 @@ class WorkerGroup:
         return kept
 
     def _open_with_retry(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
-        """Open it in a worker, with one retry if the worker dies: it may have died of something else."""
+        """Open a model in a worker, with one retry if the worker dies, as it may have died for another reason."""
         worker = self._worker_with_access(file.path)
         try:
-            return worker, self._opened(worker, file)
+            return worker, self._call_open(worker, file)
         except WorkerDied as error:
             if self._closed.is_set():
                 raise
             log.warning("a worker of %s died while it opened a model, which is tried once more: %s", self.name, error)
         worker = self._worker_with_access(file.path)
-        return worker, self._opened(worker, file)
+        return worker, self._call_open(worker, file)
 
     def prepare(self, kept: KeptModel, rows: int) -> None:
         """Prepare for batches of *rows* rows in all processes that have the model."""
@@ -180,7 +184,7 @@ class WorkerGroup:
             if kept.file.number in process.opened:
                 try:
                     process.call("prepare", kept.file.number, rows)
-                except WorkerDied as error:  # the worker that takes its place prepares as much
+                except WorkerDied as error:  # the worker that takes its place prepares the same batch sizes
                     log.debug("batches of %d rows went with their worker: %s", rows, error)
 
     def forget(self, number: int) -> None:
@@ -194,6 +198,7 @@ class WorkerGroup:
             self._close_in(process, number)
 
     def _close_in(self, process: WorkerProcess, number: int) -> None:
+        """Close a model in one process."""
         try:
             process.call("close", number)
         except (WorkerDied, RuntimeError) as error:
@@ -202,7 +207,7 @@ class WorkerGroup:
 
     @property
     def able(self) -> bool:
-        """Whether it has a living worker."""
+        """Whether the group has a living worker."""
         worker = self.worker
         return worker is not None and worker.alive
 
@@ -225,10 +230,11 @@ class WorkerGroup:
     # Processes
 
     def _processes(self) -> list[WorkerProcess]:
+        """The worker and the spare, as far as they live."""
         return [process for process in (self.worker, self.spare) if process is not None and process.alive]
 
     def _worker_with_access(self, path: Path) -> WorkerProcess:
-        """A worker that may read a model's folder: the present one, or a new one with all models, which replaces it."""
+        """The worker, if it may read a model's folder; else a new worker with all models, which takes its place."""
         worker = self.worker
         if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
@@ -248,14 +254,14 @@ class WorkerGroup:
         return fresh
 
     def _retire(self, process: WorkerProcess) -> None:
-        """Close a process when its steps have ended, at the latest after ``RETIRING_S``."""
+        """Close a process, on a new thread, when its steps have ended, at the latest after ``RETIRING_S``."""
 
-        def see_out() -> None:
+        def drain() -> None:
             process.await_idle(RETIRING_S)
             self._abandon(process)
 
         try:
-            thread = threading.Thread(target=see_out, name=f"end of worker {process.pid}", daemon=True)
+            thread = threading.Thread(target=drain, name=f"end of worker {process.pid}", daemon=True)
             self._resources.spawner.submit(thread.start).result()
         except RuntimeError:  # there are too many threads, or the server ends
             self._abandon(process)
@@ -267,27 +273,30 @@ class WorkerGroup:
             try:
                 _lower_priority(process)
                 with _kill_after(process, file.options.learn_s):
-                    self._opened(process, file)
+                    self._call_open(process, file)
             finally:
                 self._abandon(process)
         except WorkerDied as error:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
     def _start_process(self, more: Iterable[Path] = ()) -> WorkerProcess:
-        """A new process with all models open; the caller that gives it a place removes it from ``_building``."""
+        """Start a process with all models open, which may also read the folders of *more* files.
+
+        The process stays in ``_building`` until the caller makes it the worker or the spare.
+        """
         process = self._new_process([*more, *(kept.file.path for kept in self._models())])
         try:
-            self._complete(process)
+            self._open_missing_models(process)
         except BaseException:
             self._abandon(process)
             raise
         return process
 
     def _new_process(self, files: Iterable[Path]) -> WorkerProcess:
-        """A new process that may read the folders of these files."""
+        """Start a process, without models, that may read the folders of *files*; waits until it is ready."""
         if self._closed.is_set():
             raise WorkerDied("the server ends")
-        process = self._spawn(files)
+        process = self._spawn_process(files)
         with self._lock:
             self._building.add(process)
             closed = self._closed.is_set()
@@ -306,8 +315,9 @@ class WorkerGroup:
         with self._lock:
             self._building.discard(process)
 
-    def _spawn(self, files: Iterable[Path]) -> WorkerProcess:
-        folders = frozenset((*self.limits.folders, *self._read)).union(*map(_folders, files))
+    def _spawn_process(self, files: Iterable[Path]) -> WorkerProcess:
+        """Start a process that is confined to the folders of *files*, of the group and of its engine."""
+        folders = frozenset((*self.limits.folders, *self._shared_folders)).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
         resources = self._resources
         engine, limits = resources.template.engine, self.limits
@@ -325,15 +335,15 @@ class WorkerGroup:
             fork=resources.template.fork,
             carrier=resources.carrier,
             watch=resources.watch,
-            died=self._died,
+            died=self._handle_death,
         )
 
     def _models(self) -> list[KeptModel]:
         with self._lock:
             return list(self._kept.values())
 
-    def _complete(self, process: WorkerProcess) -> None:
-        """Open the models that a process lacks; a model that new workers do not survive is given up."""
+    def _open_missing_models(self, process: WorkerProcess) -> None:
+        """Open the models that a process lacks; a model is given up if ``MOST_REOPENINGS`` processes failed with it."""
         serves = process is self.worker
         for kept in self._models():
             if kept.file.number in process.opened or kept.lost:
@@ -343,7 +353,7 @@ class WorkerGroup:
             except ModelError as error:
                 kept.lost = f"it could not be opened again: {error}; load it again"
             except WorkerDied as error:
-                if not serves and not self._closed.is_set():  # nothing else ran there
+                if not serves and not self._closed.is_set():  # nothing else ran in it that may be the cause
                     self._count_failure(kept, error)
                 raise
             except Exception as error:
@@ -352,19 +362,23 @@ class WorkerGroup:
                     raise
 
     def _count_failure(self, kept: KeptModel, error: Exception) -> None:
+        """Count a process that could not open a model, or died of it; after ``MOST_REOPENINGS`` the model is lost."""
         kept.failures += 1
         if kept.failures >= MOST_REOPENINGS:
             kept.lost = f"it could not be opened again: {error}; load it again"
             log.warning("%s: %s", kept.file.path, kept.lost)
 
     def _reopen(self, process: WorkerProcess, kept: KeptModel) -> None:
-        """Open a model as it was before; one that was not learned then must not be taken from the cache now."""
+        """Open a model in a new process exactly as it was opened before, or mark it as lost if that is not possible.
+
+        A model that was not learned before must not come from the cache now: it would have other segments.
+        """
         number, described = kept.file.number, kept.description
         if kept.file.changed():
             kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
             return
-        again = self._opened(process, kept.file, cached=described.timing.learned)
-        if again.segments != described.segments or again.outputs != described.outputs:
+        reopened = self._call_open(process, kept.file, cached=described.timing.learned)
+        if reopened.segments != described.segments or reopened.outputs != described.outputs:
             kept.lost = "it came out otherwise when its worker was started again; load it again"
         for rows in sorted(kept.rows) if not kept.lost else ():
             process.call("prepare", number, rows)
@@ -376,7 +390,8 @@ class WorkerGroup:
         if not wanted:
             self._close_in(process, number)
 
-    def _opened(self, process: WorkerProcess, file: ModelFile, *, cached: bool = True) -> ModelDescription:
+    def _call_open(self, process: WorkerProcess, file: ModelFile, *, cached: bool = True) -> ModelDescription:
+        """Open a model in a process, with the group's cache if *cached*; raises what the process raises."""
         options = dataclasses.asdict(dataclasses.replace(file.options, isolation=None))
         cache = str(self.folder) if cached else ""
         text = process.call("open", file.number, str(file.path), options, cache, file.learn)
@@ -390,7 +405,7 @@ class WorkerGroup:
 
     # Deaths
 
-    def _died(self, process: WorkerProcess, models: set[WorkerModel]) -> None:
+    def _handle_death(self, process: WorkerProcess, models: set[WorkerModel]) -> None:
         """Let the spare take over from a dead worker, and count the death for these models' circuit breakers.
 
         Called on the thread that reads the process's packets.
@@ -408,7 +423,7 @@ class WorkerGroup:
         self._keep()
 
     def _keep(self) -> None:
-        """Start a thread that restores worker and spare, unless one runs."""
+        """Start the thread that restores worker and spare (the keeper), unless it runs already."""
         with self._lock:
             if self._keeper is None and not self._closed.is_set():
                 keeper = threading.Thread(target=self._restore, name=f"keeper of {self.name}", daemon=True)
@@ -420,21 +435,22 @@ class WorkerGroup:
                 self._keeper = keeper
 
     def _restore(self) -> None:
+        """Restore worker and spare until nothing is missing; runs on the keeper's thread."""
         failures = 0
         while not self._closed.is_set():
             try:
                 with self._preparing:
-                    if not self._step_of_keeper():
+                    if not self._restore_one_process():
                         return
                 failures = 0
             except Exception as error:  # retry with a pause: the next process may start
                 failures += 1
                 log.warning("a worker of %s could not be made ready: %s", self.name, error)
                 if failures >= MOST_FAILURES:
-                    self._admit_failure(error)
+                    self._refuse_requests(error)
                 self._closed.wait(min(LONGEST_PAUSE_S, 0.1 * 2 ** min(failures, 10)))
 
-    def _step_of_keeper(self) -> bool:
+    def _restore_one_process(self) -> bool:
         """Start or complete one process; returns False if nothing is missing, and then the thread ends."""
         with self._lock:
             worker, spare = self.worker, self.spare
@@ -445,22 +461,23 @@ class WorkerGroup:
                 self._keeper = None
                 return False
         if incomplete:
-            self._mend(incomplete[0])
+            self._complete_or_replace(incomplete[0])
         else:
-            self._install(self._start_process())
+            self._place_process(self._start_process())
         return True
 
-    def _mend(self, process: WorkerProcess) -> None:
-        """Open the models that a process lacks; a spare that may not read their folders is replaced."""
+    def _complete_or_replace(self, process: WorkerProcess) -> None:
+        """Open the models that a process lacks; but close a spare that may not read their folders, to replace it."""
         folders = frozenset[str]().union(*(_folders(kept.file.path) for kept in self._models()))
         if _may_read(folders, process.readable) or process is self.worker:
-            self._complete(process)
+            self._open_missing_models(process)
             return
         with self._lock:
             self.spare = None
         process.close()
 
-    def _install(self, process: WorkerProcess) -> None:
+    def _place_process(self, process: WorkerProcess) -> None:
+        """Make a new process the worker, or else the spare; close it if both exist or it has died."""
         with self._lock:
             self._building.discard(process)
             self.lost = ""
@@ -476,8 +493,8 @@ class WorkerGroup:
         if unwanted is not None:
             unwanted.close()
 
-    def _admit_failure(self, error: Exception) -> None:
-        """Refuse requests from now on: there may be no worker for long."""
+    def _refuse_requests(self, error: Exception) -> None:
+        """Refuse requests from now on, if there is no worker: it may be long until one starts."""
         with self._lock:
             if self.worker is None:
                 self.lost = f"its worker cannot be started again: {error}; that is tried every {LONGEST_PAUSE_S:g} s"
@@ -497,7 +514,7 @@ class WorkerGroup:
 
 
 def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Name, inode, size and time of a model's files: changes when the files do."""
+    """Name, inode, size and modification time of each of a model's files, to notice changes."""
     states = []
     for file in (path, *external_files(path)):
         state = file.stat()
@@ -506,12 +523,12 @@ def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def _folders(path: Path) -> frozenset[str]:
-    """The folders of a model's files, with and without following links; its weights lie beside it."""
+    """The folder of a model's files, and if the model is a link, the folder of its target."""
     return frozenset(str(file.parent) for file in (path.absolute(), path.resolve()))
 
 
 def _may_read(folders: Iterable[str], readable: frozenset[str]) -> bool:
-    """Whether all of these folders, or parents of them, are in *readable*."""
+    """Whether each of *folders*, or a parent of it, is in *readable*."""
     return all(any(str(parent) in readable for parent in (Path(folder), *Path(folder).parents)) for folder in folders)
 
 
@@ -528,7 +545,10 @@ def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
 
 
 def _shared_in(cache: Path | None, name: str | None) -> tuple[str, ...]:
-    """The folder in the cache that workers may only read, if there is one; it must be there before they start."""
+    """The folder *name* of the cache, which workers may only read; created, as it must exist before they start.
+
+    Returns one path, or none without a name or a writable cache.
+    """
     if cache is None or name is None:
         return ()
     folder = cache.absolute() / name
@@ -541,7 +561,7 @@ def _shared_in(cache: Path | None, name: str | None) -> tuple[str, ...]:
 
 
 def _scratch_in(folder: Path) -> Path:
-    """A temporary folder for workers: in their cache, or elsewhere if that is not writable."""
+    """Create a temporary folder for workers: in their cache *folder*, or elsewhere if that is not writable."""
     try:
         return make_folder(".building-", folder)
     except OSError as error:
@@ -550,14 +570,14 @@ def _scratch_in(folder: Path) -> Path:
 
 
 def _lower_priority(process: WorkerProcess) -> None:
-    """Give a process the priority of this thread; it has one thread yet, and later ones inherit from it."""
+    """Give a process the priority of this thread; it still has one thread, from which later threads inherit."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 @contextmanager
 def _kill_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
-    """Kill a process that has not stopped ``GRACE_S`` after its limit."""
+    """While the block runs, kill the process ``GRACE_S`` after *limit_s*; None: never."""
     if limit_s is None:
         yield
         return

@@ -33,7 +33,7 @@ class SocketReader:
             self._own.start()
 
     def add(self, line: Line, read_report: Callable[[], bool]) -> None:
-        """Call *read_report* whenever a line is readable, until it returns False. May be called on any thread."""
+        """Call *read_report* whenever *line* is readable, until it returns False. May be called on any thread."""
 
         def on_readable() -> None:
             if not read_report():
@@ -44,11 +44,11 @@ class SocketReader:
     def remove(self, line: Line) -> None:
         """Stop watching a line, and close it. May be called on any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._end, line)
+            self._loop.call_soon_threadsafe(self._stop_watching, line)
         except RuntimeError:  # the loop has ended
             line.close()
 
-    def _end(self, line: Line) -> None:
+    def _stop_watching(self, line: Line) -> None:
         if line.file >= 0:
             self._loop.remove_reader(line.file)
             line.close()
@@ -63,7 +63,7 @@ class SocketReader:
 
 
 TEXT_WEIGHT = 64
-"""Decoding a byte of text takes about this many times as long as copying a byte of numbers."""
+"""Decoding a byte of text takes about this many times as long as copying a byte of numbers (for ``StepReport``)."""
 
 
 class StepReport(NamedTuple):
@@ -76,12 +76,12 @@ class StepReport(NamedTuple):
     """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
     problem: Any
     source: Any
-    """Where the tensors are; it holds until the next step, or the next report if they came in the packet."""
+    """The bytes of the tensors; valid until the next step, or the next report if they came in the packet."""
     weight: int
-    """Estimated cost of reading it, in bytes of numbers."""
+    """Estimated cost of reading the report, in bytes of numbers; 0 if its tensors came in the packet."""
 
     def lasting(self) -> StepReport:
-        """The same report, in memory that the next report does not overwrite."""
+        """The same report, with tensors in memory that the next report does not overwrite."""
         return self if self.weight else self._replace(source=bytes(self.source))
 
 
@@ -99,7 +99,7 @@ class LaneLine:
         """Held while reports are read, so that they are handled in order. Readers are the socket reader, the thread
         that waits for the end of a step, and the one that handles the worker's death."""
         self.handed_over: set[int] = set()
-        """Steps whose reports are being read on another thread; later ones wait behind them."""
+        """Steps whose reports are being read on another thread; later reports wait behind them."""
         self._places, self._kept_bytes, self._sent = places, kept_bytes, 0
         self._outward: dict[int, packets.TensorMemory] = {}
         self._inward: dict[int, packets.TensorMemory] = {}
@@ -122,7 +122,7 @@ class LaneLine:
             memory.write(layout.pieces)
             self.line.send([*head, place, len(files) + len(lent)], files=[*files, *lent], wait=False)
         except BaseException:
-            if files:  # the other side does not have it
+            if files:  # the other side did not get the new memory
                 del self._outward[place]
             raise
         finally:
@@ -140,14 +140,14 @@ class LaneLine:
             if kind != "over" or len(files) > 1 or shared not in range(1, self._places + 1):
                 raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
             return StepReport(
-                number, began, ended, outputs, problem, self._reply_memory(shared, files), _weight(outputs)
+                number, began, ended, outputs, problem, self._reply_memory(shared, files), _decoding_cost(outputs)
             )
         finally:
             if files:
-                packets.close_all(files)  # those that no report took over
+                packets.close_all(files)  # the files that no report took over
 
     def _reply_memory(self, place: int, files: list[int]) -> Any:
-        """The shared memory of a place, whose file comes with the report if it is new."""
+        """The shared memory number *place*, counted from 1; its file came with the report if the memory is new."""
         if files:
             self._inward[place] = packets.map_memory(files.pop())
         memory = self._inward.get(place)
@@ -158,7 +158,8 @@ class LaneLine:
         return memory.bytes
 
 
-def _weight(outputs: Any) -> int:
+def _decoding_cost(outputs: Any) -> int:
+    """The cost of reading the tensors of a report, in bytes of numbers."""
     tensors = [tensor for _, answers in outputs for tensor in answers]
     return int(sum(size * (TEXT_WEIGHT if kind == "BYTES" else 1) for _, kind, _, _, size in tensors))
 
@@ -171,11 +172,11 @@ class RunElsewhere(Protocol):
     """A step of this lane that runs in a worker."""
 
     def await_end(self, patience_s: float | None) -> bool:
-        """Wait up to *patience_s* seconds for its end; False after a timeout."""
+        """Wait up to *patience_s* seconds for the end of the step; False after a timeout."""
         ...
 
     def give_way(self) -> None:
-        """Lower the priority of its thread."""
+        """Lower the priority of the step's thread."""
         ...
 
 
@@ -191,14 +192,14 @@ class IsolatingLane(CpuLane):
         scratch: ScratchMemory | None = None,
         ahead: int = 0,
     ) -> None:
-        """ahead: how many steps its workers accept while they run one."""
+        """ahead: how many steps its workers accept while they run one. socket_reader: reads the workers' reports."""
         super().__init__(index, now, core, scratch)
         self.index, self.socket_reader, self.core, self.ahead, self.apart = index, socket_reader, core, ahead, ahead > 0
         self.kept_bytes = AHEAD_KEPT_BYTES if ahead else packets.KEPT_BYTES
         self.run: RunElsewhere | None = None
         """The last step that was sent to a worker."""
         self.carried: set[int] = set()
-        """Steps whose tensors are being copied on another thread; later ones wait behind them."""
+        """Steps whose tensors are being copied on another thread; later steps wait behind them."""
 
     def give_way(self) -> None:
         super().give_way()

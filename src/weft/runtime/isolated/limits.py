@@ -17,14 +17,14 @@ class WorkerLimits:
     kill_s: float = 0.5
     """Grace period of a step that was asked to stop, in seconds; then its worker is killed."""
     spare: bool = True
-    """Whether a second process stands by."""
+    """Whether a second process with the same models is ready to take over."""
     breaker: BreakerLimits = field(default_factory=BreakerLimits)
     folders: tuple[str, ...] = ()
-    """What they may read besides the folders of their models, with all that is in there."""
+    """Folders that workers may read, with all subfolders, besides the folders of their models."""
     shared_cache: str | None = None
-    """A folder in the cache that they may read, and only the server writes to."""
+    """A folder in the cache that workers may read, and only the server writes to."""
     device_memory_bytes: int | None = None
-    """What models may hold of a device's memory together; more of them take turns."""
+    """Memory of a device that all models together may hold; models that do not fit are evicted in turns."""
 
 
 class WorkerCounts(NamedTuple):

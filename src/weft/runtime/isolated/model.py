@@ -17,13 +17,13 @@ from weft.runtime.isolated.process import HeldValues
 from weft.runtime.tensors import DATATYPES
 
 
-class _Ended(StepDefaults):
+class _FailedStep(StepDefaults):
     """A step that failed when it was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerResidency(ModelResidency):
-    """Device memory of a model in a worker, and whether it is evicted now."""
+    """Device memory of a model in a worker, and whether the model is evicted now; *number*: the model's number."""
 
     group: WorkerGroup
     number: int
@@ -63,7 +63,7 @@ class IsolatedModel:
         self.group.prepare(self._kept, rows)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Send a step to the present worker; it fails if its values were in one that has died."""
+        """Send a step to the present worker; the step fails if its values were in a worker that has died."""
         assert isinstance(lane, IsolatingLane) and not here
         try:
             if step.segment == 0 and self.breaker.state == "open":
@@ -75,18 +75,21 @@ class IsolatedModel:
         except RequestError as error:
             now = self.group.now()
             ended(StepEnd(now, now, error=error))
-            return _Ended()
+            return _FailedStep()
         return worker.begin(lane, self, step, ended)
 
     def onward(self, step: Step) -> int:
-        """How many values the next step can be queued with before this one has ended; none at exits and at the end."""
+        """How many values *step* leaves that the next step can be queued with before it ends; 0 at exits and end."""
         segment = step.segment
         if segment == self._last or segment in self._exit_outputs:
             return 0
         return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """Raise ``Garbled`` if a worker reports outputs that a segment cannot have."""
+        """Raise ``Garbled`` if a worker reports outputs that a segment cannot have for *rows* rows.
+
+        Otherwise, at exits and at the end, count a success for the circuit breaker.
+        """
         last, exits = segment == self._last, segment in self._exit_outputs
         wanted = self._kinds if last else {self._exit_outputs[segment]: None} if exits else {}
         for _, answers in outputs:
@@ -107,5 +110,5 @@ class IsolatedModel:
         self.breaker.failed_without_death()
 
     def close(self) -> None:
-        """Close it in its workers, which end with their last model."""
+        """Close the model in its workers, which end with their last model."""
         self._closed(self)

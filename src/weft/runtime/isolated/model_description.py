@@ -14,11 +14,11 @@ from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShare
 from weft.runtime.tensors import DATATYPES, TensorSpec
 
 LARGEST_BATCH, LARGEST_BYTES = 1 << 16, 1 << 60
-"""Larger numbers are refused: no model has them, and they would overflow what is computed with them."""
+"""Larger numbers are refused: no real model has them, and computing with them would overflow."""
 LONGEST_TEXT = 2000
 """Characters of an error's text that are sent and logged; a worker must not fill the server's memory or logs."""
 KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, NotLearned, UnfitInputs, MemoryError, ValueError)}
-"""Errors that are the same on both sides; all others are a RuntimeError here."""
+"""Names of the exceptions that the server raises as the worker did; all others become a RuntimeError."""
 
 Problem = tuple[str, str]
 
@@ -42,6 +42,7 @@ class ModelDescription(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        """Refuse a description whose parts do not fit together."""
         timing, exits = self.timing, self.exits.specs if self.exits else ()
         if {spec.datatype for spec in (*self.inputs, *self.outputs)} - DATATYPES.keys():
             raise ValueError("a tensor of no known type")
@@ -73,7 +74,7 @@ class ModelDescription(BaseModel):
 
 
 def description(model: LoadedModel) -> ModelDescription:
-    """The facts of a model that a worker reports to its server."""
+    """The description of a model that a worker reports to its server."""
     members = {name: getattr(model, name) for name in ModelDescription.model_fields}
     return ModelDescription.model_validate({name: member for name, member in members.items() if member is not None})
 
@@ -84,8 +85,8 @@ def encode_error(error: BaseException) -> Problem:
 
 
 def decode_error(problem: Any) -> Exception:
-    """The exception that an encoded error stands for; a class that may not travel becomes a RuntimeError."""
+    """The exception of an encoded error; RuntimeError for classes that are not in ``KINDS``."""
     kind, text = problem
-    said = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
+    message = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
     known = KINDS.get(kind)
-    return known(said) if known else RuntimeError(f"{kind}: {said}")
+    return known(message) if known else RuntimeError(f"{kind}: {message}")

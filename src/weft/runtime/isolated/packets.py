@@ -1,4 +1,4 @@
-"""Packets between a server and a worker: a head in JSON, and behind it the bytes of tensors, unless they are many.
+"""Packets between a server and a worker: a head in JSON, and behind it the bytes of small tensors.
 
 Nothing is unpickled. What comes from a worker is only ever numbers, texts and arrays of known types; reading a
 malformed packet raises ``Garbled``.
@@ -26,7 +26,7 @@ INLINE_BYTES = 32 << 10
 """Tensors of a step with up to this many bytes travel in the packet; above, shared memory saves the copies."""
 
 LARGEST_PACKET = 128 << 10
-"""Bytes of a packet on the socket; longer ones travel in shared memory. Four must fit into the socket's buffer."""
+"""Bytes of a packet on the socket; longer packets travel in shared memory. Four must fit into the socket's buffer."""
 
 LARGEST_HEAD = 16 << 20
 """Bytes of the longest head that is read; a worker that runs hostile models must not make the server allocate more."""
@@ -37,7 +37,7 @@ DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 _HEAD = 4
 """Bytes of the length of the head, at the start of a packet."""
-_ELSEWHERE = (1 << 8 * _HEAD) - 1
+_IN_FILE = (1 << 8 * _HEAD) - 1
 """Stands for the length of the head in a packet whose contents are in a file."""
 
 
@@ -48,7 +48,7 @@ KEPT_BYTES = 16 << 20
 """Bytes up to which shared memory is kept for the next step; larger memory is unmapped after its step."""
 
 LEAST_BYTES = 1 << 20
-"""Bytes of the smallest shared memory; smaller ones would soon be replaced by larger ones, which costs a mapping."""
+"""Bytes of the smallest shared memory; a smaller one would soon be replaced by a larger, which costs a mapping."""
 LARGEST_BYTES = 1 << 40
 """Bytes of the largest shared memory that is accepted from the other side; a forged size must not exhaust addresses."""
 
@@ -76,7 +76,10 @@ class TensorMemory:
 
 
 def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
-    """New memory, and its file for the other side, which the caller closes after sending it."""
+    """Create shared memory of at least *needed* bytes; returns it with its file, which the caller sends and closes.
+
+    Memory that will be kept for later steps (up to *kept_bytes*) is rounded up to a power of two, so that they fit.
+    """
     size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -89,7 +92,7 @@ def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemo
 
 
 def map_memory(file: int) -> TensorMemory:
-    """Map memory of the other side and close its file. One that could shrink is refused: reads could end in SIGBUS."""
+    """Map memory of the other side and close its file; UnfitMemory if it could shrink: reads could end in SIGBUS."""
     try:
         size = os.fstat(file).st_size
         if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or not 0 < size <= LARGEST_BYTES:
@@ -106,7 +109,7 @@ class Garbled(Exception):
 
 
 class Packet(NamedTuple):
-    """A received packet; *tensors* is valid until the next one is received."""
+    """A received packet; *tensors* is valid until the next packet is received."""
 
     head: list[Any]
     tensors: Any
@@ -114,7 +117,7 @@ class Packet(NamedTuple):
 
 
 class Line:
-    """One end of a connection that preserves packet boundaries. Any thread may send, one at a time may receive."""
+    """One end of a connection that preserves packet boundaries; any thread may send, only one at a time receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -126,7 +129,10 @@ class Line:
         return self._socket.fileno()
 
     def send(self, head: Sequence[Any], pieces: Sequence[Any] = (), files: Sequence[int] = (), *, wait: bool) -> None:
-        """Send a packet; OSError if the other side is gone, or without *wait* if its buffer is full."""
+        """Send a packet; OSError if the other side is gone, or without *wait* if its buffer is full.
+
+        pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
+        """
         text = orjson.dumps(head)
         packet = b"".join([len(text).to_bytes(_HEAD, "little"), text, *pieces])
         if len(packet) <= LARGEST_PACKET:
@@ -138,7 +144,7 @@ class Line:
         kept, file = create_memory(len(packet))
         try:
             kept.write([(0, np.frombuffer(packet, np.uint8))])
-            note = _ELSEWHERE.to_bytes(_HEAD, "little") + len(packet).to_bytes(8, "little")
+            note = _IN_FILE.to_bytes(_HEAD, "little") + len(packet).to_bytes(8, "little")
             self._send_files(note, [*files, file], wait)
         finally:
             os.close(file)
@@ -153,12 +159,12 @@ class Line:
         size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
         if not size:
             raise EOFError
-        files = _files(rights) if rights else []
+        files = _descriptors(rights) if rights else []
         try:
             packet = self._view[:size]
             length = int.from_bytes(packet[:_HEAD], "little")
             if length > LARGEST_HEAD:
-                packet, length = _elsewhere(packet, length, files)
+                packet, length = _packet_in_file(packet, length, files)
             head = orjson.loads(packet[_HEAD : _HEAD + length])
             if not isinstance(head, list):
                 raise ValueError("a packet without a list")
@@ -178,14 +184,15 @@ def close_all(files: Iterable[int]) -> None:
 
 
 def pair() -> tuple[Line, socket.socket]:
-    """A line, and the socket at its other end."""
+    """Create a connection: a line for this process, and the socket for the other, which the caller passes on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST_PACKET)
     return Line(ours), theirs
 
 
-def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
+def _descriptors(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    """The file descriptors in the ancillary data of a message."""
     descriptors = array.array("i")
     for level, kind, data in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -193,9 +200,12 @@ def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
     return list(descriptors)
 
 
-def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memoryview, int]:
-    """The packet that lies in the last of the files, and how long its head is; ValueError where that is too long."""
-    if length == _ELSEWHERE:
+def _packet_in_file(packet: memoryview, length: int, files: list[int]) -> tuple[memoryview, int]:
+    """Read a packet whose contents are in the last of its *files*, and the length of its head.
+
+    length: the first field of *packet*. ValueError if the head is too long.
+    """
+    if length == _IN_FILE:
         size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
         packet = memoryview(map_memory(files.pop()).bytes)[:size]
         length = int.from_bytes(packet[:_HEAD], "little")
@@ -208,7 +218,7 @@ def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memor
 
 
 class TensorLayout:
-    """The layout of described tensors: where the bytes of each go."""
+    """The layout of the tensors of a packet: at which offset the bytes of each tensor are."""
 
     __slots__ = ("lenders", "pieces", "size")
 
@@ -216,7 +226,7 @@ class TensorLayout:
         self.pieces: list[tuple[int, Any]] = []
         self.size = 0
         self.lenders: list[Lender] = []
-        """The regions of those that are lent."""
+        """The regions of lent tensors, whose bytes are not in the packet."""
 
     def add(self, piece: Any) -> int:
         """Add a contiguous array; returns its offset."""
@@ -229,19 +239,19 @@ class TensorLayout:
         """The pieces in order, with padding between them."""
         if len(self.pieces) == 1:
             return [self.pieces[0][1]]
-        pieces, at = [], 0
+        pieces, end = [], 0
         for place, piece in self.pieces:
-            if place > at:
-                pieces.append(bytes(place - at))
+            if place > end:
+                pieces.append(bytes(place - end))
             pieces.append(piece)
-            at = place + piece.nbytes
+            end = place + piece.nbytes
         return pieces
 
 
 def describe(values: Mapping[str, Any], layout: TensorLayout) -> list[tuple[str, str, Sequence[int], Any, int]]:
-    """Name, type, shape, place and bytes of each tensor; the bytes are added to *layout*.
+    """Name, type, shape, offset and byte count of each tensor; its data is added to *layout*.
 
-    One that is lent has the number of its region and its place there.
+    The offset of a lent tensor is a pair: the number of its region, and the offset in the region.
     """
     described: list[tuple[str, str, Sequence[int], Any, int]] = []
     for name, value in values.items():
@@ -252,13 +262,16 @@ def describe(values: Mapping[str, Any], layout: TensorLayout) -> list[tuple[str,
             continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
-            piece = _texts(value)
+            piece = _encode_texts(value)
         described.append((name, kind, value.shape, layout.add(piece), piece.nbytes))
     return described
 
 
 def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
-    """Tensors from their descriptions, out of the bytes of *source*; Garbled where they cannot be."""
+    """Restore tensors from their descriptions (``describe``) and the bytes of *source*; Garbled if they do not fit.
+
+    copied: the arrays have memory of their own; otherwise they are views of *source*.
+    """
     try:
         tensors, length = {}, len(source)
         for name, kind, shape, place, size in described:
@@ -266,7 +279,7 @@ def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
                 tensors[name] = _restore_texts(shape, place, size, source)
                 continue
             tensor = np.ndarray(shape, DATATYPES[kind], source, place)
-            if size != tensor.nbytes or not 0 <= place <= length - size:  # numpy looks, but not before the beginning
+            if size != tensor.nbytes or not 0 <= place <= length - size:  # numpy does not refuse negative offsets
                 raise ValueError(f"{kind} {shape} at {place} of {length} bytes")
             tensors[name] = tensor.copy() if copied else tensor
         return tensors
@@ -275,26 +288,28 @@ def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
 
 
 def _restore_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
+    """Restore a tensor of texts; ValueError if the description, which may be forged, does not fit *source*."""
     if not all(type(number) is int and number >= 0 for number in (place, size, *shape)) or place + size > len(source):
         raise ValueError(f"texts {shape} at {place}, {size} bytes of {len(source)}")
-    return np.array(_split(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)
+    return np.array(_decode_texts(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)
 
 
-def _texts(values: Array) -> Array:
-    """Strings as their lengths and their bytes."""
+def _encode_texts(values: Array) -> Array:
+    """Encode strings as bytes: first all lengths (uint32), then all texts in UTF-8."""
     texts = [text if isinstance(text, bytes) else str(text).encode() for text in values.ravel().tolist()]
     lengths = np.array([len(text) for text in texts], np.uint32)
     return np.frombuffer(lengths.tobytes() + b"".join(texts), np.uint8)
 
 
-def _split(data: bytes, count: int) -> list[bytes]:
+def _decode_texts(data: bytes, count: int) -> list[bytes]:
+    """The inverse of ``_encode_texts`` for *count* texts; ValueError if the lengths do not fit."""
     if len(data) < 4 * count:
         raise ValueError(f"{count} texts in {len(data)} bytes")
     lengths = np.frombuffer(data, np.uint32, count).tolist() if count else []
     if 4 * count + sum(lengths) != len(data):
         raise ValueError(f"{count} texts of other lengths than {len(data)} bytes")
-    texts, at = [], 4 * count
+    texts, start = [], 4 * count
     for length in lengths:
-        texts.append(data[at : at + length])
-        at += length
+        texts.append(data[start : start + length])
+        start += length
     return texts

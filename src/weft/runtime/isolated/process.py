@@ -49,16 +49,16 @@ MOST_LENT = packets.MOST_FILES - 2
 """Regions of clients (files) that one step can pass to a worker; a packet carries two more descriptors."""
 
 MOST_BORROWED = 200
-"""Regions of clients that a worker has open; each takes two file descriptors, of which it has 1024 by default."""
+"""Most regions of clients that a worker has open; each takes two file descriptors, of which a worker has 1024."""
 
 UNBOUNDED_BYTES = 1 << 62
 """The memory budget of a device for which no limit is set."""
 
 PARTS_BITS = 20
-"""Bits for the number of a part in the number of its values: a batch has fewer than 2 ** 20 parts."""
+"""Values have the number of their step, shifted by these bits, plus the index of their part: fewer than 2 ** 20."""
 
 LOOK_S = 0.01
-"""Seconds between looks of a thread that waits for a step while another thread may read its end."""
+"""Seconds between checks by a thread that waits for a step while another thread may read its end."""
 
 
 class WorkerModel(Protocol):
@@ -68,11 +68,11 @@ class WorkerModel(Protocol):
 
     @property
     def breaker(self) -> Breaker | None:
-        """The circuit breaker that counts deaths of its worker; None: they are not counted."""
+        """The circuit breaker that counts deaths of the model's worker; None: deaths are not counted."""
         ...
 
     def onward(self, step: Step) -> int:
-        """How many values a step leaves with which the next step can be queued before this one has ended; 0: none."""
+        """How many values *step* leaves that the next step can be queued with before *step* has ended."""
         ...
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
@@ -102,7 +102,7 @@ _NO_STEP = Step(0, (), 0)
 
 
 class WorkerRun:
-    """A step that was sent to a worker."""
+    """A step that was sent to a worker; its ``StepEnd`` is passed to the callback *ended*."""
 
     __slots__ = (
         "_ended", "began", "keep", "lane", "leaving", "model", "moves", "number", "onward", "over", "step", "worker",
@@ -117,13 +117,13 @@ class WorkerRun:
         self.began = worker.now()
         self.over = False
         self.leaving: list[int] | None = None
-        """Models that are evicted from the device before it, if its own model must come back; None if it was there."""
+        """Models that are evicted from the device before the step, to bring back its model; None if that was there."""
         self.moves = model.number in worker.residency.movable
         """Whether its model may be evicted from a device."""
         if self.moves:
             worker.residency.begin(model.number)
         self.keep = number << PARTS_BITS
-        """The first of the numbers under which the worker keeps its results, one for each part."""
+        """The first of the numbers under which the worker keeps the values of the step, one for each part."""
         self.onward: list[StepOutput] | None = None
         if lane.ahead:
             promised = range(self.keep, self.keep + model.onward(step))
@@ -138,7 +138,7 @@ class WorkerRun:
             self.worker.notify(["give_way", self.number])
 
     def request_stop(self) -> None:
-        """Ask the worker to stop it."""
+        """Ask the worker to stop the step."""
         self.worker.notify(["halt", self.number])
 
     def kill(self, why: str) -> None:
@@ -146,7 +146,7 @@ class WorkerRun:
         self.worker.kill(why, self)
 
     def end(self, end: StepEnd) -> None:
-        """Call back with its end; further calls do nothing."""
+        """Pass the end of the step to its callback; further calls do nothing."""
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -186,13 +186,18 @@ class WorkerProcess:
         watch: Callable[[WorkerRun], None],
         died: Callable[[WorkerProcess, set[WorkerModel]], None],
     ) -> None:
-        """*fork*: starts the process, on the *spawner*'s one thread."""
+        """Start the process, on the *spawner*'s one thread, by *fork*.
+
+        name: of its group, for the log. scratch: its temporary folder. carrier: a thread pool that copies large
+        tensors. watch: called with steps that were asked to stop. died: called with this and the models that are
+        suspected of its death, on the thread that reads its packets.
+        """
         self.name, self.now, self.number = name, now, next(self._numbers)
         self.readable = frozenset(confinement.readable)
         self.opened: set[int] = set()
-        """Numbers of the models that it has open."""
+        """Numbers of the models that the worker has open."""
         self.death = ""
-        """The cause of its death; empty while it lives."""
+        """The cause of the worker's death; empty while it lives."""
         self.residency = Residency(UNBOUNDED_BYTES if device_memory_bytes is None else device_memory_bytes)
         self._carrier, self._watch, self._died = carrier, watch, died
         # Guards _runs, _calls and death: a step or call is either registered before the death, and failed by it, or
@@ -204,12 +209,12 @@ class WorkerProcess:
         self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
-        """Numbers of the clients' regions that it has open."""
+        """Numbers of the clients' regions that the worker has open."""
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
         self._idle: threading.Event | None = None
-        """Set when nothing runs any more; the thread that drains the worker waits for it."""
+        """Set when no step runs any more; the thread that drains the worker waits for it."""
         self._line, theirs = packets.pair()
         try:
             self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
@@ -233,11 +238,11 @@ class WorkerProcess:
         return not self.death
 
     def await_ready(self) -> None:
-        """Wait until it accepts work; raises ``WorkerDied`` if it dies before."""
+        """Wait until the worker accepts work; raises ``WorkerDied`` if it dies before."""
         self._hello.result()
 
     def await_idle(self, patience_s: float) -> None:
-        """Wait up to *patience_s* seconds until nothing runs there. Only for a worker that gets no more steps."""
+        """Wait up to *patience_s* seconds until no step runs. Only for a worker that gets no more steps."""
         self._idle = threading.Event()
         if self._runs:
             self._idle.wait(patience_s)
@@ -256,43 +261,44 @@ class WorkerProcess:
             return run
         try:
             layout, parts = _describe_parts(step)
-            if layout.lenders and self._read_what_is_too_much(step, layout.lenders):
+            if layout.lenders and self._copy_surplus_tensors(step, layout.lenders):
                 layout, parts = _describe_parts(step)
         except Exception as error:  # an array of no known type, a region that was cut off
-            self._take(run.number)
+            self._remove_run(run.number)
             run.fail(error)
             return run
         if layout.size > CARRIED_BYTES or lane.carried:
             lane.carried.add(run.number)
-            self._carrier.submit(self._carry, run, parts, layout)
+            self._carrier.submit(self._send_on_carrier, run, parts, layout)
         else:
             self._send(run, parts, layout)
         return run
 
-    def _carry(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+    def _send_on_carrier(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
         try:
             self._send(run, parts, layout)
         finally:
             run.lane.carried.discard(run.number)
 
     def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+        """Send a step with its values (``_describe_parts``); errors end the step, or kill the worker."""
         shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
-        lenders = self._unknown(layout.lenders) if layout.lenders else ()
+        lenders = self._unopened(layout.lenders) if layout.lenders else ()
         terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
         try:
             if run.moves:
                 run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
-            freed = self._to_free() if self._freed else ()
+            freed = self._pop_freed() if self._freed else ()
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
             self._lane(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
-            self.process.kill()  # it is gone; _handle_death finds out why
+            self.process.kill()  # the worker has died; _handle_death finds out why
         except BlockingIOError as error:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
@@ -300,22 +306,22 @@ class WorkerProcess:
             if run.leaving is not None:
                 self.residency.unsent(run.model.number, run.leaving)
             self._freed.extend(freed)
-            if self._take(run.number):
+            if self._remove_run(run.number):
                 run.fail(error)
 
     # Regions of clients
 
-    def _unknown(self, lenders: Sequence[Lender]) -> list[Lender]:
-        """The regions that it has not opened yet, each once."""
+    def _unopened(self, lenders: Sequence[Lender]) -> list[Lender]:
+        """Those of the regions that the worker has not opened yet, without duplicates."""
         unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
         return list({lender.terms.number: lender for lender in unknown}.values())
 
-    def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
-        """Copy tensors from clients' regions here if the step has more files than a packet, or a worker, can take.
+    def _copy_surplus_tensors(self, step: Step, lenders: Sequence[Lender]) -> bool:
+        """Replace a step's lent tensors by copies if it has more new files than a packet, or the worker, can take.
 
-        Returns whether it did.
+        Returns whether they were replaced.
         """
-        new = sum(lender.file is not None for lender in self._unknown(lenders))
+        new = sum(lender.file is not None for lender in self._unopened(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
             return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
@@ -325,15 +331,15 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """Note that the worker has these regions open; it closes them when their lenders are garbage."""
+        """Note that the worker has these regions open; it is told to close them when their lenders are garbage."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
             self._lent.add(lender.terms.number)
-            weakref.finalize(lender, _take_back, weakref.ref(self), lender.terms.number).atexit = False
+            weakref.finalize(lender, _close_region_in, weakref.ref(self), lender.terms.number).atexit = False
 
     def take_back(self, number: int) -> None:
-        """Let the worker close a region."""
+        """Tell the worker to close the region of this number."""
         self._lent.discard(number)
         self.notify(["take_back", number])
 
@@ -355,7 +361,8 @@ class WorkerProcess:
                 lane.socket_reader.remove(line)
         return connection
 
-    def _take(self, number: int) -> WorkerRun | None:
+    def _remove_run(self, number: int) -> WorkerRun | None:
+        """Take a step off the register of running steps; None if it was removed before."""
         with self._lock:
             return self._runs.pop(number, None)
 
@@ -365,12 +372,13 @@ class WorkerProcess:
         self._watch(run)
 
     def free(self, number: int) -> None:
-        """Let the worker free these values, with the next step or at once if none is running."""
+        """Tell the worker to free the values of this number: with the next step, or at once if no step is running."""
         self._freed.append(number)
         if not self._runs:
             self._flush()
 
-    def _to_free(self) -> Sequence[int]:
+    def _pop_freed(self) -> Sequence[int]:
+        """Remove and return the numbers of the values to free; other threads may append meanwhile."""
         numbers = []
         with contextlib.suppress(IndexError):
             while True:
@@ -378,17 +386,19 @@ class WorkerProcess:
         return numbers
 
     def _flush(self) -> None:
+        """Tell the worker to free the values that are not needed any more."""
         if self._freed:
-            self.notify(["free", self._to_free()])
+            self.notify(["free", self._pop_freed()])
 
     def notify(self, head: list[Any]) -> None:
         """Send a message that needs no answer."""
-        with contextlib.suppress(OSError):  # it is gone, or so busy that a step which must stop is killed soon
+        # Errors are ignored: the worker has died, or is so busy that the grace period of its steps will kill it.
+        with contextlib.suppress(OSError):
             self._line.send(head, wait=False)
 
     def death_error(self, suspects: int = 0) -> WorkerDied:
         """The error of a step that was lost with this worker; *suspects*: steps that may have caused the death."""
-        again_s = 0.0 if suspects else SOON_S
+        again_s = 0.0 if suspects else SOON_S  # suspects are retried at once
         death = self.death or "another one has taken its place"
         return WorkerDied(f"the worker that computed it died: {death}", suspects=suspects, again_s=again_s)
 
@@ -406,7 +416,7 @@ class WorkerProcess:
         try:
             self._line.send(["call", key, method, arguments], wait=True)
         except ConnectionError:
-            self.process.kill()  # it is gone; _handle_death finds out why
+            self.process.kill()  # the worker has died; _handle_death finds out why
         except OSError as error:
             self.kill(f"it takes no more calls: {reason_of(error)}")
         return future.result()
@@ -414,12 +424,12 @@ class WorkerProcess:
     # Its end
 
     def kill(self, why: str, blamed: WorkerRun | None = None) -> None:
-        """Kill it; *blamed*: the step that is the reason."""
+        """Kill the worker; *why*: the text of the reason. *blamed*: the step that is the reason."""
         self._why, self._blamed = self._why or why, self._blamed or blamed
         self.process.kill()
 
     def close(self) -> None:
-        """Ask it to exit, and kill it after ``PATIENCE_S``."""
+        """Ask the worker to exit, and kill it after ``PATIENCE_S``."""
         self._closing = True
         self.notify(["bye"])
         self._reader.join(PATIENCE_S)
@@ -428,25 +438,27 @@ class WorkerProcess:
             self._reader.join()
 
     def _read(self) -> None:
+        """Handle the worker's packets until it exits, and then its death; runs on a thread of its own."""
         try:
             while True:
                 self._handle_packet(self._line.receive())
         except (EOFError, OSError):
-            pass  # it is gone; reported below
+            pass  # the worker has exited; reported below
         except Exception as error:  # a worker that sends malformed packets cannot be trusted
             self._why = self._why or f"it sent what cannot be read ({error})"
         self.process.kill()
         self._handle_death(self.process.wait())
 
     def _handle_death(self, code: int) -> None:
-        """End everything that ran there, after the group has been notified of the death."""
-        for lane in list(self._lanes.values()):  # reports that it sent before its death still count
+        """Fail all steps and calls of the dead worker, after notifying the group; *code*: the exit code."""
+        for lane in list(self._lanes.values()):  # reports that the worker sent before its death still count
             while self._wait_for_report(lane, 0.0):
                 pass
         with self._lock:
             self.death = "it was closed" if self._closing else self._why or ended_by(code)
             runs, self._runs = list(self._runs.values()), {}
             calls, self._calls = list(self._calls.values()), {}
+        # Each step that ran is a suspect, unless one of them is known to be the reason.
         blamed = [self._blamed] if self._blamed in runs and self._blamed else runs
         if self._closing:
             blamed = []
@@ -473,14 +485,15 @@ class WorkerProcess:
     # Its reports
 
     def _handle_packet(self, packet: Packet) -> None:
+        """Handle a packet of the worker's first connection; ``Garbled`` if it is not a message that a worker sends."""
         packets.close_all(packet.files)
         kind, *rest = packet.head
         if packet.files:
             raise Garbled(f"{len(packet.files)} files with {kind!r}")
         if kind == "reply":
-            self._reply(*rest)
+            self._handle_reply(*rest)
         elif kind == "hello":
-            self._greet(*rest)
+            self._handle_hello(*rest)
         else:
             raise Garbled(f"{kind!r} is nothing a worker says")
 
@@ -508,45 +521,45 @@ class WorkerProcess:
         with lane.reading:
             try:
                 report = lane.receive_report()
-                if report.weight > CARRIED_BYTES or lane.handed_over:
+                if report.weight > CARRIED_BYTES or lane.handed_over:  # reports of a lane are handled in order
                     lane.handed_over.add(report.number)
-                    self._carrier.submit(self._finish_on_carrier, lane, report.lasting())
+                    self._carrier.submit(self._finish_step_on_carrier, lane, report.lasting())
                 else:
-                    self._finish(report)
+                    self._finish_step(report)
             except BlockingIOError:
                 return True  # another thread has read it
             except (EOFError, OSError):
-                self.process.kill()  # it is gone, or as good as that
+                self.process.kill()  # the worker has exited, or closed this connection
                 return False
             except Exception as error:
-                self._distrust(error)
+                self._kill_untrusted(error)
                 return False
             return True
 
-    def _finish_on_carrier(self, lane: LaneLine, report: StepReport) -> None:
+    def _finish_step_on_carrier(self, lane: LaneLine, report: StepReport) -> None:
         try:
-            self._finish(report)
+            self._finish_step(report)
         except Exception as error:
-            self._distrust(error)
+            self._kill_untrusted(error)
         finally:
             lane.handed_over.discard(report.number)
 
-    def _distrust(self, error: Exception) -> None:
-        """Kill it: a worker that sent a malformed report cannot be trusted."""
+    def _kill_untrusted(self, error: Exception) -> None:
+        """Kill the worker: after a malformed report it cannot be trusted."""
         self.kill(f"it sent what cannot be read ({error})")
 
-    def _finish(self, report: StepReport) -> None:
-        """Handle the end of a step."""
-        run = self._take(report.number)
+    def _finish_step(self, report: StepReport) -> None:
+        """Handle the report of an ended step; ``Garbled`` if it is malformed, and the step ends with the worker."""
+        run = self._remove_run(report.number)
         if run is None:
             if self.death:
-                return  # it has already failed with the worker
+                return  # the step has already failed with the worker
             raise Garbled(f"step {report.number} does not run")
         try:
             end = self._read_end(run, report)
         except BaseException:
             with self._lock:
-                self._runs[run.number] = run  # it ends with the worker
+                self._runs[run.number] = run  # the step ends with the worker
             raise
         run.end(end)
         if not self._runs:
@@ -556,7 +569,7 @@ class WorkerProcess:
                 self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
-        """The end of a step. Impossible times of the worker are clamped to the server's."""
+        """Check and restore the end of a step. Impossible times of the worker are clamped to the server's clock."""
         began, ended, now = report.began, report.ended, self.now()
         if not (type(began) is type(ended) is int and run.began <= began <= ended <= now):
             ended = min(max(run.began, int(ended)), now)
@@ -577,7 +590,8 @@ class WorkerProcess:
             self.residency.came(run.model.number, run.leaving)
         return StepEnd(began, ended, outputs)
 
-    def _reply(self, key: int, result: Any, problem: Any) -> None:
+    def _handle_reply(self, key: int, result: Any, problem: Any) -> None:
+        """Pass the reply of a call to the thread that waits for it."""
         with self._lock:
             future = self._calls.pop(key, None)
         if future is None:
@@ -587,21 +601,26 @@ class WorkerProcess:
         else:
             future.set_exception(decode_error(problem))
 
-    def _greet(self, done: list[str], lacking: list[str]) -> None:
+    def _handle_hello(self, done: list[str], lacking: list[str]) -> None:
+        """Note that the worker is ready; *done*, *lacking*: the restrictions in force, and those that are not."""
         log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, done)))
         if lacking:
             log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, lacking)))
         self._hello.set_result(None)
 
 
-def _take_back(worker: weakref.ref[WorkerProcess], number: int) -> None:
+def _close_region_in(worker: weakref.ref[WorkerProcess], number: int) -> None:
+    """Tell a worker, if it still exists, to close a region whose lender is garbage."""
     process = worker()
     if process is not None:
         process.take_back(number)
 
 
 def _describe_parts(step: Step) -> tuple[TensorLayout, list[Any]]:
-    """The parts of a batch as they travel: their tensors, or the number of what the worker holds."""
+    """Describe the parts of a batch: each by the number of values that the worker holds, or by its tensors.
+
+    Returns the layout of the tensors, and the parts as (number, rows, tensors).
+    """
     layout, parts = TensorLayout(), []
     for values, rows in step.parts:
         held = isinstance(values, HeldValues)

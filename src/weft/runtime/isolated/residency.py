@@ -23,21 +23,22 @@ CLAIM_S = 0.1
 
 class _Model(NamedTuple):
     moving: int
-    """Bytes that leave with it."""
+    """Bytes that are freed when the model is evicted."""
     staying: int
-    """Bytes that it always holds."""
+    """Bytes that the model always holds."""
 
 
 class Residency:
-    """The models of one worker, by number; called on any thread."""
+    """Tracks which models of one worker, by number, are in the device's memory; called on any thread."""
 
     def __init__(self, most_bytes: int) -> None:
+        """most_bytes: memory that all models together may hold."""
         # The lock guards all fields. It is reentrant: the garbage collector may free values, and so call ``end``, while
         # the same thread holds it.
         self._most, self._lock = most_bytes, threading.RLock()
         self._models: dict[int, _Model] = {}
         self.movable: set[int] = set()
-        """Models that can be evicted; others are always there."""
+        """Models that can be evicted; all others are always in memory."""
         self._there: OrderedDict[int, None] = OrderedDict()
         """Models in memory, the least recently used first."""
         self._unsure: set[int] = set()
@@ -51,7 +52,7 @@ class Residency:
         """How often a model was brought back, for the metrics."""
 
     def add(self, number: int, moving: int, staying: int) -> None:
-        """Add a model that was opened and evicted; one without *moving* bytes always stays."""
+        """Add a model that was opened, and evicted if it has *moving* bytes; *staying*: bytes that it always holds."""
         with self._lock:
             self._models[number] = _Model(moving, staying)
             if moving:
@@ -67,6 +68,7 @@ class Residency:
             self._unsure.discard(number)
 
     def is_there(self, number: int) -> bool:
+        """Whether a model is in the device's memory."""
         return number not in self.movable or number in self._there
 
     def begin(self, number: int) -> None:
@@ -82,16 +84,16 @@ class Residency:
                 self._under_way[number] -= 1
 
     def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
-        """Choose the models to evict before a model returns for a step on a lane; None if it is there.
+        """Choose the models to evict before a step of model *number* on *lane*, and note that the model returns.
 
-        begins: the step is the first of its batch.
-        Raises ``WorkerDied`` with the delay of a retry if the others are in use, ``Failed`` if it can never fit.
+        Returns None if the model is in memory. begins: the step is the first of its batch. Raises ``WorkerDied`` with
+        the delay of a retry if the other models are in use, ``Failed`` if the model can never fit.
         """
         if number not in self.movable:
             return None
         with self._lock:
             if self.is_there(number):
-                return self._used(number, begins)
+                return self._mark_used(number, begins)
             if self._leaving_on.get(number, lane) != lane:
                 raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
             moving = self._models[number].moving
@@ -102,7 +104,7 @@ class Residency:
                     "what models always hold; raise device_memory_bytes, or serve fewer models"
                 )
             lacking = moving - room + sum(self._models[other].moving for other in self._there)
-            leaving = self._leaving(number, lacking)
+            leaving = self._choose_leaving(number, lacking)
             for other in leaving:
                 del self._there[other]
                 self._unsure.discard(other)
@@ -111,8 +113,8 @@ class Residency:
             self.returns += 1
             return leaving
 
-    def _used(self, number: int, begins: bool) -> list[int] | None:
-        """Mark a model that is there as used just now; what ``bring`` returns for it."""
+    def _mark_used(self, number: int, begins: bool) -> list[int] | None:
+        """Mark a model that is in memory as the most recently used; returns and raises as ``bring``."""
         if number not in self._there:
             return None
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
@@ -120,7 +122,7 @@ class Residency:
         self._there.move_to_end(number)
         return [] if number in self._unsure else None
 
-    def _leaving(self, number: int, lacking: int) -> list[int]:
+    def _choose_leaving(self, number: int, lacking: int) -> list[int]:
         """Choose least recently used models to evict for *lacking* bytes.
 
         If all others are being computed, the first model that lacks room claims it: other models start no new steps
@@ -142,14 +144,15 @@ class Residency:
             self._claimed_until_s = 0.0
         return leaving
 
-    def _note_left(self, leaving: Sequence[int]) -> None:
+    def _forget_lanes(self, leaving: Sequence[int]) -> None:
+        """Note that these models have been evicted: they may return on any lane."""
         for other in leaving:
             self._leaving_on.pop(other, None)
 
     def unsent(self, number: int, leaving: list[int]) -> None:
         """Undo ``bring`` for a step that could not be sent."""
         with self._lock:
-            self._note_left(leaving)
+            self._forget_lanes(leaving)
             if number not in self._unsure:
                 self._there.pop(number, None)
             for other in reversed(leaving):
@@ -158,14 +161,14 @@ class Residency:
                     self._there.move_to_end(other, last=False)
 
     def came(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """Confirm the moves of a step that was computed."""
+        """Confirm that model *number* came and that *leaving* were evicted, as their step was computed."""
         with self._lock:
-            self._note_left(leaving)
+            self._forget_lanes(leaving)
             self._unsure.discard(number)
 
     def failed(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """Note that a step with moves failed: the model counts as there, and the next steps bring it back again."""
+        """Note that a step with evictions failed: the model counts as in memory; its next step brings it back again."""
         with self._lock:
-            self._note_left(leaving)
+            self._forget_lanes(leaving)
             if number in self._there:
                 self._unsure.add(number)

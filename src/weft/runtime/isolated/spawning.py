@@ -1,4 +1,4 @@
-"""How a worker's process is started, and what is said of how it ended."""
+"""Starting worker processes, which are forked from a template process, and describing how they ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft.runtime.metadata import CPU
 
 
 def ended_by(code: int) -> str:
-    """How a process ended, in words."""
+    """How a process ended, in words; *code*: its exit code, or the negated number of a signal."""
     if code >= 0:
         return f"it ended with exit code {code}"
     try:
@@ -31,16 +31,16 @@ def ended_by(code: int) -> str:
 
 
 class Child(Protocol):
-    """A process of ours; as ``subprocess`` has them."""
+    """A child process, with the methods of ``subprocess.Popen``."""
 
     pid: int
 
     def kill(self) -> None:
-        """Kill it, if it has not exited."""
+        """Kill the process, if it has not exited."""
         ...
 
     def wait(self) -> int:
-        """Wait for it; returns its exit code, or the negated number of the signal that ended it."""
+        """Wait for the process; returns its exit code, or the negated number of the signal that ended it."""
         ...
 
 
@@ -60,7 +60,7 @@ class ForkedChild:
                 os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Called once."""
+        """Wait for the process and collect its status; may be called only once. 1 if the status is unknown."""
         try:
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             with self._lock:
@@ -80,16 +80,20 @@ class Template:
     """
 
     def __init__(self, engine: str = CPU) -> None:
-        """engine: what the workers run models with."""
+        """engine: what the workers run models with, ``cpu`` or the name of a device."""
         self.engine = engine
         self._process: subprocess.Popen[bytes] | None = None
         self._line: Line | None = None
 
     def fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
-        """Fork a worker that gets one end of a line; with one retry, because the template may have died since."""
+        """Fork a worker; with one retry, because the template may have died since the last fork.
+
+        file: descriptor of the worker's end of its connection. scratch: its temporary folder. ``WorkerDied`` if the
+        retry fails, too.
+        """
         try:
             return self._fork(file, confinement, scratch)
-        except (OSError, EOFError):  # it has died; it has no state, so a new one does as well
+        except (OSError, EOFError):  # the template has died; it has no state, so that a new one can replace it
             self.close()
         try:
             return self._fork(file, confinement, scratch)
@@ -103,12 +107,13 @@ class Template:
         return ForkedChild(pid)
 
     def _start(self) -> Line:
+        """Start the template process; returns the connection to it."""
         inherit_orphans()
         self._line, theirs = packets.pair()
         with theirs:
             command = [
                 sys.executable,
-                "-P",  # no modules from where it is started, nor from a home: models may write there
+                "-P",  # no modules from the current folder, nor (-s) from a home: models may write to these
                 "-s",
                 "-m",
                 worker.__name__,

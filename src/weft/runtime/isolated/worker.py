@@ -43,7 +43,7 @@ SWITCH_S = 0.0005
 
 
 def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
-    """Serve the process at the other end of a line, until that is gone."""
+    """Serve the server at the other end of the socket *file* until that is gone; *engine*: what models run with."""
     call_yourself(NAME)
     # The server ends its workers after draining; Ctrl-C, which reaches all processes of a terminal, must not.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -78,15 +78,16 @@ class ModelWorker:
         self.line, self.engine = line, engine
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, Any] = {}
-        """Values of batches, by number; the error instead where the step that should produce them failed."""
+        """Values of batches, by number; if the step that should produce them failed, its error."""
         self.regions: dict[int, Borrowed] = {}
-        """Regions of memory that clients share, by the server's numbers."""
+        """Regions of memory that clients share, by the numbers that the server gave them."""
         self._lanes: dict[int, WorkerLane] = {}
         self._slow, self._writer = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
         # Guards the check and insertion in regions: several threads open them, and each must be opened once.
         self._borrowing = threading.Lock()
 
     def serve(self) -> None:
+        """Handle packets until the server closes the connection; then exit the process."""
         try:
             while True:
                 self._handle_packet(self.line.receive())
@@ -94,6 +95,7 @@ class ModelWorker:
             os._exit(0)
 
     def _handle_packet(self, packet: Packet) -> None:
+        """Handle a message of the server; calls, which take long, are answered on other threads."""
         kind, *rest = packet.head
         if kind == "halt":
             for lane in list(self._lanes.values()):
@@ -104,21 +106,22 @@ class ModelWorker:
         elif kind == "free":
             self.free(*rest)
         elif kind == "take_back":
-            self._return(*rest)
+            self._close_region(*rest)
         elif kind == "lane":
-            self._open_lane(*rest, file=packet.files[0])
+            self._accept_lane(*rest, file=packet.files[0])
         elif kind == "call":
             # Two thread pools: a client waits for writes, and they must not queue behind the opening of a model.
             pool = self._writer if rest[1] == "write" else self._slow
-            pool.submit(self._answer, *rest)
+            pool.submit(self._answer_call, *rest)
         elif kind == "bye":
             os._exit(0)
 
-    def _open_lane(self, index: int, core: int | None, *, file: int) -> None:
+    def _accept_lane(self, index: int, core: int | None, *, file: int) -> None:
         self._lanes[index] = WorkerLane(self, index, Line(socket.socket(fileno=file)), core)
         self._lanes[index].begin()
 
     def free(self, numbers: list[int]) -> None:
+        """Free the values of these numbers."""
         for number in numbers:
             self.values.pop(number, None)
 
@@ -130,6 +133,7 @@ class ModelWorker:
         return values
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
+        """Open a client's region, or keep the error for the steps that need it; takes over *file*."""
         with self._borrowing:
             if terms.number in self.regions:
                 close_all(() if file is None else (file,))
@@ -138,10 +142,11 @@ class ModelWorker:
                 self.regions[terms.number] = self.engine.borrow(terms, file)
             except BadRequest as error:
                 self.regions[terms.number] = _Unborrowed(error)
-            except Exception as error:  # whatever a device raises
+            except Exception as error:  # device drivers raise several kinds
                 self.regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
 
-    def _return(self, number: int) -> None:
+    def _close_region(self, number: int) -> None:
+        """Close the client's region of this number, if it was opened."""
         region = self.regions.pop(number, None)
         try:
             if region is not None:
@@ -151,7 +156,8 @@ class ModelWorker:
 
     # Calls
 
-    def _answer(self, key: int, method: str, arguments: list[Any]) -> None:
+    def _answer_call(self, key: int, method: str, arguments: list[Any]) -> None:
+        """Run a method that the server called, on a thread of a pool, and reply under *key* with result or error."""
         methods: dict[str, Callable[..., Any]] = {
             "open": self._open,
             "prepare": lambda model, rows: self.models[model].prepare(rows),
@@ -175,7 +181,10 @@ class ModelWorker:
         self.regions[region.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
-        """Open a model, from the *cache* if one is named; ``NotLearned`` if it is not there and *learn* is false."""
+        """Open a model, with the folder *cache* unless that is empty; returns its description as JSON.
+
+        Raises ``NotLearned`` if the cache does not have the model and *learn* is false.
+        """
         shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
         chosen = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
         self.models[number] = model = self.engine.open(Path(path), chosen, Path(cache) if cache else None, learn=learn)
@@ -185,11 +194,11 @@ class ModelWorker:
 
 
 _LOOK_S = 0.0002
-"""Seconds between looks whether the server has become the parent: a start waits this long at most, without spinning."""
+"""Seconds between checks whether the server has become the parent: the longest delay of a start."""
 
 
 def main() -> None:
-    """Run the template: fork a worker for each request of the server, until that is gone."""
+    """Run the template process: fork a worker for each request of the server, until the server is gone."""
     server = os.getppid()
     end_with(server)
     line, engine = Line(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
@@ -206,28 +215,28 @@ def main() -> None:
 
 
 def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
-    """Fork a worker through a process in between, so that the server inherits it; returns its process number."""
-    here, there = os.pipe()
+    """Fork a worker; return its process number. A process in between exits at once, so that the server inherits it."""
+    read_end, write_end = os.pipe()
     between = os.fork()
     if not between:
         worker = os.fork()
         if worker:
-            os.write(there, str(worker).encode())
+            os.write(write_end, str(worker).encode())
             os._exit(0)
-        os.close(here)
-        os.close(there)
+        os.close(read_end)
+        os.close(write_end)
         line.close()
         _become_worker(packet.files[0], engine, *packet.head)
-    os.close(there)
+    os.close(write_end)
     try:
         os.waitpid(between, 0)
-        return int(os.read(here, 32))
+        return int(os.read(read_end, 32))
     finally:
-        os.close(here)
+        os.close(read_end)
 
 
 def _become_worker(file: int, engine: str, wanted: dict[str, Any], scratch: str) -> None:
-    """Serve as a worker in a new session; never returns."""
+    """Serve as a worker in a new session; never returns. *wanted*: the fields of its ``Confinement``."""
     code = 1
     try:
         os.setsid()

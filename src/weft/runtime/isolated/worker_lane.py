@@ -54,7 +54,7 @@ class _Order(NamedTuple):
     onward: bool
     """Whether the next step may refer to its values before this one has ended."""
     numbers: int
-    """How many numbers, from ``keep`` on."""
+    """How many numbers, from ``keep`` on, its values may have."""
     borrowed: frozenset[int] = frozenset()
     """The ids of arrays of this step in memory that a later step overwrites."""
 
@@ -73,7 +73,7 @@ class WorkerLane:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start a thread that serves; it waits until the present thread, if there is one, has ended its step."""
+        """Start a thread that serves the lane, after the present thread, if any, has ended its step."""
         self._thread = threading.Thread(
             target=self._serve, args=[self._thread], name=f"line-{self._index}", daemon=True
         )
@@ -89,19 +89,20 @@ class WorkerLane:
             self.begin()
 
     def _serve(self, before: threading.Thread | None) -> None:
+        """Run steps until another thread takes over; begins when the thread *before* has ended."""
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})
         if before:
             before.join()
-        asked, this = select.poll(), threading.current_thread()
-        asked.register(self._line.file, select.POLLIN)
+        readable, this = select.poll(), threading.current_thread()
+        readable.register(self._line.file, select.POLLIN)
 
-        def comes(patience_s: float) -> bool:
-            return bool(asked.poll(patience_s * 1e3))
+        def wait_for_step(timeout_s: float) -> bool:
+            return bool(readable.poll(timeout_s * 1e3))
 
         try:
             while self._thread is this:
-                self._engine.rest(comes)
+                self._engine.rest(wait_for_step)
                 packet = self._line.receive()
                 self._run(packet)
                 del packet
@@ -109,12 +110,13 @@ class WorkerLane:
             os._exit(0)
 
     def halt(self, run: int) -> None:
-        """Stop a step between two of its nodes; a step that has not arrived yet will not be started."""
+        """Stop the step of the number *run* between two nodes; if it has not arrived yet, it will not be started."""
         self._halted = run
         if run == self._current:
             self._lane.stop(self._steps)
 
     def _run(self, packet: Packet) -> None:
+        """Run the step of a packet; its errors are reported as its end."""
         _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, leaving, place, sent = packet.head
         if len(packet.files) != sent:
             raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
@@ -125,22 +127,22 @@ class WorkerLane:
         order = _Order(run, place, keep, onward, len(parts))
         try:
             if leaving is not None:
-                self._move(leaving, model)
+                self._move_models(leaving, model)
             if lent or sent:
                 self._take_files(place, [LendingTerms(*terms) for terms in lent], packet.files)
-            batch = self._parts(parts, packet, place if shared else None)
+            batch = self._batch_parts(parts, packet, place if shared else None)
             if shared:
-                order = order._replace(borrowed=_arrays(batch))
+                order = order._replace(borrowed=_array_ids(batch))
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
-            step, over = Step(segment, batch, rows), partial(self._over, order)
-            started = self._worker.models[model].start(step, self._lane, over, here=self._engine.here)
+            step, ended = Step(segment, batch, rows), partial(self._report_end, order)
+            started = self._worker.models[model].start(step, self._lane, ended, here=self._engine.here)
             if onward and started.onward is not None:
-                for at, output in enumerate(started.onward):
-                    self._keep(order, at, output.values)
+                for index, output in enumerate(started.onward):
+                    self._keep(order, index, output.values)
             elif onward:
-                self._break_promise(order, started.error)
+                self._store_error(order, started.error)
         except Exception as error:
             self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
@@ -148,8 +150,8 @@ class WorkerLane:
             if shared:
                 self._drop_large(place)
 
-    def _move(self, leaving: list[int], coming: int) -> None:
-        """Evict models that were not closed meanwhile, and bring one back."""
+    def _move_models(self, leaving: list[int], coming: int) -> None:
+        """Evict the models *leaving*, unless they were closed meanwhile, and bring back the model *coming*."""
         models = self._worker.models
         self._lane.move([models[other] for other in leaving if other in models], models[coming])
 
@@ -162,6 +164,7 @@ class WorkerLane:
             self._worker.borrow(terms, files.pop(0) if terms.kind == "file" else None)
 
     def _take_memory(self, place: int, file: int) -> None:
+        """Map new shared memory as the buffer *place* for inputs, instead of its old memory."""
         self._drop_memory(place)
         self._inward[place] = packets.map_memory(file)
         self._lane.register_buffer(self._inward[place].bytes)
@@ -172,24 +175,26 @@ class WorkerLane:
             self._lane.unregister_buffer(memory.bytes)
 
     def _drop_large(self, place: int) -> None:
+        """Free the buffer *place* if it is too large to be kept for another step."""
         if place in self._inward and self._inward[place].size > self._engine.kept_bytes:
             self._drop_memory(place)
 
-    def _parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
-        """The parts of a batch: arrays from the packet, or values that are kept here."""
+    def _batch_parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
+        """The parts of a batch: arrays from the packet or the buffer *place*, or values that this worker keeps."""
         source = packet.tensors if place is None else self._inward[place].bytes
         batch = []
         for number, rows, tensors in parts:
-            came = None if tensors is None else self._restore(tensors, source, copied=place is None)
-            batch.append(BatchPart(self._worker.kept(number) if came is None else came, rows))
+            sent = None if tensors is None else self._restore(tensors, source, copied=place is None)
+            batch.append(BatchPart(self._worker.kept(number) if sent is None else sent, rows))
         return batch
 
     def _restore(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
-        """Arrays from the packet and tensors in regions, in the order of their descriptions."""
+        """Arrays from *source* and tensors in clients' regions, in the order of their descriptions *tensors*."""
         regions = self._worker.regions
-        here = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
-        restored = packets.restore(here, source, copied=copied)
-        if len(here) == len(tensors):
+        # The place of a lent tensor is a list: the number of its region, and the offset there.
+        sent = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
+        restored = packets.restore(sent, source, copied=copied)
+        if len(sent) == len(tensors):
             return restored
         lent = {
             name: regions[place[0]].tensor(place[1], tuple(shape), DATATYPES[kind])
@@ -198,36 +203,36 @@ class WorkerLane:
         }
         return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
 
-    def _keep(self, order: _Order, at: int, values: Any) -> None:
-        """Keep values of a step, which may still be running; arrays in reused memory are copied."""
+    def _keep(self, order: _Order, index: int, values: Any) -> None:
+        """Keep the values of an output of a step, which may still run; arrays in reused memory are copied."""
         if values:
-            self._worker.values[order.keep + at] = _copy_borrowed(values, order.borrowed)
+            self._worker.values[order.keep + index] = _copy_borrowed(values, order.borrowed)
 
-    def _break_promise(self, order: _Order, error: Exception | None) -> None:
-        """Store the error in place of the values, so that queued steps that need them fail with it."""
+    def _store_error(self, order: _Order, error: Exception | None) -> None:
+        """Store the error in place of a step's values, so that queued steps that need the values fail with it."""
         why = error or RuntimeError("the step before it left nothing")
         self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.numbers), why))
 
     def _fail(self, order: _Order, end: StepEnd) -> None:
-        """Report a step that was not started."""
+        """Report a step that could not be started."""
         if order.onward:
-            self._break_promise(order, end.error)
-        self._over(order, end)
+            self._store_error(order, end.error)
+        self._report_end(order, end)
 
-    def _over(self, order: _Order, end: StepEnd) -> None:
+    def _report_end(self, order: _Order, end: StepEnd) -> None:
         """Report the end of a step with its answers, and keep its values."""
         layout, outputs = TensorLayout(), []
-        for at, output in enumerate(end.outputs):
+        for index, output in enumerate(end.outputs):
             if output.values and not order.onward:
-                self._keep(order, at, output.values)
-            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, layout)))
+                self._keep(order, index, output.values)
+            outputs.append((order.keep + index if output.values else 0, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
         head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
         if layout.size <= packets.INLINE_BYTES:
             self._line.send(head, layout.padded_pieces(), wait=True)
             return
         head[5] = order.place + 1
-        files = self._lay_out(layout, order.place)
+        files = self._write_shared(layout, order.place)
         try:
             self._line.send(head, files=files, wait=True)
         finally:
@@ -235,8 +240,8 @@ class WorkerLane:
             if self._outward[order.place].size > self._engine.kept_bytes:
                 del self._outward[order.place]
 
-    def _lay_out(self, layout: TensorLayout, place: int) -> list[int]:
-        """Write tensors to shared memory; returns its file for the server if the memory is new."""
+    def _write_shared(self, layout: TensorLayout, place: int) -> list[int]:
+        """Write tensors to the shared memory *place*; return its file for the server if the memory is new."""
         files: list[int] = []
         memory = self._outward.get(place)
         if memory is None or memory.size < layout.size:
@@ -248,11 +253,12 @@ class WorkerLane:
 
 
 def _copy_borrowed(values: Any, borrowed: frozenset[int]) -> Any:
-    """Copy arrays that lie in reused memory; values of a device never do."""
+    """Copy the arrays whose ids are in *borrowed*: their memory is reused. Values on a device are not changed."""
     if not isinstance(values, dict):
         return values
     return {name: array.copy() if id(array) in borrowed else array for name, array in values.items()}
 
 
-def _arrays(parts: list[BatchPart]) -> frozenset[int]:
+def _array_ids(parts: list[BatchPart]) -> frozenset[int]:
+    """The ids of all arrays of a batch."""
     return frozenset(id(array) for part in parts if isinstance(part.values, dict) for array in part.values.values())

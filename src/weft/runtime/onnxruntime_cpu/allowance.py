@@ -12,11 +12,11 @@ import onnxruntime as ort
 
 
 class OutOfTime(BaseException):
-    """The time limit is over. No ``Exception``: code that tries a model out treats those as properties of the model."""
+    """The time limit is over. Not an ``Exception``, as the code of trial runs takes those for faults of the model."""
 
 
 class Allowance:
-    """Time limit for trying out one model; ``stop`` ends it early, on any thread."""
+    """Time limit, in seconds, for the trial runs of one model; ``stop`` ends it early, on any thread."""
 
     def __init__(self, limit_s: float | None = None) -> None:
         self._options = ort.RunOptions()
@@ -46,7 +46,7 @@ class Allowance:
         self.check()
         try:
             return session.run(outputs, feed, self._options)
-        except Exception:  # ONNX Runtime raises several kinds; if it was stopped, that is the reason
+        except Exception:  # ONNX Runtime raises several kinds; if the run was stopped, that is the cause
             self.check()
             raise
 
@@ -55,13 +55,13 @@ class Allowance:
         return monotonic() > self._half_gone_s
 
     def check(self) -> None:
-        """``OutOfTime`` if it was stopped."""
+        """Raise ``OutOfTime`` if the time limit is over or ``stop`` was called."""
         if self._stopped:
             raise OutOfTime
 
 
 class BoundedSession:
-    """A session whose runs end with an allowance; *session* is the session itself."""
+    """An ONNX Runtime session whose runs are stopped when an allowance ends; *session* is the session itself."""
 
     def __init__(self, session: Any, allowance: Allowance) -> None:
         self.session, self._allowance = session, allowance

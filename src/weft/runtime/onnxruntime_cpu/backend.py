@@ -20,7 +20,7 @@ from weft.runtime.onnxruntime_cpu.preparing import prepare
 
 log = logging.getLogger("weft.models")
 
-ALONE = (1, 31)
+OPENS_WITHOUT_GIL = (1, 31)
 """From this version on ONNX Runtime opens files without Python's global lock."""
 
 
@@ -40,7 +40,7 @@ class CpuBackend(BackendDefaults):
 
     @property
     def scratch_bytes(self) -> int:
-        """Estimate of what runs left allocated in the arena that all models share."""
+        """Estimate of the memory that runs left allocated in the arena that all models share."""
         return self.scratch.bytes
 
     def open(
@@ -52,23 +52,24 @@ class CpuBackend(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        self._warn()
+        """Open a model in this process; see ``Backend.open``."""
+        self._warn_of_old_version()
         with self._open_allowance(path, options) as allowance:
             return prepare(path, options, cache, say, learn=learn, allowance=allowance)
 
-    def _warn(self) -> None:
+    def _warn_of_old_version(self) -> None:
         """Log once if opening a model blocks all other threads with this version of ONNX Runtime."""
-        if not self._warned and tuple(map(int, ort.__version__.split(".")[:2])) < ALONE:
+        if not self._warned and tuple(map(int, ort.__version__.split(".")[:2])) < OPENS_WITHOUT_GIL:
             self._warned = True
             log.warning(
                 "onnxruntime %s answers nobody while it opens a model; install %d.%d or later, or run models in worker "
                 "processes (isolation)",
-                *(ort.__version__, *ALONE),
+                *(ort.__version__, *OPENS_WITHOUT_GIL),
             )
 
     @contextmanager
     def _open_allowance(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:
-        """The time limit for trying out one model; closing the backend ends it."""
+        """The time limit for the trial runs of one model; closing the backend ends it."""
         allowance = Allowance(options.learn_s)
         with self._lock:
             if self._closed:
@@ -84,7 +85,7 @@ class CpuBackend(BackendDefaults):
         return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
 
     def close(self) -> None:
-        """Stop models that are being tried out; threads and sessions are closed with their lanes and models."""
+        """Stop the trial runs of models that are being opened; lanes and models are closed by their owners."""
         with self._lock:
             self._closed = True
             learning = list(self._learning)

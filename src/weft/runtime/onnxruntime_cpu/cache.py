@@ -26,14 +26,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 class _Record(BaseModel):
+    """The content of ``prepared.json``."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     digests: dict[str, str]
+    """Name of each file of the entry -> its SHA-256."""
     blueprint: Blueprint
 
 
 def entry(cache: Path, model: Path, options: str) -> Path:
-    """The path of the entry for *model*, prepared with *options* on a machine like this one, whether it exists or not.
+    """The path of the entry for *model*, prepared with *options* (JSON) on this machine; the entry need not exist.
 
     The processor is a part of the key: ONNX Runtime optimises a graph for its instructions.
     """
@@ -57,7 +60,7 @@ def find(place: Path) -> Blueprint | None:
 
 
 def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
-    """Finish *folder* and move it to *place*; False, and *folder* stays, if another writer was first."""
+    """Complete *folder* to an entry and move it to *place*; False, and *folder* stays, if another writer was first."""
     digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != LOCK}
     (folder / _RECORD).write_text(_Record(digests=digests, blueprint=blueprint).model_dump_json() + "\n", "utf-8")
     if place.exists() and find(place) is None:
@@ -73,7 +76,7 @@ def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
 def is_empty(cache: Path) -> bool:
     """Whether the cache has no entry, so that a model's files need not be hashed to look for one."""
     try:
-        return all(path.name.startswith(".") for path in cache.iterdir())  # those are being built
+        return all(path.name.startswith(".") for path in cache.iterdir())  # a dot: an entry that is being built
     except OSError:
         return True
 
@@ -98,6 +101,7 @@ def _digest(path: Path) -> str:
 
 
 def _hash(path: Path, digest: hashlib._Hash) -> None:
+    """Add the content of a file to *digest*."""
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)

@@ -1,8 +1,8 @@
 """Lanes as threads: ONNX Runtime computes without Python's global lock, so that lanes run in parallel.
 
-Also here: scratch memory. ONNX Runtime keeps the memory that its largest run needed; it is freed when it was not needed
-for a while. The size of its arena is not known, so the memory of the process is read after runs that took long enough
-to use much of it: growth since the arena was last shrunk counts as scratch memory.
+This module also frees scratch memory. ONNX Runtime keeps the memory that its largest run needed; it is freed when it
+was not needed for a while. The size of its arena is not known, so the memory of the process is read after runs that
+took long enough to use much of it: growth since the arena was last shrunk counts as scratch memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IDLE_S = 1.0
 _BUSY_NS = 10_000_000_000
 """Time without growth after which the arena is shrunk under steady work."""
 _PATIENCE = 64
-"""Largest multiple of these times, which double as long as work needs the memory again soon after it was freed."""
+"""Largest multiple of these two times, which double while work needs the memory again soon after it was freed."""
 
 
 def resident_bytes() -> int:
@@ -43,20 +43,23 @@ def resident_bytes() -> int:
 
 
 class ScratchMemory:
-    """Growth of the process since its arena was last shrunk; shared by all lanes.
+    """Estimates the scratch memory, as growth of the process since its arena was last shrunk; shared by all lanes.
 
-    Without a lock: a lost update makes the estimate old by one run.
+    It has no lock: an update that another thread overwrites only makes the estimate old by one run.
     """
 
     def __init__(self, now: Callable[[], int], resident: Callable[[], int] = resident_bytes) -> None:
         self._now, self._resident = now, resident
         self._low = resident()
+        """Least resident memory since the arena was last shrunk, in bytes."""
         self._high = self._low
+        """Largest resident memory since then."""
         self._grew, self._shrunk, self._wait = now(), now(), 1
+        """When ``_high`` last rose, when the arena was last shrunk, and the multiple of the waiting times."""
 
     @property
     def bytes(self) -> int:
-        """Estimated size."""
+        """Estimated scratch memory in bytes."""
         return max(0, self._high - self._low)
 
     @property
@@ -76,14 +79,14 @@ class ScratchMemory:
         """Whether to shrink the arena now; *idle*: the calling lane has nothing to do."""
         if not self.is_large:
             return False
-        rest = self._now() - max(self._grew, self._shrunk)
-        return rest >= self._wait * (IDLE_S * 1e9 if idle else _BUSY_NS)
+        unchanged_ns = self._now() - max(self._grew, self._shrunk)
+        return unchanged_ns >= self._wait * (IDLE_S * 1e9 if idle else _BUSY_NS)
 
     def shrink(self) -> None:
-        """Free what no run uses now; memory that was needed again soon after the last time is kept for longer."""
+        """Free memory that no run uses now; if it was soon needed again after the last time, wait longer next time."""
         shrink_arena()
-        again = self._grew > self._shrunk and self._grew - self._shrunk < 2 * self._wait * _BUSY_NS
-        self._wait = min(_PATIENCE, 2 * self._wait) if again else 1
+        soon_needed = self._grew > self._shrunk and self._grew - self._shrunk < 2 * self._wait * _BUSY_NS
+        self._wait = min(_PATIENCE, 2 * self._wait) if soon_needed else 1
         self._low = self._high = self._resident()
         self._grew = self._shrunk = self._now()
 
@@ -100,7 +103,7 @@ _Task = tuple[Computing, Step, Ended, ort.RunOptions]
 
 
 def own_core(index: int, *, pin: bool) -> int | None:
-    """The core that a lane is pinned to; None if it may run on any."""
+    """The core that lane number *index* is pinned to, of those that the process may use; None if it is not pinned."""
     cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
     return cores[index % len(cores)] if cores else None
 
@@ -130,7 +133,7 @@ class CpuLane(LaneDefaults):
         self.thread.start()
 
     def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuRun:
-        """Compute a step, *here* or on the lane's own thread; the returned run can be stopped."""
+        """Compute a step on the calling thread (*here*) or on the lane's own; the returned run can be stopped."""
         if self._stopped:  # ``terminate`` cannot be reset: later steps need options of their own
             self._options, self._stopped = ort.RunOptions(), False
         self._steps += 1
@@ -143,7 +146,7 @@ class CpuLane(LaneDefaults):
         return CpuRun(self, self._steps)
 
     def stop(self, step: int) -> None:
-        """Stop the step of this number between two of its nodes, if it is the last one."""
+        """Stop the step of this number between two of its nodes; no effect if a later step was started."""
         if step == self._steps:
             self._stopped = True
             self._options.terminate = True
@@ -157,6 +160,7 @@ class CpuLane(LaneDefaults):
         return not self.thread.is_alive()
 
     def _serve(self, core: int | None) -> None:
+        """Compute tasks until the lane is closed; runs on the lane's thread, pinned to *core* if that is given."""
         if core is not None:
             os.sched_setaffinity(0, {core})
         while (task := self._next()) is not None:
@@ -168,7 +172,7 @@ class CpuLane(LaneDefaults):
             del end, ended  # an idle lane must not keep values alive
 
     def _next(self) -> _Task | None:
-        """Wait for the next task; meanwhile scratch memory is freed when it is due."""
+        """Wait for the next task, or None at the end; meanwhile scratch memory is freed when it is due."""
         if self._scratch.is_due(idle=False):
             self._scratch.shrink()
         # After a timeout the lane waits again: it only had to check whether scratch memory is due.
@@ -180,6 +184,7 @@ class CpuLane(LaneDefaults):
                     self._scratch.shrink()
 
     def _compute_step(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
+        """Compute a step on the calling thread; an error becomes a part of the returned end."""
         began = self._now()
         try:
             outputs = model.compute(step, options)

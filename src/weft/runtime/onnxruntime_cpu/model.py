@@ -1,9 +1,9 @@
 """A prepared model: its segments, their times, and running them.
 
-Also here: strings. ONNX Runtime takes and returns ``str``, and only valid UTF-8. A tensor of the protocol holds any
-bytes. Bytes that are not UTF-8 are mapped to the last characters of Unicode (private use), one for each, and back in
-outputs; such characters themselves are mapped byte by byte, too. A model that moves strings returns them unchanged; one
-that compares them finds them equal where they are.
+This module also converts strings. ONNX Runtime takes and returns ``str``, and only valid UTF-8. A tensor of the
+protocol holds any bytes. Each byte that is not UTF-8 is mapped to one of the last 128 characters of Unicode (private
+use), and back in outputs; such characters in an input are mapped byte by byte, too. So a model that moves strings
+returns them unchanged, and a model that compares strings finds equal ones equal.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class SegmentSpec(BaseModel):
     outputs: tuple[str, ...]
     file: str | None = None
     nodes: tuple[int, int] | None = None
-    """If torch runs it: its first node, and the one behind its last."""
+    """If torch runs it: the indices of its first node and of the node behind its last."""
     rows: int = 0
     """If torch runs it as a round of stitched models: the rows of each task."""
     steady: bool = False
-    """Whether its time follows from the shapes of the inputs."""
+    """Whether its run time depends only on the shapes of the inputs."""
 
 
 class Blueprint(BaseModel):
@@ -61,17 +61,18 @@ class Blueprint(BaseModel):
     batchable: bool = False
     max_batch: int = 1
     any_shapes: bool = False
-    """Whether samples of other shapes than the measured ones may be batched, too."""
+    """Whether samples of other shapes than the measured shapes may be batched, too."""
     times_s: dict[int, tuple[float, ...]] = {}
+    """Rows of a batch -> seconds of each segment."""
     like: dict[int, GpuLikeness] = {}
-    """Rows that a device captures it with -> its likeness on shares of the device, for which it is captured, too."""
+    """Rows that a device captures the model for -> its speed on the shares of the device that it is captured for."""
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
     """Early exits from shallow to deep, the end last; empty if all samples go to the end."""
     confidence: Kind = "logits"
     """What its exits return."""
     mergeable: bool = False
-    """Whether batches can be shrunk and joined at every cut."""
+    """Whether rows can leave a batch, and batches be joined, at every cut."""
     rowless: dict[str, Counted | None] = {}
     """Tensors that cross a cut without a row per sample, and how they change with the size of a batch."""
     tasks: tuple[TaskSpec, ...] = ()
@@ -79,7 +80,7 @@ class Blueprint(BaseModel):
     absent_rows: int = 0
     """Rows of zeros that stand for each task that a batch has no sample of."""
     round_rows: int = 0
-    """Rows of each task that a device computes at once at most; 0 of an ordinary model."""
+    """Most rows of each task that a device computes at once; 0 for an ordinary model."""
     remarks: tuple[str, ...] = ()
 
 
@@ -101,14 +102,14 @@ class BlueprintModel(ModelDefaults):
         self.tasks = ModelTasks(blueprint.tasks) if blueprint.tasks else None
         self.residency = ModelResidency(blueprint.memory_bytes)
         self._exit_at = {spec.segment: spec.output for spec in blueprint.exits}
-        """Segment that ends with an exit -> the output that clients are told there."""
+        """Segment that ends with an exit -> the output that clients get for samples that leave there."""
 
 
 class CpuModel(BlueprintModel):
     """A loaded model, run segment by segment; any number of threads may run it at once.
 
-    Between segments live numpy arrays that lie in ONNX Runtime's memory; nothing is copied.
-    What ONNX Runtime raises while it runs passes through.
+    The values between segments are numpy arrays in ONNX Runtime's memory; nothing is copied. Exceptions that ONNX
+    Runtime raises during a run are not converted.
     """
 
     def __init__(
@@ -117,27 +118,27 @@ class CpuModel(BlueprintModel):
         """*folder* is removed when the model is closed."""
         super().__init__(blueprint, learned=learned)
         self.rowless, self._fills = blueprint.rowless, fills(blueprint.tasks)
-        self._absent = _absent(blueprint, 1)
+        self._absent_zeros = _zeros_for_absent_tasks(blueprint, 1)
         self.sessions = tuple(sessions)
-        self._steps = _steps(blueprint)
+        self._session_steps = _session_steps(blueprint)
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
         self._seen: set[int] = set()
         self._finalizer = weakref.finalize(self, remove, folder) if folder else None
 
     @property
     def free(self) -> bool:
-        """Whether a dimension other than that of the batch is free."""
+        """Whether an input has a free dimension besides its rows."""
         return any(-1 in (spec.shape[1:] if self.batching.batchable else spec.shape) for spec in self.inputs)
 
     def gather(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Join the inputs of several samples to one batch; in a stitched model each has those of its own task."""
+        """Join the inputs of several samples to one batch; a sample of a stitched model has only its task's inputs."""
         if not self.tasks:
             return samples[0] if len(samples) == 1 else join(samples, self.rowless)
-        absent = _absent(self.blueprint, self._longest(samples)) if self.free else self._absent
-        return mixed(samples, absent, self._fills)
+        zeros = _zeros_for_absent_tasks(self.blueprint, self._longest(samples)) if self.free else self._absent_zeros
+        return mixed(samples, zeros, self._fills)
 
     def _longest(self, samples: Sequence[dict[str, Any]]) -> int:
-        """The largest size of a free dimension in the samples."""
+        """The largest size that a free dimension, other than the rows, has in the samples; 1 without any."""
         free = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
         named = [item for sample in samples for item in sample.items()]
         sizes = [values.shape[axis] for name, values in named for axis in free[name]]
@@ -148,9 +149,9 @@ class CpuModel(BlueprintModel):
         shapes = self.timing.warm_shapes
         if rows in self._seen or shapes is None:
             return
-        drawn = sample(self.inputs, shapes, 0, self.blueprint.values)
-        kinds = [{name: drawn[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [drawn]
-        self.run(self.gather([kinds[row % len(kinds)] for row in range(rows)]))
+        feed = sample(self.inputs, shapes, 0, self.blueprint.values)
+        by_task = [{name: feed[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [feed]
+        self.run(self.gather([by_task[row % len(by_task)] for row in range(rows)]))
         self._seen.add(rows)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
@@ -159,7 +160,7 @@ class CpuModel(BlueprintModel):
         return lane.start(self, step, ended, here=here)
 
     def compute(self, step: Step, options: Any = None) -> list[StepOutput]:
-        """Run a step on the calling thread."""
+        """Run a step on the calling thread; *options*: run options of ONNX Runtime, by which it can be stopped."""
         segment, last = step.segment, len(self.segments) - 1
         results = [self.run_segment(segment, values, options) for values in self._gather_rows(step)]
         if segment == last:
@@ -168,25 +169,25 @@ class CpuModel(BlueprintModel):
         return [StepOutput(values, {} if name is None else {name: values[name]}) for values in results]
 
     def _gather_rows(self, step: Step) -> list[dict[str, Any]]:
-        """The values of the rows that go on: joined, or for each part if batches cannot be joined at cuts."""
+        """The values of the rows that go on, one entry per batch to compute: all parts joined, or each part alone."""
         values = [
             part.values if part.rows is None else keep(part.values, part.rows, self.rowless) for part in step.parts
         ]
         return [self.gather(values)] if step.segment == 0 or self.batching.mergeable else values
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        """Run a segment; returns the values that are still needed afterwards, by name, or the outputs at the end."""
-        step, session = self._steps[index], self.sessions[index]
+        """Run a segment; return the values that later segments need, by name, or after the last the outputs."""
+        step, session = self._session_steps[index], self.sessions[index]
         if index == 0:
             texts = self._texts
             values = {name: to_text(value) if name in texts else aligned(value) for name, value in values.items()}
         outputs = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
         live = {name: values[name] for name in step.carried}
         live.update(zip(step.outputs, outputs, strict=True))
-        return live if index < len(self._steps) - 1 else self._answer(live)
+        return live if index < len(self._session_steps) - 1 else self._answer(live)
 
     def _answer(self, live: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs, in the order of the graph."""
+        """The outputs, in the order of the graph, with texts as bytes."""
         return {
             spec.name: to_bytes(live[spec.name]) if spec.datatype == "BYTES" else live[spec.name]
             for spec in self.outputs
@@ -209,7 +210,7 @@ class CpuModel(BlueprintModel):
         return answers
 
     def close(self) -> None:
-        """Drop the sessions and free their memory, after running segments have ended."""
+        """Drop the sessions, free their memory and remove the folder; no segment may be running."""
         closed = [weakref.ref(session) for session in self.sessions]
         self.sessions = ()
         release_memory(closed)
@@ -217,8 +218,11 @@ class CpuModel(BlueprintModel):
             self._finalizer()
 
 
-def _absent(blueprint: Blueprint, length: int) -> dict[str, Array]:
-    """Inputs of the tasks that a batch has no sample of: zeros; *length*: the size of free dimensions."""
+def _zeros_for_absent_tasks(blueprint: Blueprint, length: int) -> dict[str, Array]:
+    """For each input of a stitched model, the zeros that stand for its task in batches without a sample of the task.
+
+    *length*: the size of free dimensions. Empty for other models.
+    """
     if not blueprint.tasks:
         return {}
     return {
@@ -231,6 +235,8 @@ def _absent(blueprint: Blueprint, length: int) -> dict[str, Array]:
 
 
 class _SessionStep(NamedTuple):
+    """What a segment reads, what it returns, and what passes it by."""
+
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
@@ -239,11 +245,12 @@ class _SessionStep(NamedTuple):
 
 def live_after(blueprint: Blueprint) -> tuple[tuple[str, ...], ...]:
     """The names of the values that are needed after each segment."""
-    steps = _steps(blueprint)
+    steps = _session_steps(blueprint)
     return tuple((*step.carried, *(name for name in step.outputs if name not in step.carried)) for step in steps)
 
 
-def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
+def _session_steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
+    """The step of each segment; found backwards, as later segments decide which values are needed."""
     needed = {spec.name for spec in blueprint.outputs}
     steps = []
     for segment in reversed(blueprint.segments):
@@ -256,33 +263,37 @@ def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
 _FIRST, _LAST = 0x10FF80, 0x10FFFF
 """Characters that stand for the bytes from 0x80 to 0xff."""
 _LEAD = b"\xf4\x8f"
-"""The first bytes of these characters in UTF-8, and of others before them: a quick test."""
+"""The first two of the four bytes of these characters in UTF-8; other characters begin with them, too."""
 
-_STANDING_IN = {0xDC80 + at: _FIRST + at for at in range(128)}
-_STOOD_FOR = {stand_in: escaped for escaped, stand_in in _STANDING_IN.items()}
+_STAND_IN_OF = {0xDC80 + at: _FIRST + at for at in range(128)}
+_ESCAPED_BY = {stand_in: escaped for escaped, stand_in in _STAND_IN_OF.items()}
+"""Surrogate by which Python escapes a byte that is not UTF-8 <-> the character that stands for the byte."""
 _BYTE_BY_BYTE = {
     code: "".join(chr(_FIRST + byte - 0x80) for byte in chr(code).encode()) for code in range(_FIRST, _LAST + 1)
 }
+"""Character that stands for a byte -> the characters for its own UTF-8 bytes, if an input has it as a character."""
 
 
 def to_text(values: Array) -> Array:
     """A tensor of bytes as a tensor of str for ONNX Runtime."""
     items = [_decode(item) if isinstance(item, bytes) else str(item) for item in values.ravel().tolist()]
-    return _tensor(items, values)
+    return _object_array(items, values)
 
 
 def to_bytes(values: Array) -> Array:
     """A tensor of str from ONNX Runtime as a tensor of bytes."""
-    return _tensor([_encode(str(item)) for item in values.ravel().tolist()], values)
+    return _object_array([_encode(str(item)) for item in values.ravel().tolist()], values)
 
 
-def _tensor(items: list[str] | list[bytes], values: Array) -> Array:
+def _object_array(items: list[str] | list[bytes], values: Array) -> Array:
+    """An array of objects in the shape of *values*."""
     tensor = np.empty(len(items), np.object_)
     tensor[:] = items
     return tensor.reshape(values.shape)
 
 
 def _decode(data: bytes) -> str:
+    """Bytes as valid text; bytes that are not UTF-8, and characters that stand for bytes, are replaced."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -290,13 +301,15 @@ def _decode(data: bytes) -> str:
     else:
         if not _may_be_escaped(data):
             return text
-    return text.translate(_BYTE_BY_BYTE).translate(_STANDING_IN)
+    return text.translate(_BYTE_BY_BYTE).translate(_STAND_IN_OF)
 
 
 def _encode(text: str) -> bytes:
+    """The inverse of ``_decode``."""
     data = text.encode()
-    return text.translate(_STOOD_FOR).encode("utf-8", "surrogateescape") if _may_be_escaped(data) else data
+    return text.translate(_ESCAPED_BY).encode("utf-8", "surrogateescape") if _may_be_escaped(data) else data
 
 
 def _may_be_escaped(data: bytes) -> bool:
+    """Whether UTF-8 bytes contain a character from ``_FIRST`` to ``_LAST``; the first test is fast and decides most."""
     return _LEAD in data and (_LEAD + b"\xbe" in data or _LEAD + b"\xbf" in data)

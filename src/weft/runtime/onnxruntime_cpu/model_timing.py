@@ -39,9 +39,9 @@ CLOCK_STEP_S = 1e-6
 LEAST_GAIN = 0.05
 """The part of the time per sample that a size must save over the one before: less is within noise."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
-"""Repeats of a measurement: of long runs, of others, and of very short ones."""
+"""Repeats of a measurement: of long runs, of ordinary runs, and of very short runs."""
 _BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
-"""Time for repeats of short runs; length of a long round; and time after which no larger batch is tried unrequested."""
+"""Time for repeats of short runs; length of a long round; time after which no larger batch is tried by itself."""
 _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
 """How far a batched result may be off, as a part of the output's largest value; other types must be equal."""
 
@@ -55,7 +55,7 @@ class BatchTimes:
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
     any_shapes: bool = False
-    """Whether samples of other shapes than the measured ones may be batched, too."""
+    """Whether samples of other shapes than the measured shapes may be batched, too."""
 
 
 class Crossing(NamedTuple):
@@ -83,21 +83,24 @@ class _Measurement:
     def __init__(self, model: CpuModel, shapes: Shapes, clock_s: Clock) -> None:
         self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
         self.samples = _samples(model, shapes)
-        self._kinds = len(model.blueprint.tasks) or 1
-        self.mixes = {1: [[sample] for sample in self.samples[: self._kinds]]}
+        self._task_count = len(model.blueprint.tasks) or 1
+        self.mixes = {1: [[sample] for sample in self.samples[: self._task_count]]}
         """Batch size -> the samples of every batch that is timed."""
         self.timings: dict[int, list[tuple[float, ...]]] = {}
+        """Batch size -> seconds of each segment, for each round."""
         self._alone: list[dict[str, Array]] = []
+        """The outputs of each sample alone; empty until they are needed."""
         self._verdicts: dict[int, str | None] = {}
+        """Batch size -> result of ``differs``."""
 
-    def crowds(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
-        """Batches of these sizes, of *shapes* or the measured ones; a stitched model has as many per task."""
+    def make_batches(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
+        """Batches of these *sizes* per task of the model, of samples with *shapes* or the measured shapes."""
         samples = self.samples if shapes is None else _samples(self.model, shapes)
-        counts = [size * self._kinds for size in sizes]
+        counts = [size * self._task_count for size in sizes]
         return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
 
     def repeat(self, *sizes: int) -> None:
-        """Time runs of these sizes in turns; with several mixes of tasks, their mean."""
+        """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of one size are averaged."""
         began_s, rounds = perf_counter(), 0
         while rounds < _rounds_left(rounds, perf_counter() - began_s):
             for size in sizes:
@@ -106,9 +109,11 @@ class _Measurement:
             rounds += 1
 
     def fastest_s(self, size: int) -> float:
+        """Seconds of the fastest run of the whole model at this batch size."""
         return min(map(sum, self.timings[size]))
 
     def medians_s(self) -> dict[int, tuple[float, ...]]:
+        """Batch size -> median seconds of each segment."""
         return {size: tuple(map(median, zip(*runs, strict=True))) for size, runs in sorted(self.timings.items())}
 
     def too_long(self, size: int) -> bool:
@@ -117,7 +122,7 @@ class _Measurement:
         return perf_counter() - self.began_s + guess_s > _ALL_S
 
     def differs(self, size: int) -> str | None:
-        """Run batches of *size*, which also warms them up; returns how their rows differ from single runs, or None."""
+        """How the rows of batches of *size* differ from samples run alone, or None; the runs also warm up that size."""
         if size not in self._verdicts:
             try:
                 self._verdicts[size] = self._compare_batch(size)
@@ -126,9 +131,10 @@ class _Measurement:
         return self._verdicts[size]
 
     def _compare_batch(self, size: int) -> str | None:
-        self._alone = self._alone or [self._answer(index) for index in range(len(self.samples))]
+        """Choose the batches of *size* that are timed, and compare each with its samples run alone."""
+        self._alone = self._alone or [self._run_alone(index) for index in range(len(self.samples))]
         self.mixes[size] = []
-        for first in range(0, self._kinds, size):
+        for first in range(0, self._task_count, size):
             chosen = [(first + index) % len(self.samples) for index in range(size)]
             mix = [self.samples[index] for index in chosen]
             self.mixes[size].append(mix)
@@ -138,14 +144,14 @@ class _Measurement:
                 return reason
         return None
 
-    def _answer(self, index: int) -> dict[str, Array]:
+    def _run_alone(self, index: int) -> dict[str, Array]:
         """The outputs of one sample alone."""
         outputs = self.model.run(self.model.gather([self.samples[index]]))
         tasks = self.model.blueprint.tasks
         return {name: outputs[name] for name in tasks[index % len(tasks)].outputs.values()} if tasks else outputs
 
     def _mismatch(self, outputs: dict[str, Array], alone: list[dict[str, Array]]) -> str | None:
-        """How the outputs of a batch differ from those of its samples, or None."""
+        """How the outputs of a batch differ from those of its samples alone, or None."""
         for name, got in outputs.items():
             rows = [answers[name] for answers in alone if name in answers]
             if any(row.shape[:1] != (1,) for row in rows):
@@ -166,15 +172,18 @@ def measure(
     clock_s: Clock,
     judge: Judge = lambda feeds: Verdict(None),
 ) -> BatchTimes:
-    """Time *model* on samples of *shapes*, and choose the largest batch size, or check *max_batch* if it is given."""
+    """Time *model* on samples of *shapes*, and choose the largest batch size, or check *max_batch* if it is given.
+
+    *judge* decides whether rows are independent. ``ModelError`` if *max_batch* was given and is not possible.
+    """
     bench = _Measurement(model, shapes, clock_s)
     reason = unbatchable(model, shapes) or bench.differs(2)
     if reason is None and max_batch != 1:
-        reason = judge(bench.crowds([2])).mixing
+        reason = judge(bench.make_batches([2])).mixing
     if reason is not None:
         return _times_unbatched(bench, max_batch, reason)
-    times = _while_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
-    return times if times.max_batch == 1 else _prove(bench, times, shapes, max_batch, judge)
+    times = _choose_largest_batch(bench) if max_batch is None else _time_up_to(bench, max_batch)
+    return times if times.max_batch == 1 else _prove_independence(bench, times, shapes, max_batch, judge)
 
 
 def _times_unbatched(bench: _Measurement, max_batch: int | None, reason: str) -> BatchTimes:
@@ -188,39 +197,41 @@ def _times_unbatched(bench: _Measurement, max_batch: int | None, reason: str) ->
     return BatchTimes(times_s, remarks=() if max_batch == 1 else (f"not batched: {reason}",))
 
 
-def _prove(bench: _Measurement, times: BatchTimes, shapes: Shapes, max_batch: int | None, judge: Judge) -> BatchTimes:
-    """The measured times, if rows are independent in batches of 2, of 3 and of the largest size.
+def _prove_independence(
+    bench: _Measurement, times: BatchTimes, shapes: Shapes, max_batch: int | None, judge: Judge
+) -> BatchTimes:
+    """Return *times* if rows are independent in batches of 2, 3 and the largest size, else times of single samples.
 
-    Sizes without a common factor: a graph that mixes rows may look right where one size divides the other. If numbers
-    decide in the graph where rows go, many sizes are followed.
+    2 and 3 have no common factor: a graph that mixes rows may look right where one size divides the other. If numbers
+    in the graph decide where rows go, all sizes up to ``_MANY`` are followed.
     """
-    reason, by_size = judge(bench.crowds(sorted({2, 3, times.max_batch})))
+    reason, by_size = judge(bench.make_batches(sorted({2, 3, times.max_batch})))
     if reason is None and by_size:
-        reason = judge(bench.crowds(range(2, min(times.max_batch, _MANY) + 1))).mixing
+        reason = judge(bench.make_batches(range(2, min(times.max_batch, _MANY) + 1))).mixing
     if reason is not None:
         return _times_unbatched(bench, max_batch, reason)
-    return replace(times, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
+    return replace(times, any_shapes=not by_size or _holds_for_other_shapes(bench, shapes, judge))
 
 
-def _whatever_the_shape(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
-    """Whether rows are independent if all free dimensions are larger by one, which has no factor in common."""
+def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
+    """Whether rows are also independent if all free dimensions are larger by one, without a common factor."""
     free = {spec.name: spec.shape for spec in bench.model.inputs}
     others = {
         name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }
-    return others == dict(shapes) or judge(bench.crowds((2, 3), others)).mixing is None
+    return others == dict(shapes) or judge(bench.make_batches((2, 3), others)).mixing is None
 
 
-def _while_it_pays(bench: _Measurement) -> BatchTimes:
+def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
     """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``."""
     best, remark = 1, None
-    for size in _sizes(len(bench.model.blueprint.tasks)):
+    for size in _sizes_to_try(len(bench.model.blueprint.tasks)):
         if size > 2 and bench.too_long(size):
             remark = f"batches of {size} were not tried: one takes too long"
         elif (reason := bench.differs(size)) is not None:
             remark = f"batched up to {best}: {reason}"
-        elif (gain := _gain(bench, best, size)) < LEAST_GAIN:
+        elif (gain := _time_saved(bench, best, size)) < LEAST_GAIN:
             start = "not batched" if best == 1 else f"batched up to {best}"
             remark = f"{start}: batch {size} gains {max(gain, 0.0):.0%}"
         if remark is not None:
@@ -230,7 +241,7 @@ def _while_it_pays(bench: _Measurement) -> BatchTimes:
     return BatchTimes(times_s, True, best, (remark,) if remark else ())
 
 
-def _sizes(tasks: int) -> list[int]:
+def _sizes_to_try(tasks: int) -> list[int]:
     """Batch sizes to try: for a stitched model, at least up to its number of tasks."""
     sizes = list(SIZES)
     while sizes[-1] < tasks:
@@ -246,13 +257,17 @@ def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
     return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.blueprint.tasks]
 
 
-def _gain(bench: _Measurement, before: int, size: int) -> float:
-    """The part of the time per sample that *size* saves, by the fastest runs, which noise changes least."""
+def _time_saved(bench: _Measurement, before: int, size: int) -> float:
+    """Time both batch sizes; return the part of the time per sample that *size* saves over *before*.
+
+    The fastest runs are compared, which noise changes least.
+    """
     bench.repeat(before, size)
     return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
 
 
-def _up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
+def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
+    """Time the powers of two up to *max_batch*, and that itself; ``ModelError`` if the model cannot be batched so."""
     sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
@@ -263,7 +278,10 @@ def _up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
 
 
 def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
-    """Run three samples alone, two together and three together, and compare all live tensors after each segment."""
+    """Whether batches can be shrunk and joined at the cuts of a model.
+
+    Runs three samples alone, two together and three together, and compares all live tensors after each segment.
+    """
     reason = unbatchable(model, shapes)
     if reason is not None:
         return Crossing(reason, {})
@@ -289,7 +307,7 @@ def _concatenate(samples: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _has_rows(runs: list[Array]) -> bool:
-    """Whether the first dimension of a tensor is the samples, each row with the values of a single run."""
+    """Whether a tensor has a row per sample, as of the sample alone; *runs*: its values in the runs of ``crossing``."""
     *alone, two, three = runs
     if any(value.shape[:1] != (1,) for value in alone):
         return False
@@ -297,7 +315,10 @@ def _has_rows(runs: list[Array]) -> bool:
 
 
 def _find_count_rule(name: str, runs: list[Array]) -> Counted | None:
-    """How a tensor without rows depends on the number of samples; None if it is always the same."""
+    """How a tensor without rows depends on the number of samples; None if it is always the same.
+
+    *runs*: its values in the runs of ``crossing``. ``ModelError`` if it does not grow linearly.
+    """
     *alone, two, three = runs
     one: Any = alone[0]
     if all(np.array_equal(one, value) for value in runs):
@@ -310,7 +331,7 @@ def _find_count_rule(name: str, runs: list[Array]) -> Counted | None:
 
 
 def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
-    """Why the shapes of inputs and outputs exclude batches, or None."""
+    """Why the declared shapes of inputs and outputs, or the measured *shapes*, exclude batches; None if they do not."""
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         for spec in tensors:
             if not spec.shape or spec.shape[0] != -1:
@@ -322,14 +343,14 @@ def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
 
 
 def _rounds_left(rounds: int, spent_s: float) -> int:
-    """Rounds of a measurement, given the time of the first ones."""
+    """The number of rounds that a measurement has in all, given the time of its first *rounds* rounds."""
     if rounds == 0 or spent_s / rounds > _LONG_S:
         return _FEWEST
     return _MOST if spent_s < _BUDGET_S else _ENOUGH
 
 
 def close_enough(wanted: Array, got: Array) -> bool:
-    """Whether rows of a batch equal those of its samples, within the tolerance of their type."""
+    """Whether the output *got* of a batch equals the output *wanted*, within the tolerance of its type."""
     if wanted.shape != got.shape:
         return False
     tolerance = _TOLERANCES.get(wanted.dtype)
@@ -341,7 +362,7 @@ def close_enough(wanted: Array, got: Array) -> bool:
 
 
 def _time_segments(model: CpuModel, samples: list[Feed], clock_s: Clock) -> tuple[float, ...]:
-    """Seconds of each segment of a batch; joining its samples counts for the first."""
+    """Seconds of each segment of a batch; joining its samples counts for the first segment."""
     times_s, began_s = [], clock_s()
     values: dict[str, Any] = model.gather(samples)
     for index in range(len(model.segments)):

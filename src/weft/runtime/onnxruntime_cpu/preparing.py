@@ -55,24 +55,25 @@ def prepare(
     learn: bool = True,
     allowance: Allowance | None = None,
 ) -> CpuModel:
-    """Load the model at *path*; with *cache*, a folder, the work is done once for a file, its options and a machine.
+    """Load the model at *path*: from *cache* (a folder) if it is there, else prepare it and store it there.
 
-    learn: False: open it whole and never run it, unless the cache has it or its answers depend on its cuts.
-    allowance: the time limit for runs with generated inputs, instead of that of the options.
+    progress: called with messages. learn: False: open the model whole and never run it, unless the cache has it or its
+    answers depend on its cuts. allowance: the time limit for runs with generated inputs, instead of ``learn_s``.
+    Raises ``ModelError``, and ``NotLearned`` after the time limit.
     """
     say, place = progress or (lambda _: None), None
     cache = cache if path.is_file() else None
     if cache is not None and (learn or not caching.is_empty(cache)):
-        place = _place(path, options, cache)
+        place = _entry_path(path, options, cache)
         if cached := _load_cached(path, options, place, say):
             return cached
     if not learn and (whole := open_whole(path, options)):
         return whole
     if cache is not None and place is None:
-        place = _place(path, options, cache)
+        place = _entry_path(path, options, cache)
     with allowance or Allowance(options.learn_s) as allowed:
         try:
-            return _begin(path, options, cache, say, allowed).finished(place)
+            return _start_preparation(path, options, cache, say, allowed).build(place)
         except OutOfTime as error:
             limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
             raise NotLearned(
@@ -81,6 +82,7 @@ def prepare(
 
 
 def _load_cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:
+    """Load the model from its cache entry *place*; None if there is no entry, or it cannot be used and was removed."""
     blueprint = caching.find(place)
     if blueprint is None:
         return None
@@ -93,7 +95,10 @@ def _load_cached(path: Path, options: LoadOptions, place: Path, say: Progress) -
         return None
 
 
-def _begin(path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance) -> _Preparation:
+def _start_preparation(
+    path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance
+) -> _Preparation:
+    """Create a preparation with its folder; in a temporary folder, with a remark, if the cache cannot be written."""
     try:
         return _Preparation(path, options, caching.new_folder(cache), say, allowance)
     except OSError as error:
@@ -101,12 +106,13 @@ def _begin(path: Path, options: LoadOptions, cache: Path | None, say: Progress, 
         return _Preparation(path, options, caching.new_folder(None), say, allowance, remarks)
 
 
-def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
+def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
+    """The path of the model's entry in the cache; hashes the model's files, ``ModelError`` if that fails."""
     try:
-        made_with = dataclasses.asdict(options)
+        settings = dataclasses.asdict(options)
         for name in ("learn_s", "isolation", "engine", "compile_s", "packages"):  # they do not change what is prepared
-            del made_with[name]
-        return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
+            del settings[name]
+        return caching.entry(cache, path, json.dumps(settings, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ModelError as error:
@@ -131,8 +137,11 @@ class _Profiled(NamedTuple):
 
     times_s: list[float]
     crossing: list[int | None]
+    """For each cut, the bytes that cross it (``cutting.crossing_bytes``)."""
     types: dict[str, int]
+    """Tensor -> its ONNX element type."""
     inner_bytes: int
+    """Peak memory of the tensors inside the graph, in bytes."""
 
 
 @dataclass(slots=True)
@@ -146,16 +155,16 @@ class _Preparation:
     allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
-    """Exits that the options or the file name; emptied when samples turn out to be unable to leave there."""
+    """Exits that the options or the file name; emptied when samples cannot leave there after all."""
     independent: bool = False
     """Whether the options or the file state that rows may be computed together."""
 
-    def finished(self, place: Path | None) -> CpuModel:
-        """Build the model, and put the folder in its *place* in the cache."""
+    def build(self, place: Path | None) -> CpuModel:
+        """Build the model, and move the folder to its *place* in the cache, if any; on errors the folder is removed."""
         try:
-            model = self._build()
+            model = self._prepare()
             blueprint = model.blueprint.model_copy(update={"remarks": (*self.remarks, *model.remarks)})
-            self._clear(blueprint)
+            self._remove_unneeded_files(blueprint)
             stored = place is not None and caching.store(self.folder, blueprint, place)
             release_memory()  # of sessions that were only opened to measure
             sessions = [session.session for session in model.sessions]
@@ -166,7 +175,8 @@ class _Preparation:
                 raise ModelError(f"{self.path}: {error}") from error
             raise
 
-    def _build(self) -> CpuModel:
+    def _prepare(self) -> CpuModel:
+        """Optimise, check, cut and measure the model; its sessions are still bound to the time limit."""
         self.say("optimising it")
         session, optimised = self._optimise()
         blueprint = whole_blueprint(session, self.path, optimised)
@@ -176,28 +186,28 @@ class _Preparation:
         given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
         shapes, missing = warm_shapes(session.get_inputs(), given)
         whole = CpuModel(blueprint, [self._bound_session(session)])
-        del session  # the last reference, so that it is freed before its segments are opened
+        del session  # so that the session is freed with *whole*, before the segments are opened
         if missing:
-            return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
+            return self._leave_unmeasured(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
         feed = sample(whole.inputs, shapes, 0, self.options.values)
         try:
             wanted = whole.run(feed)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
-            return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
+            return self._leave_unmeasured(whole, f"it fails on made-up inputs: {first_line(error)}")
         check_answers(self.exits, wanted)
         for task in blueprint.tasks:
             check_answers([task.outputs[name] for name in task.exits], wanted)
         changes = {
             "warm_shapes": shapes,
             "values": dict(self.options.values),
-            "outputs": ranked(whole.outputs, wanted),
+            "outputs": with_ranks(whole.outputs, wanted),
         }
         changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = CpuModel(blueprint.model_copy(update=changes), whole.sessions)
         return self._measure(whole, optimised, feed, wanted)
 
     def _absent_rows(self, whole: CpuModel, feed: dict[str, Array]) -> int:
-        """0 if the graph runs without rows of a task, else 1: some operators fail then, such as Reshape to -1."""
+        """Rows that a batch needs of every task: 0, or 1 if an operator fails without rows, such as Reshape to -1."""
         try:
             for task in whole.blueprint.tasks:
                 whole.run(whole.gather([{name: feed[name] for name in task.inputs.values()}]))
@@ -207,7 +217,7 @@ class _Preparation:
         return 0
 
     def _optimise(self) -> tuple[Any, OnnxModel | None]:
-        """A session over the whole file, and its graph as ONNX Runtime optimised it; None if that cannot be saved."""
+        """Open the whole file; the session, and the optimised graph, or None if ONNX Runtime cannot save that."""
         target = self.folder / "optimised.onnx"
         try:
             session = open_model(self.path, self.options.threads, target)
@@ -215,19 +225,20 @@ class _Preparation:
             session = open_model(self.path, self.options.threads)
             self.remarks.append("stays whole: its optimised graph cannot be saved")
             return session, None
-        return session, readied(load(target), session)
+        return session, normalised(load(target), session)
 
-    def _cold(self, whole: CpuModel, reason: str) -> CpuModel:
+    def _leave_unmeasured(self, whole: CpuModel, reason: str) -> CpuModel:
+        """Keep a model whole because it cannot be run now; ``ModelError`` if the user asked for more than that."""
         if whole.blueprint.tasks:
             raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
         if self.options.max_batch is not None and self.options.max_batch > 1:
             raise ModelError(f"max_batch cannot be checked without a run; {reason}")
         if self.exits:
-            self._without_exits(f"they cannot be checked without a run; {reason}")
+            self._give_up_exits(f"they cannot be checked without a run; {reason}")
         self.remarks.append(f"stays whole and was not measured: {reason}")
         return whole
 
-    def _without_exits(self, reason: str) -> None:
+    def _give_up_exits(self, reason: str) -> None:
         """Give up the exits: ``ModelError`` if a user named them, else a remark."""
         if self.options.exits:
             raise ModelError(f"cannot be left at its exits {', '.join(self.exits)}: {reason}")
@@ -237,12 +248,13 @@ class _Preparation:
     def _measure(
         self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> CpuModel:
+        """Cut the model if that is possible, and measure it. *wanted*: what the whole model returns for *feed*."""
         model, inner_bytes = None, 0
         if optimised is None and self.exits:
-            self._without_exits("its optimised graph cannot be saved")
+            self._give_up_exits("its optimised graph cannot be saved")
         if optimised is not None:
-            model, inner_bytes = self._in_segments(whole, optimised, feed, wanted)
-        model = model or self._again(whole)
+            model, inner_bytes = self._cut_into_segments(whole, optimised, feed, wanted)
+        model = model or self._reopen_whole(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
         judge = partial(self._judge_rows, optimised, model.blueprint.tasks)
@@ -257,7 +269,7 @@ class _Preparation:
             + inner_bytes * times.max_batch // max(1, len(model.blueprint.tasks)),
         }
         if times.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
-            changes |= _as_fields(crossing(model, shapes))
+            changes |= _blueprint_fields(crossing(model, shapes))
         return CpuModel(model.blueprint.model_copy(update=changes), model.sessions)
 
     def _judge_rows(self, optimised: OnnxModel | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
@@ -270,75 +282,79 @@ class _Preparation:
         hint = f'; set rows = "{INDEPENDENT}" to batch it all the same'
         return verdict._replace(mixing=verdict.mixing and verdict.mixing + hint)
 
-    def _in_segments(
+    def _cut_into_segments(
         self, whole: CpuModel, optimised: OnnxModel, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        """The model in segments, or None if it stays whole; and the bytes of its inner tensors."""
+        """The model in segments, or None if it stays whole; and the peak bytes of its inner tensors."""
         self.say("profiling it")
         try:
             clock, tasks = clock_for(self.options.threads), max(1, len(whole.blueprint.tasks))
             whole_s = min(mean_seconds(partial(whole.run, feed), clock) for _ in range(3)) / tasks  # for one row
             reason, long = cutting.whole_because(optimised.graph), cutting.worth_cutting(whole_s, self.options.grain_s)
             if reason and self.exits:
-                self._without_exits(f"it {reason}")
+                self._give_up_exits(f"it {reason}")
             if reason and long:
                 self.remarks.append(f"stays whole: it {reason}")
             elif long or self.exits:
-                whole.sessions = ()  # free it: it may be large, and is rarely needed again (``_again``)
-            cut = self._at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
-            return cut or self._cut(whole, optimised, whole_s, feed, wanted)
+                whole.sessions = ()  # free the session, which may be large; ``_reopen_whole`` is rarely needed
+            cut = self._cut_at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
+            return cut or self._cut_by_time(whole, optimised, whole_s, feed, wanted)
         except ModelError:
             raise
         except Exception as error:  # the whole model works, so failing segments are no error
             if self.exits:
-                self._without_exits(f"its segments fail: {first_line(error)}")
+                self._give_up_exits(f"its segments fail: {first_line(error)}")
             self.remarks.append(f"stays whole: its segments fail: {first_line(error)}")
             return None, 0
 
-    def _cut(
+    def _cut_by_time(
         self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
+        """Cut the model into segments of about the grain; returns as ``_cut_into_segments``."""
         nodes = self._profile(model, whole_s, feed)
         cuts: tuple[int, ...] = ()
         if cutting.whole_because(model.graph) is None:
             cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, self.options.grain_s, self.options.max_pieces)
         if not cuts:
             return None, nodes.inner_bytes
-        parts = self._opened(whole.blueprint, cutting.split(model, cuts, nodes.types))
+        parts = self._open_segments(whole.blueprint, cutting.split(model, cuts, nodes.types))
         if not _identical(parts.run(feed), wanted):
             self.remarks.append("stays whole: its segments do not give the same bits")
             return None, nodes.inner_bytes
         return parts, nodes.inner_bytes
 
-    def _at_exits(
+    def _cut_at_exits(
         self, whole: CpuModel, optimised: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel, int] | None:
-        """The model cut at its exits, and at other places if batches can be joined there, too; None without exits."""
+        """The model cut at its exits, and elsewhere if batches can be joined at all cuts; and its inner bytes.
+
+        None if samples cannot leave at the exits, which are given up then.
+        """
         model, options = copied(optimised), self.options
         forced = cutting.arrange(model.graph, self.exits)
         nodes = self._profile(model, whole_s, feed)
         if any(nodes.crossing[cut] is None for cut in forced):
-            self._without_exits("a tensor that crosses one is of a type that numpy does not have")
+            self._give_up_exits("a tensor that crosses one is of a type that numpy does not have")
             return None
         cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, options.grain_s, options.max_pieces, forced)
         reason = None
-        # All cuts first; if batches cannot be joined at the additional ones, those at the exits alone.
+        # Try all cuts first; if batches cannot be joined at the additional cuts, then only the cuts at exits.
         for chosen in dict.fromkeys((cuts, forced)):
-            blueprint = self._with_exits(whole.blueprint, chosen, forced)
-            parts = self._opened(blueprint, cutting.split(model, chosen, nodes.types))
+            blueprint = self._add_exits(whole.blueprint, chosen, forced)
+            parts = self._open_segments(blueprint, cutting.split(model, chosen, nodes.types))
             if not _identical(parts.run_to_exits(feed), {name: wanted[name] for name in self.exits}):
                 reason = "its segments do not give the same bits"
                 break
             checked = crossing(parts, blueprint.warm_shapes or {})
             if checked.reason is None:
-                blueprint = parts.blueprint.model_copy(update=_as_fields(checked))
+                blueprint = parts.blueprint.model_copy(update=_blueprint_fields(checked))
                 return CpuModel(blueprint, parts.sessions), nodes.inner_bytes
             reason = checked.reason
-        self._without_exits(reason or "")
+        self._give_up_exits(reason or "")
         return None
 
-    def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
-        """The blueprint with its exits: the last one is the output, and the others return the same in its place."""
+    def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
+        """The blueprint with exits at the *forced* cuts, of all *cuts*; only the last exit remains an output."""
         ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
         exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
@@ -346,6 +362,7 @@ class _Preparation:
         return blueprint.model_copy(update=changes)
 
     def _profile(self, model: OnnxModel, whole_s: float, feed: dict[str, Array]) -> _Profiled:
+        """Measure the nodes of a graph, whose times are scaled so that they add up to *whole_s* at most."""
         nodes = profile(model, self.folder, self.options.threads, feed, self.allowance)
         scale = min(whole_s / max(sum(nodes.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
@@ -355,13 +372,14 @@ class _Preparation:
             cutting.scratch_bytes(model.graph, nodes.tensors),
         )
 
-    def _again(self, whole: CpuModel) -> CpuModel:
-        """The model in one piece, opened again if it was freed for its segments."""
+    def _reopen_whole(self, whole: CpuModel) -> CpuModel:
+        """The model in one piece, opened again if its session was freed."""
         if whole.sessions:
             return whole
         return CpuModel(whole.blueprint, [self._bound_session(open_model(self.path, self.options.threads))])
 
-    def _opened(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
+    def _open_segments(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
+        """Write the pieces of the model to files in the folder, and open them."""
         self.say(f"loading its {len(pieces)} segments")
         segments, sessions = [], []
         for index, piece in enumerate(pieces):
@@ -379,8 +397,8 @@ class _Preparation:
         """A session whose runs end with the time limit."""
         return BoundedSession(session, self.allowance)
 
-    def _clear(self, blueprint: Blueprint) -> None:
-        """Remove the files that the segments do not need."""
+    def _remove_unneeded_files(self, blueprint: Blueprint) -> None:
+        """Remove the files of the folder that the segments do not need."""
         kept = {segment.file for segment in blueprint.segments if segment.file}
         kept |= {WEIGHTS} if kept else set()
         kept.add(LOCK)
@@ -389,8 +407,8 @@ class _Preparation:
                 path.unlink()
 
 
-def readied(model: OnnxModel, session: Any) -> OnnxModel:
-    """An optimised graph ready to be cut: all nodes needed and named, and no weights among its inputs."""
+def normalised(model: OnnxModel, session: Any) -> OnnxModel:
+    """Prepare an optimised graph for cutting, in place: no unneeded or unnamed nodes, and no weights among inputs."""
     wanted = {value.name for value in session.get_inputs()}
     fill(model.graph.input, [value for value in model.graph.input if value.name in wanted])
     if cutting.whole_because(model.graph) is None:  # pruning does not see what the branches of control flow capture
@@ -402,27 +420,28 @@ def readied(model: OnnxModel, session: Any) -> OnnxModel:
 
 
 def check_answers(exits: Sequence[str], answers: Mapping[str, Array]) -> None:
-    """Refuse exits whose outputs cannot take the place of the last one's: scores of the same shape and type."""
+    """Raise ``ModelError`` unless the answers of all *exits* are class scores of one shape and type."""
     for name in reversed(exits):
-        given, end = answers[name], answers[exits[-1]]
-        if given.ndim != 2 or given.shape[1] < 2 or given.dtype.kind != "f":
+        answer, end = answers[name], answers[exits[-1]]
+        if answer.ndim != 2 or answer.shape[1] < 2 or answer.dtype.kind != "f":
             raise ModelError(
-                f"exit {name!r} gives {given.dtype} of shape {given.shape}; it must give a score for each of two or "
+                f"exit {name!r} gives {answer.dtype} of shape {answer.shape}; it must give a score for each of two or "
                 "more classes, samples by classes"
             )
-        if (given.shape, given.dtype) != (end.shape, end.dtype):
+        if (answer.shape, answer.dtype) != (end.shape, end.dtype):
             raise ModelError(
-                f"exit {name!r} gives {given.dtype} of shape {given.shape}, the end {exits[-1]!r} {end.dtype} of "
+                f"exit {name!r} gives {answer.dtype} of shape {answer.shape}, the end {exits[-1]!r} {end.dtype} of "
                 f"shape {end.shape}; all exits must give the same"
             )
 
 
-def _as_fields(crossing_: Crossing) -> dict[str, Any]:
+def _blueprint_fields(crossing_: Crossing) -> dict[str, Any]:
+    """The fields of a blueprint that say how batches can be joined at cuts."""
     return {"mergeable": crossing_.reason is None, "rowless": crossing_.rowless}
 
 
-def ranked(outputs: Sequence[TensorSpec], answers: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """Give outputs without declared dimensions as many free ones as they have in a run."""
+def with_ranks(outputs: Sequence[TensorSpec], answers: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+    """Give outputs without declared dimensions as many free dimensions as their *answers* have."""
     return tuple(spec if spec.shape else spec._replace(shape=(-1,) * answers[spec.name].ndim) for spec in outputs)
 
 

@@ -1,7 +1,7 @@
 """ONNX Runtime's profiler: times of the nodes of a graph, and the types and shapes of their outputs.
 
-A trace has the names of nodes in the file, after optimisation with additions before or behind them. So nodes get a
-name with a number (``mark``), which ``node_events`` reads back from the trace.
+A trace names nodes as the file does, but optimisation may add text before or behind a name. So nodes get a name with a
+number (``mark``), which ``node_events`` finds in the trace.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import measure_in_turns, run_all
 
 _BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
-"""Time budget of profiled runs, and how many there are at least and at most."""
+"""Time budget of profiled runs, and their least and largest number."""
 _STRING_BYTES = 32
 """Assumed size of a string with its object."""
 _MARK = re.compile(r"weft@(\d+)@")
 
 OpenProfiled = Callable[[Path, Path], Any]
-"""Opens the model in a file as a session whose trace begins with a path."""
+"""Opens the model in the file of the first path as a session; the second path is the prefix of its trace file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +47,19 @@ class NodeProfile:
 
 
 def mark(number: int) -> str:
-    """A node's name, or the beginning of one, that ``node_events`` finds in a trace."""
+    """A node's name, or the beginning of a name, by which ``node_events`` finds the node and its *number*."""
     return f"weft@{number}@"
 
 
 def node_events(session: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """End the session's profiling; every run of a marked node in the order of time, with the mark's number.
+    """End the session's profiling; yield the number and the trace event of every run of a marked node, in time order.
 
     ``dur`` of an event is in microseconds. Nodes inside control flow have no mark. The trace is removed at the end.
     """
     trace = Path(session.end_profiling())
     with open(trace, encoding="utf-8") as lines:
         for line in lines:  # one event per line; parsing a long trace at once would hold the GIL for long
-            marked = _MARK.search(line)
+            marked = _MARK.search(line)  # a fast test, as the mark may be outside of the name
             event = json.loads(line.rstrip().rstrip(",")) if marked else {}
             marked = _MARK.search(event.get("name", ""))
             if marked and event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
@@ -70,11 +70,11 @@ def node_events(session: Any) -> Iterator[tuple[int, dict[str, Any]]]:
 def profile(
     model: OnnxModel, folder: Path, threads: int, feed: Mapping[str, Array], allowance: Allowance | None = None
 ) -> NodeProfile:
-    """Run *model*, whose large weights are in *folder*, on *feed*, and read the trace."""
-    session = _open_marked(model, folder, _by_threads(threads))
+    """Run *model*, whose large weights are in *folder*, on *feed*; return the times and output tensors of its nodes."""
+    session = _open_marked(model, folder, _opener(threads))
     run = partial((allowance or Allowance()).run, session, None, dict(feed))
     measure_in_turns([partial(run_all, [run])], _MOST, fewest=_FEWEST, longest_s=_BUDGET_S)
-    trace = _read(model, session)
+    trace = _read_trace(model, session)
     times_s = tuple(trace.times_us.get(place, 0.0) / 1e6 for place in range(len(model.graph.node)))
     return NodeProfile(times_s, trace.tensors())
 
@@ -87,14 +87,14 @@ class Tracer:
 
     def trace(self, model: OnnxModel, feed: Mapping[str, Array], wanted: Collection[str]) -> Seen:
         """Run *model* on *feed*; returns the shapes of all tensors, and the values of those that are *wanted*."""
-        asked = copied(model)
+        with_outputs = copied(model)
         outputs = [output.name for output in model.graph.output]
-        asked.graph.output.extend(declared(name) for name in sorted({*wanted} - {*outputs}))
-        session = _open_marked(asked, self._folder, _by_threads(self._threads, thrifty=False))
+        with_outputs.graph.output.extend(declared(name) for name in sorted({*wanted} - {*outputs}))
+        session = _open_marked(with_outputs, self._folder, _opener(self._threads, thrifty=False))
         values = self._allowance.run(session, None, dict(feed))
-        entries = _read(model, session).entries
+        entries = _read_trace(model, session).entries
         shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}
-        return Seen(shapes, dict(zip([output.name for output in asked.graph.output], values, strict=True)))
+        return Seen(shapes, dict(zip([output.name for output in with_outputs.graph.output], values, strict=True)))
 
     def compute(self, model: OnnxModel, feed: Mapping[str, Array]) -> list[Array]:
         """All outputs of a small *model*."""
@@ -105,18 +105,19 @@ class Tracer:
 def seen_tensors(
     model: OnnxModel, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled
 ) -> dict[str, SeenTensor]:
-    """Run *model* on *feed* once; returns its tensors by name. *opened* opens it on the device where it is to run."""
+    """Run *model* on *feed* once; return its tensors by name. *opened* opens the model on the device that runs it."""
     session = _open_marked(model, folder, opened)
     session.run(None, dict(feed))
-    return _read(model, session).tensors()
+    return _read_trace(model, session).tensors()
 
 
-def _by_threads(threads: int, *, thrifty: bool = True) -> OpenProfiled:
+def _opener(threads: int, *, thrifty: bool = True) -> OpenProfiled:
+    """Return a function that opens a profiled session on the CPU; *thrifty*: as for ``open_session``."""
     return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
 
 
 def _open_marked(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:
-    """A profiled session, in which nodes are marked with their places."""
+    """Open *model* as a profiled session, in which each node is marked with its index; *folder* has its weights."""
     named = copied(model)
     for position, node in enumerate(named.graph.node):
         node.name = mark(position)
@@ -131,17 +132,18 @@ class _Trace(NamedTuple):
     """Content of a trace, by nodes and tensors of the graph."""
 
     times_us: Mapping[int, float]
-    """Place of a node -> its fastest run."""
+    """Index of a node -> microseconds of its fastest run."""
     entries: Mapping[str, Mapping[str, list[int]]]
     """Tensor -> its type and shape as the trace has them, such as ``{"float": [1, 64]}``."""
 
     def tensors(self) -> dict[str, SeenTensor]:
         """The tensors of types that numpy has."""
         tensors = ((name, *next(iter(entry.items()))) for name, entry in self.entries.items())
-        return {name: _tensor(kind, shape) for name, kind, shape in tensors if kind in _ITEM_BYTES}
+        return {name: _seen_tensor(kind, shape) for name, kind, shape in tensors if kind in _ITEM_BYTES}
 
 
-def _read(model: OnnxModel, session: Any) -> _Trace:
+def _read_trace(model: OnnxModel, session: Any) -> _Trace:
+    """End the profiling of a session over *model*, and read its trace."""
     times_us: dict[int, float] = {}
     entries: dict[str, Mapping[str, list[int]]] = {}
     for place, event in node_events(session):
@@ -153,7 +155,8 @@ def _read(model: OnnxModel, session: Any) -> _Trace:
     return _Trace(times_us, entries)
 
 
-def _tensor(kind: str, shape: list[int]) -> SeenTensor:
+def _seen_tensor(kind: str, shape: list[int]) -> SeenTensor:
+    """Describe a tensor; *kind*: its type as the trace names it."""
     size_bytes = math.prod(shape) * _ITEM_BYTES[kind]
     return SeenTensor(int(ElementType[kind.upper()]), size_bytes, tuple(shape))
 

@@ -1,7 +1,7 @@
 """ONNX Runtime sessions: opening them, their inputs and outputs, causes of failed runs, freeing and limits of memory.
 
-All sessions of a process allocate scratch memory in one arena. With an arena each, a model in 50 segments would hold
-its scratch memory several times.
+All sessions of a process allocate scratch memory in one arena. If each session had an arena, a model in 50 segments
+would hold its scratch memory several times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WEIGHTS = "weights.bin"
 """The file beside an optimised model that holds its large initialisers."""
 
 EXTERNAL_OVER_BYTES = 1 << 20
-"""ONNX Runtime aligns larger tensors with pages of their file to map them; smaller ones stay in the model."""
+"""ONNX Runtime aligns larger tensors with pages of their file to map them; smaller tensors stay in the model."""
 
 
 def open_session(
@@ -55,8 +55,9 @@ def open_session(
 ) -> Any:
     """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
 
-    weights: passed as arrays instead of read from files beside the model. thrifty: tensors reuse the memory of others
-    that are not needed any more; for thousands of tensors of open sizes, planning that takes minutes.
+    source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
+    as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are not
+    needed any more; for thousands of tensors of unknown sizes, planning that takes minutes.
     """
     _share_arena()
     options = ort.SessionOptions()
@@ -64,7 +65,7 @@ def open_session(
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.enable_mem_reuse = thrifty
-    options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
+    options.log_severity_level = 4  # errors are raised; the log would repeat them
     entries = {"session.intra_op.allow_spinning": "0", "session.use_env_allocators": "1"}
     if save is not None:
         options.optimized_model_filepath = str(save)
@@ -83,7 +84,7 @@ def open_session(
 def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: bool = True) -> Any:
     """Open a session over a user's file, optimised as a whole; errors of ONNX Runtime become a ``ModelError``.
 
-    thrifty: as of ``open_session``.
+    save, thrifty: as for ``open_session``.
     """
     if (kind := kind_at(path)) != "a file":
         raise ModelError(f"{f'is {kind}' if kind else 'there is no such file'}; name an .onnx file")
@@ -118,7 +119,7 @@ _DATATYPE_OF = {
     "tensor(float16)": "FP16",
     **{f"tensor({name.lower()})": name for name in DATATYPES if name not in ("FP16", "FP32", "FP64", "BYTES")},
 }
-"""A type as ONNX Runtime names it -> as the protocol does."""
+"""ONNX Runtime's name of a type -> the protocol's name."""
 
 
 def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
@@ -129,7 +130,7 @@ def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
 
 
 def check_ranks(inputs: Iterable[OnnxValue]) -> None:
-    """Refuse inputs without dimensions: a session reports them like scalars, only the graph tells them apart."""
+    """Raise ``ModelError`` for inputs that declare no dimensions; a session would report them as scalars."""
     for value in inputs:
         if dimensions(value) is None:
             raise ModelError(f"input {value.name!r} states no dimensions; export it with them, free ones by a name")
@@ -148,7 +149,8 @@ def _size(dimension: Dimension) -> int:
 def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The inputs' shapes at batch 1, and the names of inputs with a free dimension of unknown size.
 
-    A free first dimension is 1 unless *given* says otherwise; an axis has one size in all inputs.
+    arguments: the inputs of a session. given: shapes that the user named. A free first dimension is 1 unless *given*
+    has another size; axes of the same name have the same size in all inputs. ``ModelError`` if *given* does not fit.
     """
     declared: dict[str, tuple[Dimension, ...]] = {argument.name: tuple(argument.shape) for argument in arguments}
     settled = settle(given, declared)
@@ -160,7 +162,7 @@ def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tupl
 
 
 _NODE = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
-_ASKED = re.compile(r"(?:requested buffer of size|requested bytes of) (\d+)")
+_REQUESTED = re.compile(r"(?:requested buffer of size|requested bytes of) (\d+)")
 """Messages of the arena: the system has too little memory, or the arena's limit is reached."""
 _OVERFLOWS = ("Integer overflow", "storage size overflowed")
 """Messages for a tensor whose size does not fit into 64 bits."""
@@ -169,27 +171,27 @@ _OVERFLOWS = ("Integer overflow", "storage size overflowed")
 def explain(error: Exception) -> Exception:
     """Classify a failed run: ``UnfitInputs`` if the request is at fault, ``MemoryError`` if the server is.
 
-    Mostly a free dimension has a size that the model cannot take, or values ask for a tensor that no memory holds
-    (``Expand``, ``ConstantOfShape``, ``Range``): the request is at fault. If there is no memory for a tensor of an
-    ordinary size, the server is. Errors that ONNX Runtime did not raise are returned unchanged.
+    The request is at fault if a free dimension has a size that the model cannot take, or if values ask for a tensor
+    larger than the memory (``Expand``, ``ConstantOfShape``, ``Range``). The server is at fault if it has no memory for
+    a tensor of an ordinary size. Errors that ONNX Runtime did not raise are returned unchanged.
     """
     if not isinstance(error, RAISED):
         return error
     text = str(error)
     if any(phrase in text for phrase in _OVERFLOWS):
         return UnfitInputs(f"{_node(text)} asks for a tensor whose size does not fit into 64 bits")
-    if (asked := _ASKED.search(text)) is None:
+    if (requested := _REQUESTED.search(text)) is None:
         return (MemoryError if "allocate" in text else UnfitInputs)(first_line(error))
-    size, limit = int(asked[1]), memory_limit_bytes()
-    # A tensor exists at least twice, as itself and as the input of the next operator or as bytes of the answer. One of
-    # more than half the memory can never be had; a smaller one was refused for what else is computed now.
+    size, limit = int(requested[1]), memory_limit_bytes()
+    # A tensor is held at least twice: as an output, and in the next operator's output or the bytes of the answer. So no
+    # tensor of more than half the memory can ever be computed; a smaller one failed because of other requests.
     if 2 * size > limit:
         return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes; {limit} bytes of memory are all there is")
     return MemoryError(f"{_node(text)} found no memory for a tensor of {size} bytes")
 
 
 def _node(text: str) -> str:
-    """The operator that failed, and its name where it has one."""
+    """The type and name of the operator that failed, from ONNX Runtime's message."""
     node = _NODE.search(text)
     if node is None:
         return "an operator"
@@ -199,7 +201,8 @@ def _node(text: str) -> str:
 def release_memory(closed: Iterable[weakref.ref[Any]] | None = None) -> None:
     """Return memory of closed sessions to the system, as far as possible.
 
-    closed: these sessions. A full garbage collection, which stops all threads, runs only if one is still referenced.
+    closed: these sessions. A full garbage collection, which stops all threads, runs only if one of these sessions is
+    still referenced, or *closed* is None.
     """
     if closed is None or any(session() is not None for session in closed):
         gc.collect()
@@ -207,7 +210,7 @@ def release_memory(closed: Iterable[weakref.ref[Any]] | None = None) -> None:
 
 
 def shrink_arena() -> None:
-    """Free scratch memory that no run uses now."""
+    """Return scratch memory that no run uses now to the system."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
@@ -222,13 +225,14 @@ def _share_arena() -> None:
 
 
 _sharing = threading.Lock()
-"""Held while the arena is registered: ``cache`` alone may call the function twice."""
+"""Held while the arena is registered, so that it is registered once: ``cache`` lets two threads call the function."""
 
 
 @cache
 def _shared_arena() -> None:
+    """Register the arena; as its result is cached, only the first call does."""
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    # More than the machine has would be granted where the system overcommits, and the process be killed as it is used.
+    # The limit: a system that overcommits would grant more memory than it has, and kill the process when it is used.
     ort.create_and_register_allocator(where, ort.OrtArenaCfg(machine_memory_bytes(), -1, -1, -1))
 
 
@@ -258,11 +262,11 @@ def machine_memory_bytes() -> int:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return UNKNOWN
-    return min(physical + _swap_bytes(), *map(_limit_in, CONTAINER_LIMITS))
+    return min(physical + _swap_bytes(), *map(_read_limit, CONTAINER_LIMITS))
 
 
-def _limit_in(file: Path) -> int:
-    """The number in a file of a control group; unknown where there is none, or it is ``max``."""
+def _read_limit(file: Path) -> int:
+    """The number in a file of a control group; ``UNKNOWN`` if there is no such file, or it says ``max``."""
     try:
         return int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -270,6 +274,7 @@ def _limit_in(file: Path) -> int:
 
 
 def _swap_bytes() -> int:
+    """The size of the swap space; 0 where the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next((int(line.split()[1]) << 10 for line in lines if line.startswith("SwapTotal:")), 0)
@@ -278,6 +283,7 @@ def _swap_bytes() -> int:
 
 
 def _process_limits() -> list[int]:
+    """The process's limits of memory in bytes; ``UNKNOWN`` for those that are not set."""
     if sys.platform == "win32":
         return [UNKNOWN]
     import resource

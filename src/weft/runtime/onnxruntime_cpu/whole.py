@@ -29,10 +29,10 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
         session = open_model(path, options.threads)
         if session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY) or named_exits(options, session):
             return None
-        says_independent(session)
-        taken = {value.name for value in session.get_inputs()}
-        with suppress(IndexError):  # ONNX Runtime has formats of its own
-            check_ranks(value for value in glanced_inputs(path) if value.name in taken)
+        says_independent(session)  # only to refuse invalid metadata
+        names = {value.name for value in session.get_inputs()}
+        with suppress(IndexError):  # ONNX Runtime also opens files in formats of its own
+            check_ranks(value for value in glanced_inputs(path) if value.name in names)
         warm_shapes(session.get_inputs(), options.shapes)
         blueprint = whole_blueprint(session, path, None).model_copy(update={"remarks": (REMARK,)})
         check_values(blueprint.inputs, options.values)
@@ -42,7 +42,10 @@ def open_whole(path: Path, options: LoadOptions) -> CpuModel | None:
 
 
 def whole_blueprint(session: Any, path: Path, optimised: OnnxModel | None) -> Blueprint:
-    """The blueprint of the model in one segment, before anything is measured."""
+    """The blueprint of the model in one segment, before anything is measured.
+
+    *optimised*: its graph as ONNX Runtime optimised it; None if that is not known.
+    """
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     if optimised is not None:
         check_ranks(optimised.graph.input)
@@ -59,7 +62,7 @@ def whole_blueprint(session: Any, path: Path, optimised: OnnxModel | None) -> Bl
 
 
 def with_tasks(blueprint: Blueprint, session: Any, exits: Sequence[str]) -> Blueprint:
-    """Add the tasks of a stitched file, and check that they fit the graph."""
+    """Add the tasks of a stitched file; ``ModelError`` if they do not fit the graph, or *exits* are named as well."""
     tasks = stitched.read_tasks(session.get_modelmeta().custom_metadata_map.get(STITCHED_KEY, ""))
     if tasks:
         stitched.check(tasks, blueprint.inputs, blueprint.outputs)
@@ -72,7 +75,7 @@ def with_tasks(blueprint: Blueprint, session: Any, exits: Sequence[str]) -> Blue
 
 
 def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
-    """The exits that the options name, else those of the file; empty if there is only the end."""
+    """The exits that the options name, else those that the file's metadata names; empty if there is only the end."""
     text = session.get_modelmeta().custom_metadata_map.get(EXITS_KEY, "")
     exits = options.exits or tuple(filter(None, map(str.strip, text.split(","))))
     outputs = [value.name for value in session.get_outputs()]
@@ -84,8 +87,8 @@ def named_exits(options: LoadOptions, session: Any) -> tuple[str, ...]:
 
 
 def says_independent(session: Any) -> bool:
-    """Whether the file states that its rows may be computed together."""
-    said = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
-    if said not in (None, INDEPENDENT):
-        raise ModelError(f"its metadata has {ROWS_KEY} = {said!r}; it is {INDEPENDENT!r}, or left out")
-    return said is not None
+    """Whether the file's metadata states that rows are independent; ``ModelError`` if the entry is invalid."""
+    stated = session.get_modelmeta().custom_metadata_map.get(ROWS_KEY)
+    if stated not in (None, INDEPENDENT):
+        raise ModelError(f"its metadata has {ROWS_KEY} = {stated!r}; it is {INDEPENDENT!r}, or left out")
+    return stated is not None
