@@ -82,8 +82,8 @@ def _missing() -> str:
     }
     texts = [f"### With {what} ({len(names)})\n\n{_list(names)}\n" for what, names in without.items()]
     head = (
-        "## Missing\n\nThese operators of the standard, of `ai.onnx.ml` and of ONNX Runtime's `com.microsoft` have no entry,\n"
-        f"or their entry lacks rows or torch. Control flow ({_list(control)}) needs no entry, because all code\n"
+        "## Missing\n\nThese operators of the standard, of `ai.onnx.ml` and of ONNX Runtime's `com.microsoft` have no\n"
+        f"entry, or their entry lacks rows or torch. Control flow ({_list(control)}) needs no entry, because all code\n"
         "that follows a graph also enters the bodies of these nodes.\n"
     )
     return "\n".join([head, *texts])
