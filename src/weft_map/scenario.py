@@ -65,17 +65,17 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
     soc: Name
     """A SoC that ships with weft, or a TOML file."""
     objective: Annotated[Objective, how(metavar="GOAL")] = "latency"
-    """latency, the least, or throughput, the most.
+    """latency (the least) or throughput (the most).
 
-    The least time until all tasks are through, or the most runs per second, summed over the tasks.
+    Latency is the time until all tasks have finished, throughput the runs per second, summed over the tasks.
     """
     max_switches: Annotated[Annotated[int, Field(ge=0)] | None, how()] = None
-    """Changes of unit of a model at most.
+    """Largest number of changes of unit of a model.
 
-    Within a run, of every task.
+    It holds for every run of every task.
     """
     energy_budget_j: Annotated[Joules | None, how("--energy-budget")] = None
-    """Joules of all models together at most."""
+    """Energy limit of all models together, in joules."""
     time_limit_s: Annotated[Seconds, how("--time-limit")] = 60.0
     """Seconds to search."""
     seed: Annotated[int, Field(ge=0, lt=1 << 63), how()] = 0
@@ -86,13 +86,13 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
     It knows no contention.
     """
     ties: Annotated[float, Field(ge=0, le=0.1)] = 1e-4
-    """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
+    """Among schedules whose latencies differ by less than this share, the one with the highest throughput wins."""
     strict: Annotated[bool, how()] = False
     """Search until the proof holds without assumptions."""
     profiles: Annotated[Origin | None, what(metavar="KIND", shown="the best there are")] = None
     """Only measured, derived or estimated profiles."""
     max_groups: Annotated[Annotated[int, Field(ge=1, le=MAX_STEPS)] | None, what(shown=GROUPS_SHOWN)] = None
-    """Merge groups of a model until there are no more.
+    """Merge groups of a model until there are at most this many.
 
     Neighbours are merged.
     """

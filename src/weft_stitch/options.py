@@ -47,7 +47,7 @@ class StitchOptions:
     sharing: Annotated[Sharing | str | os.PathLike[str] | None, what()] = None
     """A file that lists shared channels, instead of a search for them."""
     tolerance: Annotated[float, what()] = 0.0
-    """Largest difference of equal weights; in a body, the part that may be lost."""
+    """Largest difference between weights that count as equal; in a body, the part of a weight that may be lost."""
     base: Annotated[str | os.PathLike[str] | None, what()] = None
     """The model that a body's models, or adapters, were tuned from.
 
@@ -63,9 +63,9 @@ class StitchOptions:
     In Python also a form for each layer.
     """
     dynamic: Annotated[bool, how()] = False
-    """Any number of rows of each model: for weft serve."""
+    """Accept any number of rows of each model, as weft serve needs."""
     measure: Annotated[bool | None, how(shown="by the clock, for cpu")] = None
-    """Plan by the clock, or by a described machine."""
+    """Plan by measured times, or by a described machine."""
     machine: Annotated[str, how()] = HERE
     """The described machine: cpu (one core), h200."""
     threads: Annotated[int | None, how(shown="1")] = None

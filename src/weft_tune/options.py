@@ -58,28 +58,28 @@ class TuneOptions:
     target: Annotated[str | None, how()] = None
     """Find what a runtime computes fastest on this machine, measured, instead of what is smallest: onnxruntime."""
     platform: Annotated[str | None, how(shown="fpga")] = None
-    """Which formats there are: fpga, int8, small-floats, stripes, or a TOML file."""
+    """The available formats: fpga, int8, small-floats, stripes, or a TOML file."""
     objective: Annotated[str | None, how(shown="weights + activations")] = None
     """What to minimize: an expression over bits and sizes."""
     layerwise: Annotated[str | None, how(shown="WGT-ONLY")] = None
     """What may differ from layer to layer: WGT-ONLY, BOTH, ACT-ONLY or NONE."""
     device: Annotated[str | None, how("-d", completion="devices")] = None
-    """A device (weft devices list): lets the objective say latency_s, and writes a profile for it."""
+    """A device (weft devices list): the objective may use latency_s, and a profile for the device is written."""
     small: Annotated[float | None, how(shown="0.2")] = None
     """Part of the samples that the first pass uses."""
     bias_rule: Annotated[str, how()] = "repair"
     """When biases are raised: keep (nothing may be lost), repair (also where a width fails), chapter (until the margin
     is spent)."""
     faithful: Annotated[bool, how()] = False
-    """Score every candidate in full. Same result."""
+    """Score every candidate in full, with the same result."""
     workers: Annotated[int | None, how(shown="all cores; 1 for a command")] = None
-    """Processes side by side."""
+    """Number of parallel processes."""
     baselines: Annotated[Sequence[str], how("--baseline")] = ()
-    """Run another method beside: ristretto, relaxed-ristretto, stripes, int8; repeatable."""
+    """Another method to run for comparison: ristretto, relaxed-ristretto, stripes, int8; repeatable."""
     command: Annotated[str | None, scored()] = None
     """A shell command with {config} for the formats' file."""
     small_command: Annotated[str | None, scored()] = None
-    """The same on few samples, for the first pass."""
+    """The command that scores few samples, for the first pass."""
     score: Annotated[str | None, scored()] = None
     """Regular expression; its group is the score."""
     timeout_s: Annotated[float | None, scored("--timeout")] = None
@@ -94,7 +94,7 @@ class TuneOptions:
     export: Annotated[str, out()] = "qdq"
     """The tuned model as qdq, packed, simulated, qonnx or none."""
     database: Annotated[str | Path | None, out(shown="scores.db in that folder")] = None
-    """Keeps scores: what is in it is not asked again."""
+    """File that keeps scores, so that no configuration is scored twice."""
     fresh: Annotated[bool, out()] = False
     """Forget the scores of earlier runs."""
 

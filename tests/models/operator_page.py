@@ -22,20 +22,23 @@ LISTED = ("1.23", "1.31")
 
 HEAD = f"""# Operators
 
-This page is written by `python -m tests.models.operator_page` from the table in `src/weft/models/operators`, and a test
-keeps it true. An operator is one entry there; a facet that it leaves out has a safe default:
+Use this page to see what weft knows about an ONNX operator: its cost, and whether a node of it can be batched, compiled
+or stitched. Example: `Erf` has no mark under `stitching`, so `weft stitch` runs an `Erf` node for each model alone.
+
+`python -m tests.models.operator_page` writes this page from the table in `src/weft/models/operators`, and a test
+compares the two. Each operator is one entry of that table. An entry that lacks a facet (a column) has a safe default:
 
 | column | what the entry says | without it |
 |---|---|---|
 | cost | the layers of a node: GEMM view, weights, bytes | one layer that costs its activation traffic |
-| shapes | shapes of outputs that ONNX's inference leaves open | those of ONNX's inference, else of the file |
-| rows | which rows of a batch depend on which | a model that has it is not batched |
+| shapes | shapes of outputs that ONNX's shape inference leaves open | the shapes that ONNX infers, else the file's |
+| rows | which rows of the outputs depend on which rows of the inputs | a model that has it is not batched |
 | values | inputs whose values decide shapes or time | shapes alone decide |
 | torch | what it computes, in torch | the node is left to ONNX Runtime |
 | stitching | how `weft stitch` joins it across models | it runs for each model alone |
 
-Operators are those of onnx {LISTED[0]} and ONNX Runtime {LISTED[1]}. `values` has no mark where the default is right,
-so a missing mark there is no gap.
+Operators are those of onnx {LISTED[0]} and ONNX Runtime {LISTED[1]}. A missing mark under `values` is no gap: the
+default is right for that operator.
 """
 
 
@@ -78,9 +81,12 @@ def _missing() -> str:
         "no meaning in torch": {name for name in listed & OPERATORS.keys() if not _of(name).torch},
     }
     texts = [f"### With {what} ({len(names)})\n\n{_list(names)}\n" for what, names in without.items()]
-    head = "## Missing\n\nOf the operators of the standard, of `ai.onnx.ml` and of ONNX Runtime's `com.microsoft`.\n"
-    follow = f"Control flow ({_list(control)}) has no entry: code that follows a graph enters the bodies.\n"
-    return "\n".join([head + follow, *texts])
+    head = (
+        "## Missing\n\nThese operators of the standard, of `ai.onnx.ml` and of ONNX Runtime's `com.microsoft` have no\n"
+        f"entry, or their entry lacks rows or torch. Control flow ({_list(control)}) needs no entry, because all code\n"
+        "that follows a graph also enters the bodies of these nodes.\n"
+    )
+    return "\n".join([head, *texts])
 
 
 def _of(name: str) -> Operator:

@@ -217,18 +217,18 @@ class LoadingSettings:
     wait_for_models: Annotated[StrictBool, how("--wait-for-models/--no-wait")] = False
     """Keep running without a usable model; models come later."""
     allow_programs: Annotated[StrictBool, machine("--allow-programs/--no-programs")] = False
-    """Load programs of torch (.pt2), which may run code of theirs.
+    """Load programs of torch (.pt2). Such a file may run any code.
 
     See [programs of torch](gpu.md#programs-of-torch).
     """
     memory_budget_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
-    """For loaded models together, as 2g."""
+    """Memory limit of all loaded models together, as 2g."""
     repository: Annotated[Literal["open", "read-only"], network()] = "open"
     """read-only: no client may load or unload models."""
     cache: Annotated[Path | None, machine(shown="nowhere")] = None
-    """Cache of cut models between starts.
+    """Folder that keeps cut models between starts.
 
-    Exported models and profiles, too.
+    It also keeps exported models and profiles.
     """
     learn_s: Annotated[Seconds, machine()] = 60.0
     """Time to learn a model (cut and measure it); 0: serve it whole."""
@@ -237,7 +237,7 @@ class LoadingSettings:
     learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
     """Cut models before they are served.
 
-    false: beside their first requests.
+    false: cut them in the background, while their first requests are served.
     """
 
 
@@ -248,7 +248,7 @@ class ExecutionSettings:
     lanes: Annotated[int, Field(ge=1, le=1024, strict=True), machine(shown="cores less one")] = field(
         default_factory=_default_lanes
     )
-    """Segments computed at a time."""
+    """Number of segments (pieces of models) computed at a time."""
     threads: Annotated[int, Field(ge=1, le=1024, strict=True), machine()] = 1
     """Threads that compute one segment."""
     backend: Annotated[Name, machine()] = DEFAULT_BACKEND
@@ -270,7 +270,7 @@ class ExecutionSettings:
     Models are converted to it unless their own settings say otherwise.
     """
     device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
-    """Of the device, for loaded models together, as 20g."""
+    """Limit on the device memory of all loaded models together, as 20g."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,9 +290,9 @@ class SchedulingSettings:
     See [policies](policies.md#requests-with-deadlines).
     """
     default_slo_ms: Annotated[Milliseconds, how()] = 1000.0
-    """Deadline of requests that bring none.
+    """Deadline of requests without one.
 
-    If their model has none either.
+    It applies if their model has none either.
     """
     best_effort_ms: Milliseconds = 60000.0
     """Deadline by which requests with ``weft_best_effort`` are ordered."""
@@ -401,7 +401,7 @@ class WorkerSettings:
     isolation: Annotated[Isolation, machine()] = "threads"
     """Where models run: threads, process (a worker each) or group:NAME (one)."""
     worker_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
-    """For each worker process, as 2g."""
+    """Memory limit of each worker process, as 2g."""
     worker_kill_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 0.5
     """Grace period of a segment in a worker that was asked to stop; after it the worker is killed."""
     worker_spare: StrictBool = True

@@ -102,7 +102,7 @@ def status(
     ] = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Show the servers behind a gate: which take requests, the work queued at each, and how requests ended."""
+    """Show the servers behind a gate (router): which take requests, their queued work, and how requests ended."""
     gate_status = cluster_status(url, api_key)
     print_table(servers_table(f"{url}: {gate_status['gate']}", gate_status))
     write_result(json_file, {"format": 1, **gate_status})
