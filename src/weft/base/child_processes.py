@@ -214,7 +214,7 @@ def start_detached(main: Callable[[], object]) -> int:
         env=inherited_environment(),
         start_new_session=True,
     )
-    process.returncode = 0  # nobody waits for it, and Popen would warn of that
+    process.returncode = 0  # this process does not wait for it, and Popen would warn of that
     return process.pid
 
 
