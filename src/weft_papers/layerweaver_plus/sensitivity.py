@@ -135,7 +135,7 @@ def stretch(
     stretches: Sequence[int] = STRETCHES,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = STRETCHED,
 ) -> Exhibit:
-    """Vary the option "stretch" of weft+: the percentage by which a query is assumed to take longer when woven."""
+    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of that alone."""
     scenes = [StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches
