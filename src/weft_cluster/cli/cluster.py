@@ -69,19 +69,19 @@ def simulate(
     from weft_cluster.routing.simulate import simulate_cluster
     from weft_cluster.routing.traffic import read_traffic
 
-    there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
-    cluster = placed(read_placement(placement), there.kinds, demands_of(asked, there))
+    available, streams = read_machines(machines), with_shapes(read_workload(workload), shape)
+    cluster = placed(read_placement(placement), available.kinds, demands_of(streams, available))
     day = None if traffic is None else read_traffic(traffic)
     cluster = cluster.asked(rate, None if day is None else day.cv)
     if slow is not None:
-        cluster = slowed(cluster, *_pair("--slow", slow), seed)
+        cluster = slowed(cluster, *_parse_pair("--slow", slow), seed)
     warmup_s = min(1.0, seconds / 10)
-    down = () if fail is None else failures(cluster, *_pair("--fail", fail), seconds, seed, from_s=warmup_s)
+    outages = () if fail is None else failures(cluster, *_parse_pair("--fail", fail), seconds, seed, from_s=warmup_s)
     names = split_names(routers, "--routers")
     settings = [
         ClusterSetting(
             router=name, policy=policy or POLICY, gates=gates, hop_s=hop_ms / 1e3, report_s=report_ms / 1e3,
-            age_s=age_ms / 1e3, failures=down, warmup_s=warmup_s,
+            age_s=age_ms / 1e3, failures=outages, warmup_s=warmup_s,
         )
         for name in names
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def simulate(
         for setting in settings:
             runs.append(simulate_cluster(cluster, setting, duration_s=seconds, day=day, seed=seed))
             advance()
-    print_table(_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
+    print_table(_runs_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
     write_result(json_file, _as_dict(runs))
 
 
@@ -108,7 +108,8 @@ def status(
     write_result(json_file, {"format": 1, **gate_status})
 
 
-def _pair(option: str, text: str) -> tuple[float, float]:
+def _parse_pair(option: str, text: str) -> tuple[float, float]:
+    """Parse an option's value SHARE:NUMBER; InputError unless the share is within 0 and 1 and the number above 0."""
     share, _, value = text.partition(":")
     try:
         pair = float(share), float(value)
@@ -119,7 +120,8 @@ def _pair(option: str, text: str) -> tuple[float, float]:
     return pair
 
 
-def _table(title: str, runs: list[ClusterRun]) -> ResultTable:
+def _runs_table(title: str, runs: list[ClusterRun]) -> ResultTable:
+    """A table with a line per router; those with the most requests on time are marked."""
     from weft.reports.tables import ResultTable, TableRow
 
     best = max(run.attainment for run in runs)
@@ -146,7 +148,7 @@ def _as_dict(runs: list[ClusterRun]) -> dict[str, Any]:
 
 
 def servers_table(title: str, status: dict[str, Any]) -> ResultTable:
-    """Return a table of the servers behind a gate, past ones included (``Gate.status``)."""
+    """Make a table of the servers behind a gate, past ones included; *status*: as ``Gate.status`` returns."""
     from weft.reports.tables import ResultTable, TableRow
     from weft_cluster.gates.gate import ENDS
 
