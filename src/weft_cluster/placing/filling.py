@@ -185,7 +185,10 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
 
 
 def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
-    """Every model whole, or as the bound divides it among machines that are alike, with the number of their kind."""
+    """Yield every model whole, or in the shares by which the bound divides it.
+
+    With each comes the kind of its machines; None if the model is whole.
+    """
     for model, demand in enumerate(problem.demands):
         if wanted is None or len(wanted.groups) == 1 or demand.replicas > 1:
             yield Piece(model, 1.0), None
@@ -202,7 +205,10 @@ def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tup
 
 
 def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Put pieces on the open machines that they are meant for, each on one; what found no place, for any machine."""
+    """Place each piece on the one of its machines where it adds least; return those without a place.
+
+    Those may then go to any machine.
+    """
     left = []
     for piece in todo:
         fits = rooms_apart(filling, piece.model) >= piece.share - ROUNDING

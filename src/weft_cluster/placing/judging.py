@@ -58,7 +58,7 @@ class OnTimeJudge:
         self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
 
     def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
-        """Number of a model -> what became of its requests on one machine."""
+        """Simulate one machine: number of a model -> its requests and how many were late; empty if idle."""
         if not filling.shares[machine]:
             return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind

@@ -199,7 +199,7 @@ def read_machines(path: str | Path) -> Machines:
 
 
 def parse_machines(raw: dict[str, Any], where: str = "machines") -> Machines:
-    """The machines that a mapping with the keys of a file describes; *where* opens the message if it is none."""
+    """Parse a mapping with the keys of a machines file. PlacingError, beginning with *where*, if it is invalid."""
     try:
         return Machines.model_validate(raw)
     except ValidationError as error:
