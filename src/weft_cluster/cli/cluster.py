@@ -110,14 +110,14 @@ def status(
 
 def _parse_pair(option: str, text: str) -> tuple[float, float]:
     """Parse an option's value SHARE:NUMBER; InputError unless the share is within 0 and 1 and the number above 0."""
-    share, _, value = text.partition(":")
+    share_text, _, value_text = text.partition(":")
     try:
-        pair = float(share), float(value)
+        share, value = float(share_text), float(value_text)
     except ValueError:
         raise InputError(f"{option} {text!r} is not of the form 0.1:0.5") from None
-    if not (0 <= pair[0] <= 1 and 0 < pair[1] < float("inf")):
+    if not (0 <= share <= 1 and 0 < value < float("inf")):
         raise InputError(f"{option} {text}: a share lies between 0 and 1, and what follows is above 0")
-    return pair
+    return share, value
 
 
 def _runs_table(title: str, runs: list[ClusterRun]) -> ResultTable:
@@ -174,10 +174,11 @@ def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
     """Fetch a gate's state of the cluster (``Gate.status``). InputError if no gate answers at *url*."""
     import asyncio
 
-    return asyncio.run(_ask_gate(url, key))
+    return asyncio.run(_fetch_status(url, key))
 
 
-async def _ask_gate(url: str, key: str | None) -> dict[str, Any]:
+async def _fetch_status(url: str, key: str | None) -> dict[str, Any]:
+    """GET a gate's state over HTTP; *key*: API key. InputError if no gate answers."""
     from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
 
     pool = Pool(parse_url(url), 1)

@@ -99,6 +99,7 @@ class Link:
         await self.pool.close()
 
     async def _probe_forever(self) -> None:
+        """Probe every ``LOOK_S`` seconds, or at once after ``suspect``."""
         while True:
             self._sooner.clear()
             await self._probe()
@@ -242,6 +243,7 @@ class Forward:
             raise
 
     def _start(self) -> None:
+        """Send the request, and start its timeout if it has a strict deadline. RequestError if it is refused."""
         gate, now = self._gate, time.monotonic_ns()
         if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
             gate.counts["unmeetable"] += 1

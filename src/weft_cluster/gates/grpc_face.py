@@ -132,6 +132,7 @@ class GateGrpc:
         return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
 
     async def _infer(self, data: bytes, context: Any) -> Any:
+        """Answer a ``ModelInfer`` call; an error ends the call with its status code."""
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
             return await self._forward_infer(message, _headers(context), context.time_remaining())
@@ -302,6 +303,10 @@ def as_message(body: bytes, head_bytes: int | None) -> Any:
 
 
 def _parse_answer(body: bytes, head_bytes: int | None) -> Any:
+    """Parse JSON and binary outputs to a ``ModelInferResponse``.
+
+    ValueError, KeyError or TypeError for an invalid body, Failed for an output as JSON.
+    """
     length = len(body) if head_bytes is None else head_bytes
     head, at = orjson.loads(body[:length]), length
     message = _Response(

@@ -88,6 +88,7 @@ class GateThread:
         self.gate = Gate(models, self._face, settings)
 
     async def _listen(self) -> int:
+        """Listen on the first free port from the configured one on; return it. InputError if there is none."""
         network = self._face.network
         first_port = network.http_port
         # Retry with the next port if this one is taken: nothing was bound, so a retry leaves nothing behind.

@@ -137,6 +137,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _consistent(self) -> Machines:
+        """Check references between kinds, machines and models, and that names are unique."""
         for group in self.machine:
             if group.kind not in self.kinds:
                 raise ValueError(unknown_name("kind", group.kind, self.kinds))
@@ -154,6 +155,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
         return self
 
     def _check_rule(self, model: str, rule: PlacingRule, names: list[str]) -> None:
+        """Check that the machine, zone and kinds of a model's rule exist, and that its replicas have room."""
         if rule.machine is not None and rule.machine not in names:
             raise ValueError(f"models.{model}: {unknown_name('machine', rule.machine, names)}")
         if rule.zone is not None and rule.zone not in self.zones:

@@ -65,6 +65,7 @@ def machines_table(placement: Placement, most: int | None = None) -> ResultTable
 
 
 def _row(machine: PlacedMachine) -> TableRow:
+    """The table row of a machine; models beyond MOST_NAMES are counted."""
     names = [
         placed.model if placed.share > 0.999 else f"{placed.model} {percent(placed.share, 0)}"
         for placed in machine.models

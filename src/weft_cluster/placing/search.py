@@ -147,6 +147,7 @@ class _Levels:
         return self._known[level]
 
     def _open(self, level: int) -> tuple[Bools, PlacingBound | None]:
+        """Compute the machines that are open at a level, and the bound for their groups."""
         bound = self._bound
         if bound is not None and len(bound.groups) == 1:
             return _open_by_bound(self._problem, bound, level), None

@@ -89,6 +89,7 @@ class LocalCluster:
         return self
 
     def _start(self) -> None:
+        """Start the nodes, Ray and the application, and wait until all models are served."""
         _set_environment()  # Ray reads it once, when it is imported
         from ray.cluster_utils import Cluster
 

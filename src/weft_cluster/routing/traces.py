@@ -137,6 +137,7 @@ def read_trace(*paths: str | Path) -> CallerTrace:
 
 
 def _read(path: Path) -> CallerTrace:
+    """Read one file. WorkloadError if that fails."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)

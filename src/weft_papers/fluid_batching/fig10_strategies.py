@@ -180,6 +180,7 @@ def _picture(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) 
 
 
 def _panel(scene: StrategyPanel, batches: Sequence[int]) -> Panel:
+    """A panel of throughput over the batch size: a curve per way of batching, and the peak."""
     curves = [
         Curve(
             batches, [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches], line,

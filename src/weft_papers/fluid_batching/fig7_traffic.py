@@ -213,6 +213,7 @@ def _latency_rows(traffic: TrafficSweep) -> list[Row]:
 
 
 def _table(traffic: TrafficSweep) -> Table:
+    """Table of all outcomes of a sweep: a line per scheduler and arrival rate."""
     body = []
     for scheduler in traffic.schedulers:
         for rate in traffic.rates:
@@ -231,6 +232,7 @@ def _table(traffic: TrafficSweep) -> Table:
 
 
 def _overload_table(traffic: TrafficSweep) -> Table:
+    """Table of each scheduler's throughput under overload, and of its largest rate with 1 % late."""
     body = []
     for scheduler in traffic.schedulers:
         limit, borne = traffic.limits.get(scheduler), traffic.borne(scheduler)
@@ -241,6 +243,7 @@ def _overload_table(traffic: TrafficSweep) -> Table:
 
 
 def _picture(out: Path, traffic: TrafficSweep) -> Figure:
+    """Draw throughput, latencies and utilisation over the arrival rate, a curve per scheduler."""
     panels = []
     for quantity, heading in (
         ("rate", "(a) answers per second"),
@@ -346,6 +349,7 @@ def _rows(deadlines: DeadlinePanel) -> list[Row]:
 
 
 def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
+    """Row with a scheduler's violations at the panel's usual deadline."""
     shortest, longest = deadlines.shortest(scheduler), deadlines.deadlines_ms[-1]
     kept = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
@@ -355,6 +359,7 @@ def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
 
 
 def _table_9(deadlines: DeadlinePanel) -> Table:
+    """Table of the violations of every scheduler at every deadline."""
     body = tuple(
         (scheduler.name, *(f"{deadlines.at(scheduler, deadline).late:.2f}" for deadline in deadlines.deadlines_ms))
         for scheduler in deadlines.schedulers
@@ -366,6 +371,7 @@ def _table_9(deadlines: DeadlinePanel) -> Table:
 
 
 def _picture_9(out: Path, deadline_panels: Sequence[DeadlinePanel]) -> Figure:
+    """Draw violations over the deadline, a panel per network and a curve per scheduler."""
     x, y = Axis(label="SLO (ms)"), Axis(label="violations (%)", low=0, high=100)
     panels = []
     for one in deadline_panels:

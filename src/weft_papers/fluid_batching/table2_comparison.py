@@ -230,6 +230,7 @@ def _values_text(values: Sequence[float]) -> str:
 
 
 def _table(comparison: SchedulerComparison) -> Table:
+    """Table of all outcomes: a line per row of Table II and scheduler."""
     body = []
     for spot in comparison.spots:
         for scheduler in SHOWN:
@@ -257,6 +258,7 @@ def _table(comparison: SchedulerComparison) -> Table:
 
 
 def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
+    """Draw latencies and violations as bars per scheduler, with the printed values as strokes."""
     panels = []
     for field, printed, label in (
         ("mean_ms", "mean", "mean latency (ms)"),

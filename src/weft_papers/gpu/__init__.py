@@ -60,6 +60,7 @@ def reproduce(
 
 
 def _settings(seconds: float, records: lab.Records) -> dict[str, Any]:
+    """Describe the device and the runs, for the JSON report."""
     device = h200()
     return {
         "weft": __version__,

@@ -170,6 +170,7 @@ def _orion_table(source: LoadResults) -> Table:
 
 
 def _orion_picture(out: Path, shown: list[LoadResults]) -> Figure:
+    """Draw the urgent model's p99 alone, under Orion's rule and under ours, for every pair."""
     best = "orion, best budget"
     panels = []
     for source in shown:

@@ -102,6 +102,7 @@ def _table(source: LoadResults) -> Table:
 
 
 def _picture(out: Path, shown: list[LoadResults]) -> Figure:
+    """Draw the sum of speeds on free streams, under the best rival and under our rule, for every set of models."""
     panels = []
     for source in shown:
         loads = source.results.values()
@@ -213,6 +214,7 @@ def _urgent_table(source: LoadResults) -> Table:
 
 
 def _urgent_picture(out: Path, results: list[LoadResults]) -> Figure:
+    """Draw the urgent model's p99 over that on an idle GPU, for every pair and under four rules."""
     shown = ("priority", "orion 100 us", "orion 400 us", OURS)
     colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
     panels = []

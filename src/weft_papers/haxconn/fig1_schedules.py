@@ -70,6 +70,7 @@ def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None)
 
 
 def _table_1(cases: dict[str, Outcome]) -> Table:
+    """Table of the cases of Fig. 1: makespans, ends, loads of the units, loss to contention."""
     body = []
     for name, outcome in cases.items():
         report = report_of(outcome)
@@ -99,6 +100,7 @@ def _table_1(cases: dict[str, Outcome]) -> Table:
 
 
 def _picture_1(out: Path, cases: dict[str, Outcome]) -> Figure:
+    """Draw the schedules of the cases of Fig. 1 over time."""
     title = f"{FIGURE_1}: VGG-19 and ResNet101 on Xavier"
     path = out / "fig1-cases.png"
     make_folder(out)
@@ -192,6 +194,7 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
 
 
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
+    """Table of all partners of GoogLeNet: slow-downs and makespans of both schedules."""
     body = []
     for one in meetings:
         runs = one.naive.problem.tasks[0].repeats
@@ -213,6 +216,7 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
 
 
 def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+    """Draw GoogLeNet's slow-down beside every partner under both schedules."""
     proved = f"{OURS}, proved"
     y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
     panels = []

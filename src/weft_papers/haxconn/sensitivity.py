@@ -145,6 +145,7 @@ def _rows(one: KnobStudy) -> list[Row]:
 
 
 def _table(studies: Sequence[KnobStudy]) -> Table:
+    """Table of all studies: a line per knob and value."""
     body = []
     for one in studies:
         for step, value in enumerate(one.knob.values):

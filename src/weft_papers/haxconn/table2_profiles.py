@@ -151,6 +151,7 @@ def _ratio_rows(paper: Paper) -> list[Row]:
 
 
 def _groups_picture(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
+    """Draw printed and estimated times and demands of GoogLeNet's groups."""
     colours = {
         "GPU, Table 2": "#0072b2",
         "GPU, estimated": "#9ecae1",

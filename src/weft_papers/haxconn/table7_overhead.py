@@ -86,6 +86,7 @@ def _printed_values(paper: Paper) -> list[float]:
 
 
 def _table(paper: Paper, costs: Sequence[SearchCost], phase_s: float) -> Table:
+    """Table of the search for AlexNet with every partner, beside the printed overhead."""
     body = tuple(
         (
             NAMES[cost.partner], str(len(cost.optimum.outcome.problem.tasks[1].groups)),
@@ -198,6 +199,7 @@ def _best_naive(phase: Phase) -> str:
 
 
 def _changing_table(phases: Sequence[Phase], times: Sequence[float]) -> Table:
+    """Table of the latency per frame of every phase at the paper's update times."""
     body = []
     for phase in phases:
         values = [f"{phase.at(ms):.3f}" for ms in times]

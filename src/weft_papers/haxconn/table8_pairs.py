@@ -311,6 +311,7 @@ def _fps(optimum: LeastMakespan, name: str) -> float:
 
 
 def _instances(shipped: Grid, scaled: Grid) -> Table:
+    """Table of images per second of two instances of every network, under the baselines and our schedule."""
     body = []
     for model in shipped.networks:
         cells = [
@@ -323,6 +324,7 @@ def _instances(shipped: Grid, scaled: Grid) -> Table:
 
 
 def _instances_picture(out: Path, shipped: Grid, scaled: Grid) -> Figure:
+    """Draw images per second of two instances of every network."""
     labels = [NETWORKS[model] for model in shipped.networks]
     names = {LABELS.get(name, f"{OURS}, proved"): name for name in (*SCENARIO_1, OURS)}
     colours, panels = {label: COLOURS[name] for label, name in names.items()}, []

@@ -80,6 +80,7 @@ def figure_5(out: Path, ratios: RatioSweep) -> Exhibit:
 
 
 def _picture(out: Path, ratios: RatioSweep) -> Figure:
+    """Draw throughput over the baseline's by ratio, a panel per pair and a curve per scheduler."""
     columns = min(3, len(ratios.pairs))
     x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in ratios.ratios], slant=60)
     panels = []
@@ -314,6 +315,7 @@ def _improves(gain: float) -> str:
 
 
 def _table(sweep: DeadlineStudy) -> Table:
+    """Table of all deadlines tried: sustainable loads, and throughput over the baseline at the same deadlines."""
     body = []
     for base in sweep.bases:
         for which in (0, 1):

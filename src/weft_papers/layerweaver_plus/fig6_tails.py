@@ -175,6 +175,7 @@ def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
 
 
 def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
+    """Draw the latency distributions of both streams of each load, a curve per scheduler."""
     panels = [
         Panel(
             _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered_rate(load, stream):.0f} requests/s",

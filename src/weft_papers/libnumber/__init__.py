@@ -56,6 +56,8 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int) -> list[Step]:
+    """List the parts of the reproduction, in order."""
+
     def check_scores(tick: Tick) -> Exhibit:
         return checked.checks(out, checked.score_again(record, tick=tick))
 

@@ -118,6 +118,7 @@ def checks(out: Path, checked: Sequence[Check]) -> Exhibit:
 
 
 def _table(checked: Sequence[Check]) -> Table:
+    """Table of all checks: scores of now beside the recorded ones."""
     body = tuple(
         (
             TITLES[check.net.name], check.name, f"{100 * check.score:.2f}", str(check.images),
@@ -131,6 +132,7 @@ def _table(checked: Sequence[Check]) -> Table:
 
 
 def _picture(out: Path, checked: Sequence[Check]) -> Figure:
+    """Draw the scores of now over the recorded ones, with the tolerance as error bars."""
     low = min(min(check.score, check.recorded) for check in checked)
     marks = [Curve([100 * low, 100], [100 * low, 100], None, RULE, width=1)]
     for kind in dict.fromkeys(_kind(check) for check in checked):

@@ -247,6 +247,7 @@ def _rows_4(net: NetRecord) -> list[Row]:
 
 
 def _table_4(nets: list[NetRecord]) -> Table:
+    """Table of our formats beside the printed ones, by network and method."""
     body = []
     for net in nets:
         for method, framework in THEIRS.items():

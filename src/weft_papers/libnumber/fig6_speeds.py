@@ -133,6 +133,7 @@ def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: 
 
 
 def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+    """Draw speed-ups by three hardware models, a bar per network and method."""
     panels = []
     for title, methods, margin, model, key in (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
@@ -252,6 +253,7 @@ def _row(before: Woven, after: Woven) -> Row:
 
 
 def _weaving_table(title: str, pairs: list[Woven]) -> Table:
+    """Table of woven pairs; the first one is the pair before tuning."""
     body = tuple(
         (
             woven.name, f"{woven.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in woven.alone_s),
@@ -264,6 +266,7 @@ def _weaving_table(title: str, pairs: list[Woven]) -> Table:
 
 
 def _weaving_picture(out: Path, tuned: list[Woven], narrowed: list[Woven]) -> Figure:
+    """Draw the throughput of the pairs, relative to the models alone before tuning."""
     panels = []
     for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (narrowed, "ResNet-50 + BERT-large")):
         names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]

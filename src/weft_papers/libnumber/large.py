@@ -263,6 +263,7 @@ def _speeds(large: Sequence[Large]) -> Table:
 
 
 def _picture(out: Path, large: Sequence[Large]) -> Figure:
+    """Draw the reductions and speed-ups of the large networks by the printed formats."""
     colours = {LIBNUMBER: COLOURS[OURS], RISTRETTO: COLOURS[RISTRETTO]}
     values: dict[str, Callable[[Large, str], float]] = {
         "weights smaller (x)": Large.reduction,

@@ -103,6 +103,7 @@ def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
 
 
 def _picture(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
+    """Draw the storage reduction over each setting that is varied, a curve per network."""
     y = Axis(label="storage smaller (x)")
     points = [({100 * run.margin: run for run in by_margin(net)}, net) for net in nets]
     panels = [Panel(_curves(points), "the margin", Axis(label="margin (%)"), y)]

@@ -199,6 +199,7 @@ def _cost_tables(record: SearchRecord) -> list[Table]:
 
 
 def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+    """Draw the number of scored configurations of the chapter and of our search, by network."""
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
     for margin in MARGINS:

@@ -56,6 +56,8 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -> list[Step]:
+    """List the parts of the reproduction, in order; *rounds*: timed rounds on the CPU."""
+
     def count_graphs(tick: Tick) -> Exhibit:
         studies = [counting.study(EvaluatedModels(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
         return counting.counts(paper, out, studies, record)

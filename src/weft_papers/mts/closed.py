@@ -197,6 +197,7 @@ def _table() -> Table:
 
 
 def _picture(out: Path) -> Figure:
+    """Draw MACs and weights over the number of tasks, and the limits over the sharing ratio."""
     tasks = np.geomspace(1, 64, 100)
     x = recorded.tasks_axis((1, 2, 4, 8, 16, 32, 64))
     macs = [

@@ -205,6 +205,7 @@ def _table(one: FormStudy) -> Table:
 
 
 def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
+    """Draw MACs, weights and memory of every form over the number of tasks, a row of panels per net."""
     shown = []
     for study in studies:
         for what, value in (

@@ -74,6 +74,7 @@ def _layer_rows(sweep: CountSweep) -> list[Row]:
 
 
 def _use_table(sweeps: Sequence[CountSweep]) -> Table:
+    """Table of times and shares of the peak of ResNet50, by data type, number of tasks and way."""
     body = [
         (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{peak_percent(sweep, way, tasks):.2f}")
         for sweep in sweeps
@@ -86,6 +87,7 @@ def _use_table(sweeps: Sequence[CountSweep]) -> Table:
 
 
 def _layer_table(sweep: CountSweep) -> Table:
+    """Table of times and memory of one dense layer per task, by number of tasks and way."""
     body = [
         (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / recorded.MB:.2f}")
         for tasks in sweep.tasks
@@ -97,6 +99,7 @@ def _layer_table(sweep: CountSweep) -> Table:
 
 
 def _picture(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
+    """Draw the share of the peak by ResNet50, and the latency of dense layers, over the number of tasks."""
     shown = [
         recorded.over_tasks(
             f"a: {title(sweep)}",

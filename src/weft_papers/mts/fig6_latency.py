@@ -178,6 +178,7 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _picture(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
+    """Draw latency, memory and speed-up over the number of tasks, a row of panels per net."""
     shown = [
         panel
         for sweep in sweeps

@@ -221,6 +221,7 @@ def _padding_row() -> Row:
 
 
 def _counted_table_9() -> Table:
+    """Table of counted MACs and weights of mixed tasks over the models one by one."""
     body = []
     for mixed, net in CASES.items():
         for tasks in TASKS:
@@ -237,6 +238,7 @@ def _counted_table_9() -> Table:
 
 
 def _picture_9(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
+    """Draw latency and memory of mixed tasks over their number."""
     shown = []
     for mixed, sweep in sweeps.items():
         what = f"{title(sweep)}, mixed {mixed}"

@@ -64,6 +64,7 @@ def _cells(one: ZippedCard, ratio: ZippedRatio) -> list[tuple[str, ...]]:
 
 
 def _picture(out: Path, zipped_cards: Sequence[ZippedCard]) -> Figure:
+    """Draw the accuracy of every task over the sharing ratio: zipped, merged only, and alone."""
     panels = []
     for net in zipped_cards:
         ratios, marks = [zipped.sharing for zipped in net.zipped], []
