@@ -57,7 +57,7 @@ class RoutingBoard:
         self._reported_at: dict[str, int] = {}
         """Model -> when a server last reported an estimate for it."""
         self._machines: dict[int, PlacedMachine] = {}
-        """Place -> the machine whose models are there."""
+        """Place -> the machine of the placement that the server there stands for."""
         self.estimates: list[Estimate] = []
         self.expect(models)
 

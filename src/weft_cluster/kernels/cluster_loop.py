@@ -322,7 +322,10 @@ def _pick_by_share(tables, up, first, count, draw):
 
 @part
 def _pick_of_two(tables, how, cluster, up, first, gate, now, place, other):
-    """The better of two replica indices, by requests there or by expected answer; *place* unless the other is up."""
+    """The better of two replica indices, by requests on the machine or by expected answer.
+
+    *place* if the machine of *other* is down.
+    """
     one, two = tables.stream[first + place], tables.stream[first + other]
     if up[tables.machine[two], UP] == 0:
         return place

@@ -116,10 +116,9 @@ CLOCK = Clock.nanoseconds()
 class Pieces(NamedTuple):
     """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
 
-    A machine that overlaps a share of its two resources is simulated as one whose channel and array run side by side
-    without loss, and each model takes of them the two loads of ``problem``: together these fill such a machine exactly
-    when they fill the real one. A request can wait for as long as it could there: its deadline is what it takes alone
-    in the simulation, and its slack.
+    A machine with partial overlap is simulated as one whose channel and array overlap fully. In return a model takes
+    the two loads of ``PlacingProblem.rows`` of them, which fill the simulated machine exactly when they fill the real
+    one. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
     """
 
     segments: int

@@ -86,7 +86,7 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Cap on a machine's mean load, so that requests need not wait for long."""
     speed: Positive = 1.0
-    """How many times as fast as its device it is."""
+    """Speed relative to its device: 2 is twice as fast."""
     price: NotNegative = 1.0
     """Price of a machine, in any unit."""
     load_gb_s: Positive = 10.0

@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Shares = Sequence[Mapping[int, float]]
-"""Of each machine: number of a model -> the share of its requests that go there."""
+"""By machine: number of a model -> share of its requests that go to the machine."""
 
 ROUNDING = 1e-9
 """Rounding error of sums of shares."""

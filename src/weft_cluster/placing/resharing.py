@@ -185,7 +185,7 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
 
 
 def _leans(problem: PlacingProblem) -> Floats:
-    """How much more each model computes than it uses the memory channel, from 1 to -1; (kinds, models)."""
+    """Whether each model rather computes (up to 1) or uses the memory channel (down to -1); (kinds, models)."""
     both = problem.rows.sum(axis=1)
     leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(both > 0, both, 1.0)
     return leans

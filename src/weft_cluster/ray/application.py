@@ -43,7 +43,7 @@ LOOKUP_EVERY_S = 0.25
 """Period at which a gate reads the registry, and retries of a server that asks to leave. Four times per heartbeat, so
 that a server that has left is known before its ``LEAVING_S`` ends."""
 UPSCALE_S = 10.0
-"""How long the load must exceed what servers carry before Ray adds one; as long as the window of the rates."""
+"""Time for which the load must exceed the servers' cap before Ray adds one; as long as the window of the rates."""
 LEAVING_S = 1.0
 """Time between leaving the registry and shutdown, so that all gates have stopped sending requests."""
 HANDOVER_S = 120.0
@@ -51,7 +51,7 @@ HANDOVER_S = 120.0
 REGISTRY_TIMEOUT_S = 3.0
 """Timeout of a call to the registry; then it is retried, for the registry may be replaced as well."""
 READY_S = 30.0
-"""How long a gate waits for servers before it listens; the one that it replaces listens meanwhile."""
+"""Timeout for a new gate's wait for servers before it listens; the gate that it replaces listens meanwhile."""
 ENDING_S = 180.0
 """Timeout of Ray for a whole shutdown: ``HANDOVER_S``, ``LEAVING_S``, and the server's own drain."""
 

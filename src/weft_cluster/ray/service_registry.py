@@ -46,7 +46,7 @@ class _Entry:
     heartbeat_s: float
     """When its last heartbeat came."""
     refused: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
-    """Of a gate: time of a heartbeat, and how many requests it had refused in all by then, by model."""
+    """For a gate: time of each recent heartbeat, and the total number of requests refused until then, by model."""
 
 
 class ServiceRegistry:

@@ -68,11 +68,11 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     actors: dict[str, dict[str, Any]] = {}
     """Kind of machine -> the resources that Ray reserves for each: ``{"num_gpus": 1}``."""
     gate_actor: dict[str, Any] = {"num_cpus": 0}
-    """The same for each gate."""
+    """Resources that Ray reserves for each gate."""
     server: ServerKeys = {}
     """Settings of every server, as in the file of ``weft serve --config``."""
     gate: ServerKeys = {}
-    """The same for gates: api_key, keys_file, tls_cert, ..."""
+    """Settings of every gate towards its clients: api_key, keys_file, tls_cert, ..."""
     ca_file: str = ""
     """CA file that signed the servers' certificates, if they have any (``server.tls_cert``)."""
 
@@ -104,7 +104,8 @@ def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
 COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
 """Names of a server's two predicted loads among its metrics."""
 LOWER = 0.1
-"""A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
+"""Margin below the cap that the remaining servers must keep before a server is removed, so that small changes of the
+rates do not add and remove servers in turn."""
 
 
 class ServerLoad(NamedTuple):

@@ -46,7 +46,7 @@ class NodeModel(NamedTuple):
     share: float
     """Share of the model's requests that go to this machine; the shares of a model add up to 1."""
     need: Need
-    """Need of a request there at the machine's nominal speed."""
+    """Need of a request on the machine at its nominal speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

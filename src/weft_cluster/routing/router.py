@@ -158,7 +158,10 @@ def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float
 
 
 def _draw_two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:
-    """Indices of two replicas: one drawn by shares, another drawn evenly; the first twice if the other is down."""
+    """Indices of two replicas: one drawn by shares, another drawn evenly.
+
+    The first one twice if there is no other or that is down.
+    """
     place = _by_share(estimates, request, request.draws[0])
     if len(request.replicas) == 1:
         return place, place

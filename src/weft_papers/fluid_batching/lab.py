@@ -237,7 +237,7 @@ class RunMeans(NamedTuple):
     calls: float
     """Scheduler calls per sample."""
     apart: float
-    """How far the seeds with the most and the fewest violations lie apart, in points."""
+    """Difference between the seeds with the most and the fewest violations, in percentage points."""
 
     @property
     def used(self) -> float:

@@ -63,7 +63,8 @@ FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
 """Orion's urgent models (ResNet50 and MobileNetV2, batch 4) in sizes that fill as much of an H200, and their loads:
 20.8 requests a second of what one takes on a V100, by the profiles that come with Orion."""
 BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 0.39, "encoder-b16": 0.33}
-"""The same of its best effort: ResNet50, MobileNetV2, BERT, and an encoder for Transformer-XL; no ResNet101 here."""
+"""Orion's best-effort models and their loads: ResNet50, MobileNetV2, BERT, and an encoder in place of Transformer-XL;
+ResNet101 is left out."""
 SEEDS = (1, 2, 3)
 WARM_S = 0.05  # simulated time that does not count: queues fill within some lengths of the longest model
 FAR_MS = 1e5
@@ -220,7 +221,7 @@ def orions(model: str, beside: str, seconds: float) -> RuleResults:
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Row -> rule -> its results."""
 KINDS = ("saturated/", "urgent/", "deadlines/", "orion/", "simulated ")
-"""Prefixes of rows. The last: simulations of measured rows, with the models as measured there."""
+"""Prefixes of rows. The last one: simulations of measured rows, with the model profiles of that measurement."""
 
 
 class Records(NamedTuple):

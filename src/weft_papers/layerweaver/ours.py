@@ -88,11 +88,11 @@ class Margin(NamedTuple):
     cut: float
     """``weft`` with the pieces it chose."""
     rival: float
-    """The best of the others, whole layers."""
+    """The best policy of RIVALS, with whole layers."""
     rival_cut: float
-    """The best of the others with the same pieces."""
+    """The best policy of RIVALS, with the pieces that ``weft`` chose."""
     charged: float
-    """``weft`` as it likes, where every further piece of a layer costs the array a fill and a drain."""
+    """``weft`` with pieces of its choice, if every further piece of a layer costs the array a fill and a drain."""
     decisions: float
     """Layers and pieces issued per layer."""
 

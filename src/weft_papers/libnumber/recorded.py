@@ -44,7 +44,7 @@ class ScoredRun:
     """Images that were evaluated, of the small and the full set together."""
     seconds: float
     option: Option = None
-    """What was varied, where a method was run in several ways."""
+    """Value of the setting that distinguishes several runs of a method; None: the default run."""
     note: str = ""
 
     @property

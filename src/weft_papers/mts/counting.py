@@ -27,7 +27,7 @@ FORM_OF = {
 }
 """Recorded way to run models -> the form in which it stores the weights."""
 GROUPS = 3
-"""How many groups the paper's 32 tasks fall into."""
+"""The number of groups into which the paper divides its 32 tasks."""
 CHECKED = (
     EvaluatedModels("resnet18", 8, sharing=0.7),
     EvaluatedModels("vgg16", 8, sharing=0.8),

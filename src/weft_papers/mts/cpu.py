@@ -40,7 +40,7 @@ class Heat:
     """Way to run the models -> its times."""
 
     def gain(self, name: str) -> float:
-        """How many times faster than the models one by one."""
+        """Speed-up of a way over the models one by one, by median times."""
         return self.times[SEQUENTIAL].median_s / self.times[name].median_s
 
     def macs(self, name: str) -> float:
