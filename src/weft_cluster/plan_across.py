@@ -27,12 +27,12 @@ from weft_cluster.routing.placing_run import place
 __all__ = ["PlansAcross", "check_place", "plan_across", "print_plans", "workload_of"]
 
 KIND = "machine"
-"""What machines like this one are called; each has its number."""
+"""The kind of machines like this one; their names are this and a number."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlansAcross:
-    """Which models each machine has, and how it serves them."""
+    """A placement on machines like this one, and the plan of each machine."""
 
     placement: Placement
     plans: dict[str, MadePlan]
@@ -51,7 +51,7 @@ class PlansAcross:
 def plan_across(workload: Workload, count: int, **how: Any) -> PlansAcross:
     """Divide a workload among *count* machines like this one, so that most requests are on time, and plan for each.
 
-    how: as for ``make_plan``.
+    how: keyword arguments of ``make_plan``. InputError if *count* is out of range.
     """
     if not 1 <= count <= MOST_MACHINES:
         raise InputError(f"machines = {count} must be from 1 to {MOST_MACHINES}")
@@ -75,21 +75,21 @@ def _measure_device(
     on_progress: OnProgress | None = None,
     **asking: Any,
 ) -> Host:
-    """This machine with as many lanes and threads as carry most of the workload."""
+    """Measure this machine with each sensible number of lanes and threads; return the least loaded, per lane."""
     report_progress = on_progress or (lambda progress: None)
-    asked, hosts = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
+    served, hosts = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
 
-    def load(host: Host) -> float:
+    def load_per_lane(host: Host) -> float:
         return (
-            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in asked.sent)
+            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in served.sent)
             / host.lanes
         )
 
-    return min(hosts, key=load)
+    return min(hosts, key=load_per_lane)
 
 
 def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:
-    """The part of a workload that goes to a machine."""
+    """The part of a workload that a placement sends to *machine*: its models, at their shares of the rates."""
     shares = {placed.model: placed.share for placed in machine.models}
     streams = tuple(
         stream.model_copy(update={"rate": rate and rate * shares[stream.served_name]})
@@ -100,7 +100,7 @@ def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:
 
 
 def print_plans(plans: PlansAcross, output: str | None) -> None:
-    """Show which machine has which models, and how to serve each."""
+    """Print the placement and, if it was written to *output*, the commands that serve each machine."""
     print_table(machines_table(plans.placement))
     for sentence in in_words(plans.placement):
         say(sentence, soft_wrap=True)

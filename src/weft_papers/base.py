@@ -23,7 +23,7 @@ Tick = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One quantity, theirs and ours."""
+    """One quantity of a figure or table: the published number beside ours."""
 
     figure: str
     quantity: str
@@ -36,7 +36,7 @@ class Row:
 
 
 class Table(NamedTuple):
-    """The detail behind some rows, ready to print."""
+    """A detailed table behind some rows; all cells are text."""
 
     title: str
     header: tuple[str, ...]
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """What one figure or table of a paper gave."""
+    """The results of one figure or table of a paper."""
 
     rows: tuple[Row, ...] = ()
     tables: tuple[Table, ...] = ()
@@ -66,7 +66,7 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """All of a paper that was run again, and under which settings."""
+    """The results of all reproduced parts of a paper, and the settings of the runs."""
 
     paper: str
     rows: tuple[Row, ...]
@@ -80,7 +80,7 @@ class Reproduction:
         return tuple(picture.path for picture in self.pictures)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON; pictures by file name."""
+        """Convert to the JSON document of ``weft reproduce --json``; pictures are given by file name."""
         return {
             "format": 1,
             "paper": self.paper,
@@ -105,7 +105,11 @@ def run_steps(
     progress: Progress | None,
     runs: str = "runs",
 ) -> Reproduction:
-    """Run the parts of a paper in order, then ask under which settings that was; *runs*: what a part's ticks count."""
+    """Run the parts of a paper in order and gather their results.
+
+    settings: called after the last part, because some settings are results of the runs. runs: plural noun for what the
+    ticks of a part count, for the progress text.
+    """
     parts = [step(_ticker(progress, name, done, len(steps), runs)) for done, (name, step) in enumerate(steps)]
     if progress:
         progress("done", len(steps), len(steps))
@@ -119,11 +123,14 @@ def run_steps(
 
 
 def _ticker(progress: Progress | None, name: str, done: int, steps: int, runs: str) -> Tick:
-    """Return a callback that shows the current run of a step; the bar itself moves step by step."""
+    """Report that step *name* begins, and return the callback that reports its runs.
 
-    def tick(ran: int, of: int) -> None:
+    done, steps: number of finished steps, and of all; the bar moves only when a step ends.
+    """
+
+    def tick(finished: int, total: int) -> None:
         if progress:
-            progress(f"{name}: {ran} of {of} {runs}", done, steps)
+            progress(f"{name}: {finished} of {total} {runs}", done, steps)
 
     if progress:
         progress(name, done, steps)
@@ -146,17 +153,18 @@ Paper = dict[str, Published]
 
 
 def published(paper: str) -> Paper:
+    """Read the published numbers of a paper from ``data/<paper>.json``."""
     return {key: Published(**entry) for key, entry in printed_data(paper)["numbers"].items()}
 
 
 def printed_data(paper: str) -> dict[str, Any]:
-    """All that the file of a paper's printed numbers holds."""
+    """Read the whole file ``data/<paper>.json``: the published numbers and further printed data."""
     numbers: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
     return numbers
 
 
 def beside(ours: float, paper: float, why: str) -> str:
-    """How far ours lies from the paper's, and the sentence on why."""
-    apart = 100 * (ours / paper - 1)
-    verdict = "agrees within 1 %" if abs(apart) < 1 else f"{abs(apart):.1f} % {'above' if apart > 0 else 'below'}"
+    """Describe the relative difference of our number from the paper's, followed by the explanation *why*."""
+    percent = 100 * (ours / paper - 1)
+    verdict = "agrees within 1 %" if abs(percent) < 1 else f"{abs(percent):.1f} % {'above' if percent > 0 else 'below'}"
     return f"{verdict}: {why}"

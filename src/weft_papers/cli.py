@@ -53,6 +53,7 @@ def command(
 
 
 def _print(result: Reproduction, tables: bool) -> None:
+    """Print the rows (published beside ours) and the files drawn; with *tables*, the detailed tables first."""
     for title, header, rows in result.tables if tables else ():
         table = plain_table(title, header)
         for cells in rows:

@@ -36,12 +36,15 @@ def picture(out: Path, name: str, title: str, panels: Sequence[Panel], **layout:
     with matplotlib.rc_context({"svg.hashsalt": "weft"}):
         figure = draw(title, panels, **layout)
         save(figure, out / f"{name}.png", dpi=130)
-        figure.set_layout_engine("none")  # it is laid out now, which takes longer than drawing it
+        figure.set_layout_engine(
+            "none"
+        )  # saving the PNG computed the layout; computing it again is slower than drawing
         save(figure, out / f"{name}.svg")
     return Figure(title, out / f"{name}.png")
 
 
 def make_folder(out: Path) -> None:
+    """Create the folder and its parents. Raises InputError if that fails."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:

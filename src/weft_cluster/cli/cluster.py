@@ -69,19 +69,19 @@ def simulate(
     from weft_cluster.routing.simulate import simulate_cluster
     from weft_cluster.routing.traffic import read_traffic
 
-    there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
-    cluster = placed(read_placement(placement), there.kinds, demands_of(asked, there))
+    available, streams = read_machines(machines), with_shapes(read_workload(workload), shape)
+    cluster = placed(read_placement(placement), available.kinds, demands_of(streams, available))
     day = None if traffic is None else read_traffic(traffic)
     cluster = cluster.asked(rate, None if day is None else day.cv)
     if slow is not None:
-        cluster = slowed(cluster, *_pair("--slow", slow), seed)
+        cluster = slowed(cluster, *_parse_pair("--slow", slow), seed)
     warmup_s = min(1.0, seconds / 10)
-    down = () if fail is None else failures(cluster, *_pair("--fail", fail), seconds, seed, from_s=warmup_s)
+    outages = () if fail is None else failures(cluster, *_parse_pair("--fail", fail), seconds, seed, from_s=warmup_s)
     names = split_names(routers, "--routers")
     settings = [
         ClusterSetting(
             router=name, policy=policy or POLICY, gates=gates, hop_s=hop_ms / 1e3, report_s=report_ms / 1e3,
-            age_s=age_ms / 1e3, failures=down, warmup_s=warmup_s,
+            age_s=age_ms / 1e3, failures=outages, warmup_s=warmup_s,
         )
         for name in names
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def simulate(
         for setting in settings:
             runs.append(simulate_cluster(cluster, setting, duration_s=seconds, day=day, seed=seed))
             advance()
-    print_table(_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
+    print_table(_runs_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
     write_result(json_file, _as_dict(runs))
 
 
@@ -108,18 +108,20 @@ def status(
     write_result(json_file, {"format": 1, **gate_status})
 
 
-def _pair(option: str, text: str) -> tuple[float, float]:
-    share, _, value = text.partition(":")
+def _parse_pair(option: str, text: str) -> tuple[float, float]:
+    """Parse an option's value SHARE:NUMBER; InputError unless the share is within 0 and 1 and the number above 0."""
+    share_text, _, value_text = text.partition(":")
     try:
-        pair = float(share), float(value)
+        share, value = float(share_text), float(value_text)
     except ValueError:
         raise InputError(f"{option} {text!r} is not of the form 0.1:0.5") from None
-    if not (0 <= pair[0] <= 1 and 0 < pair[1] < float("inf")):
+    if not (0 <= share <= 1 and 0 < value < float("inf")):
         raise InputError(f"{option} {text}: a share lies between 0 and 1, and what follows is above 0")
-    return pair
+    return share, value
 
 
-def _table(title: str, runs: list[ClusterRun]) -> ResultTable:
+def _runs_table(title: str, runs: list[ClusterRun]) -> ResultTable:
+    """A table with a line per router; those with the most requests on time are marked."""
     from weft.reports.tables import ResultTable, TableRow
 
     best = max(run.attainment for run in runs)
@@ -146,7 +148,7 @@ def _as_dict(runs: list[ClusterRun]) -> dict[str, Any]:
 
 
 def servers_table(title: str, status: dict[str, Any]) -> ResultTable:
-    """Return a table of the servers behind a gate, past ones included (``Gate.status``)."""
+    """Make a table of the servers behind a gate, past ones included; *status*: as ``Gate.status`` returns."""
     from weft.reports.tables import ResultTable, TableRow
     from weft_cluster.gates.gate import ENDS
 
@@ -172,10 +174,11 @@ def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
     """Fetch a gate's state of the cluster (``Gate.status``). InputError if no gate answers at *url*."""
     import asyncio
 
-    return asyncio.run(_ask_gate(url, key))
+    return asyncio.run(_fetch_status(url, key))
 
 
-async def _ask_gate(url: str, key: str | None) -> dict[str, Any]:
+async def _fetch_status(url: str, key: str | None) -> dict[str, Any]:
+    """GET a gate's state over HTTP; *key*: API key. InputError if no gate answers."""
     from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
 
     pool = Pool(parse_url(url), 1)

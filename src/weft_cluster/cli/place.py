@@ -64,15 +64,26 @@ def command(
 
     if output is not None:
         check_place(output)
-    asked, there = with_shapes(read_workload(workload), shape), read_machines(machines)
+    streams, available = with_shapes(read_workload(workload), shape), read_machines(machines)
     if before is not None:
-        adapt_placement(context, before, asked, there, lost or (), hysteresis, not fluid, seed, output, json_file)
+        adapt_placement(
+            context,
+            before,
+            streams,
+            available,
+            lost=lost or (),
+            hysteresis=hysteresis,
+            judged=not fluid,
+            seed=seed,
+            output=output,
+            json_file=json_file,
+        )
         return
     refuse_unused(context, "a new placement", dict.fromkeys(("lost", "hysteresis"), "add --from FOLDER"))
     with told_in_options(context), stage_bars() as show:
         placement = place(
-            asked,
-            there,
+            streams,
+            available,
             objective=cast("Objective", objective),
             target=None if fluid else target,
             seed=seed,
@@ -89,6 +100,7 @@ def adapt_placement(
     before: str,
     workload: Workload,
     machines: Machines,
+    *,
     lost: Sequence[str],
     hysteresis: float,
     judged: bool,
@@ -96,13 +108,17 @@ def adapt_placement(
     output: str | None,
     json_file: str | None,
 ) -> None:
-    """Adapt the placement of a folder, write the new one with its change, and tell of both."""
+    """Adapt the placement of folder *before*, write the new one with its change if *output* is given, and print both.
+
+    judged: whether to simulate which requests meet their deadlines. Raises InputError for options that do not go with
+    --from.
+    """
     from weft_cluster.placing.adapting import adapt, write_change
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.placing.placement_shown import change_in_words, loads_table, write_folder
 
-    kept = "the objective and the target are those of the placement; leave it out"
-    refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), kept))
+    way_out = "the objective and the target are those of the placement; leave it out"
+    refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), way_out))
     with told_in_options(context):
         adapted = adapt(
             read_placement(before), workload, machines, lost=lost, hysteresis=hysteresis, judged=judged, seed=seed
@@ -118,7 +134,7 @@ def adapt_placement(
 
 
 def print_placement(placement: Placement, output: str | None) -> None:
-    """Print a placement, its value beside the bound, and where it was written."""
+    """Print a placement, its value beside the bound, and the folder *output* that it was written to, if any."""
     from weft_cluster.placing.placement_shown import in_words, machines_table, unserved_table
 
     print_table(machines_table(placement, SHOWN))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Several machines, run by Ray.", no_args_is_help=True)
 
 BACK_S = 60.0
-"""How long a lost machine is waited for after the run."""
+"""Seconds after the run for which the command waits until a lost machine is served again."""
 KILL_AT = 0.4
-"""When a node is killed, as a share of the run."""
+"""Time at which a node is killed, as a share of the run."""
 
 
 @app.callback()
@@ -69,15 +69,15 @@ def up(
         cluster.__enter__()
     try:
         if bench is None:
-            _stay(cluster)
+            _print_until_signal(cluster)
         else:
-            write_result(json_file, _driven(cluster, bench, kill))
+            write_result(json_file, _run_bench(cluster, bench, kill))
     finally:
         cluster.stop()
 
 
-def _stay(cluster: LocalCluster) -> None:
-    """Until Ctrl-C or SIGTERM."""
+def _print_until_signal(cluster: LocalCluster) -> None:
+    """Print the gates and servers, and wait for Ctrl-C or SIGTERM."""
     for url in cluster.urls:
         say(f"gate      {url}")
     print_table(servers_table(f"{len(cluster.machines)} machines", cluster.status()))
@@ -88,30 +88,34 @@ def _stay(cluster: LocalCluster) -> None:
     ended.wait()
 
 
-def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str, Any]:
-    """Send a workload through the first gate while a node is killed; return the result and the gate's state."""
+def _run_bench(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str, Any]:
+    """Send a workload through the first gate; return the result, the gate's state and the lost machine.
+
+    kill: a machine whose node is killed during the run; None: none is.
+    """
     from weft.cli.bench import print_load
     from weft.load import run_load
     from weft.workloads.requests import read_workload
 
-    asked, url = read_workload(workload), cluster.urls[0]
-    lost = None if kill is None else cluster.kill_node_later(kill, KILL_AT * asked.duration_s)
-    with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
+    load, url = read_workload(workload), cluster.urls[0]
+    lost = None if kill is None else cluster.kill_node_later(kill, KILL_AT * load.duration_s)
+    with progress_bar("sending", max(1, round(load.duration_s))) as advance:
         result = run_load(
-            asked, url, progress=lambda gone, answers, _: advance(f"{answers} answers; seconds", round(gone))
+            load, url, progress=lambda passed_s, answers, _: advance(f"{answers} answers; seconds", round(passed_s))
         )
     if lost is not None:
         with progress_bar("waiting for the machine that was lost"):
             lost.wait(BACK_S)
     print_load(result)
     status = cluster.status()
-    print_table(servers_table(f"{url}: {_summary(status)}", status))
+    print_table(servers_table(f"{url}: {_counts_text(status)}", status))
     if lost is not None:
         say(f"node      {lost.report()}")
     return {**result.as_dict(), "cluster": status, "lost": None if lost is None else lost.as_dict()}
 
 
-def _summary(status: dict[str, Any]) -> str:
+def _counts_text(status: dict[str, Any]) -> str:
+    """Text with the gate's own decisions, counted."""
     counts = status["counts"]
     named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found nobody"}
     return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())

@@ -34,9 +34,10 @@ class RouteChoice(NamedTuple):
 
 
 class RoutingBoard:
-    """Estimates of all servers and the replicas of every model. A server is known by its place, an index.
+    """Estimates of all servers behind a gate, and the replicas of every model.
 
-    Not thread-safe: everything runs on the gate's event loop.
+    A server is identified by its place, an index into ``estimates``. Not thread-safe: everything runs on the gate's
+    event loop.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class RoutingBoard:
         self._route, self._gates, self._random = ROUTERS[router], gates, random.Random(seed)
         self._replicas: dict[str, list[Replica]] = {}
         self._turns: dict[str, int] = {}
-        self._asked: dict[tuple[str, int], int] = {}
+        self._sent_at: dict[tuple[str, int], int] = {}
         """Model and place -> when a request was last sent there."""
-        self._heard: dict[str, int] = {}
+        self._reported_at: dict[str, int] = {}
         """Model -> when a server last reported an estimate for it."""
-        self._at: dict[int, PlacedMachine] = {}
-        """Place -> the machine whose models are there."""
+        self._machines: dict[int, PlacedMachine] = {}
+        """Place -> the machine of the placement that the server there stands for."""
         self.estimates: list[Estimate] = []
         self.expect(models)
 
@@ -78,11 +79,13 @@ class RoutingBoard:
         """Replace the models of the placement; other models are known as long as a server has them."""
         self._expected = frozenset(models)
         for model in (*self._expected, *self._replicas):
-            self._keep(model, self._replicas.get(model, []))
+            self._set_replicas(model, self._replicas.get(model, []))
 
-    def _keep(self, model: str, replicas: list[Replica]) -> None:
+    def _set_replicas(self, model: str, replicas: list[Replica]) -> None:
+        """Set the replicas of a model; forget a model that has none and is not in the placement."""
         if replicas or model in self._expected:
             self._replicas[model] = replicas
+            # Gates start their turns at random, or all would prefer the same of equal servers.
             self._turns.setdefault(model, self._random.randrange(1 << 16))
         else:
             self._replicas.pop(model, None)
@@ -91,36 +94,40 @@ class RoutingBoard:
 
     def add(self, machine: PlacedMachine) -> int:
         """Add a server with the models of a machine; return its place. It is down until ``set_up``."""
-        place = next((at for at in range(len(self.estimates)) if at not in self._at), len(self.estimates))
+        place = next(
+            (index for index in range(len(self.estimates)) if index not in self._machines), len(self.estimates)
+        )
         self.estimates[place : place + 1] = [Estimate(up=False)]
-        self._at[place] = machine
+        self._machines[place] = machine
         for placed in machine.models:
-            self._keep(placed.model, [*self._replicas.get(placed.model, []), _placed_replica(place, placed, machine)])
-        self._share()
+            self._set_replicas(
+                placed.model, [*self._replicas.get(placed.model, []), _placed_replica(place, placed, machine)]
+            )
+        self._update_shares()
         return place
 
     def remove(self, place: int) -> None:
         """Remove a server. Its place may be given to another one."""
-        del self._at[place]
-        self._asked = {key: asked for key, asked in self._asked.items() if key[1] != place}
+        del self._machines[place]
+        self._sent_at = {key: asked for key, asked in self._sent_at.items() if key[1] != place}
         self.estimates[place] = Estimate(up=False)
         for model, replicas in list(self._replicas.items()):
-            self._keep(model, [replica for replica in replicas if replica.machine != place])
-        self._share()
+            self._set_replicas(model, [replica for replica in replicas if replica.machine != place])
+        self._update_shares()
 
     def set_up(self, place: int, *, up: bool) -> None:
-        """Record whether a server takes requests. One that comes back is taken to be idle."""
+        """Record whether a server takes requests; one that comes back is assumed to be idle."""
         before = self.estimates[place]
         if before.up != up:
             self.estimates[place] = Estimate(up=up, in_flight=before.in_flight)
 
-    def _share(self) -> None:
+    def _update_shares(self) -> None:
         """Set ``Replica.until``, the cumulative share of requests; servers of one machine have equal parts."""
-        copies = [machine.name for machine in self._at.values()]
+        copies = [machine.name for machine in self._machines.values()]
         for model, replicas in self._replicas.items():
             weights = []
             for replica in replicas:
-                machine = self._at[replica.machine]
+                machine = self._machines[replica.machine]
                 share = next(placed.share for placed in machine.models if placed.model == model)
                 weights.append(share / copies.count(machine.name))
             total, reached = sum(weights), 0.0
@@ -131,27 +138,30 @@ class RoutingBoard:
     # Requests
 
     def choose(self, model: str, now: int, but: int | None = None, due: int | None = None) -> RouteChoice | None:
-        """Choose a server for a request, not the one at *but*. None if no other server takes requests for the model.
+        """Choose a server for a request; None if none takes requests for the model.
 
-        due: deadline; a request with slack may go to a server that has not reported lately.
+        now, due: time and deadline in ns. but: place of a server to leave out. If there is a deadline, a server without
+        a recent report may be chosen, so that its estimate is refreshed.
         """
         estimates = self.estimates
-        replicas = [one for one in self._replicas[model] if estimates[one.machine].up and one.machine != but]
+        replicas = [
+            replica for replica in self._replicas[model] if estimates[replica.machine].up and replica.machine != but
+        ]
         if not replicas:
             return None
         self._turns[model] = turn = self._turns[model] + 1
         draw = self._random.random
         request = RoutedRequest([_break_tie(replica, draw()) for replica in replicas], turn, (draw(), draw()))
-        replica = self._unheard(model, replicas, now, due) or replicas[self._route(estimates, request, now)]
+        replica = self._find_unheard(model, replicas, now, due) or replicas[self._route(estimates, request, now)]
         return RouteChoice(replica, expected(estimates, replica, now))
 
-    def _unheard(self, model: str, replicas: Sequence[Replica], now: int, due: int | None) -> Replica | None:
-        """Return a replica whose estimate is old, as it got no request for ``UNHEARD_NS``, and that may be in time."""
+    def _find_unheard(self, model: str, replicas: Sequence[Replica], now: int, due: int | None) -> Replica | None:
+        """A replica that got no request for ``UNHEARD_NS`` but should answer by *due*; None if there is none."""
         if due is None:
             return None
         for replica in replicas:
-            asked = self._asked.get((model, replica.machine), now - UNHEARD_NS)
-            if now - asked >= UNHEARD_NS and expected(self.estimates, replica, now) <= due:
+            sent_at = self._sent_at.get((model, replica.machine), now - UNHEARD_NS)
+            if now - sent_at >= UNHEARD_NS and expected(self.estimates, replica, now) <= due:
                 return replica
         return None
 
@@ -160,42 +170,46 @@ class RoutingBoard:
 
         False if no report is younger than ``BELIEVED_NS``.
         """
-        heard = self._heard.get(model)
-        if heard is None or now - heard > BELIEVED_NS:
+        reported_at = self._reported_at.get(model)
+        if reported_at is None or now - reported_at > BELIEVED_NS:
             return False
         up: Sequence[Replica] = [replica for replica in self._replicas[model] if self.estimates[replica.machine].up]
         return bool(up) and all(expected(self.estimates, replica, now) > due for replica in up)
 
     def ahead(self, place: int) -> int:
-        """Return the expected work queued before a new request at a server."""
+        """The expected work queued at a server before a new request, in ns."""
         known = self.estimates[place]
         return rules.aged(known.array, known.as_of, time.monotonic_ns())
 
     def sent(self, model: str, replica: Replica, now: int) -> None:
         """Record that a request for a model was sent to a server."""
-        self._asked[model, replica.machine] = now
+        self._sent_at[model, replica.machine] = now
         self.estimates[replica.machine] = self.estimates[replica.machine].sent(replica, now, self._gates)
 
     def ended(self, place: int) -> None:
-        """Record that a request is no longer at a server, for whatever reason."""
+        """Record that a request is no longer at a server: answered, failed, lost or abandoned."""
         known = self.estimates[place]
         self.estimates[place] = known._replace(in_flight=max(0, known.in_flight - 1))
 
     def heard(self, place: int, model: str, estimate: ServerEstimate, now: int, way: int) -> None:
-        """Take the estimate that a server reported with an answer; *way*: the network's round trip."""
+        """Take the estimate that a server reported with an answer.
+
+        now: time of the answer. way: round trip of the network, in ns.
+        """
         self.estimates[place] = self.estimates[place]._replace(array=estimate.ahead, channel=0, as_of=now)
-        self._heard[model] = now
+        self._reported_at[model] = now
         if not estimate.own:
             return
-        part = estimate.own // estimate.lanes
+        # A request delays the ones behind it by its share of the lanes; the rest is only its own latency.
+        per_lane = estimate.own // estimate.lanes
         replicas = self._replicas[model]
         for index, replica in enumerate(replicas):
             if replica.machine == place:
-                replicas[index] = replica._replace(compute=part, fetch=0, besides=estimate.own - part + way)
+                replicas[index] = replica._replace(compute=per_lane, fetch=0, besides=estimate.own - per_lane + way)
 
 
 def _break_tie(replica: Replica, draw: float) -> Replica:
-    """Add a random part of ``SPREAD`` to a replica's cost, to break ties.
+    """Add a random delay, up to ``SPREAD_NS`` or an eighth of the request, to break ties; *draw*: from 0 to 1.
 
     Otherwise all gates would choose the same of nearly equal servers, and get no reports from the others.
     """
@@ -203,10 +217,10 @@ def _break_tie(replica: Replica, draw: float) -> Replica:
 
 
 def _placed_replica(place: int, placed: PlacedModel, machine: PlacedMachine) -> Replica:
-    """Return a replica with the costs of its placement, as used until its server reports."""
+    """The replica with the costs that its placement predicts, used until its server reports."""
     if not placed.rate:
         return Replica(place, 0, 0)
-    beside = 1 - machine.overlap
-    compute = placed.compute + beside * placed.bandwidth + placed.other
-    fetch = placed.bandwidth + beside * placed.compute + placed.other
+    unhidden = 1 - machine.overlap
+    compute = placed.compute + unhidden * placed.bandwidth + placed.other
+    fetch = placed.bandwidth + unhidden * placed.compute + placed.other
     return Replica(place, round(compute / placed.rate * 1e9), round(fetch / placed.rate * 1e9))

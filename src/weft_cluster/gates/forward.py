@@ -42,7 +42,11 @@ it."""
 
 
 class Link:
-    """One server and its health. *changed* is called when it begins or ceases to take requests."""
+    """A server behind a gate: its address, connection pool and health.
+
+    changed: called when the server begins or ceases to take requests. key: API key of the server. connections: size of
+    the pool. Probes run as a task on the gate's event loop until ``close``.
+    """
 
     def __init__(
         self,
@@ -67,9 +71,11 @@ class Link:
         self.counts: Counter[str] = Counter()
         """How requests ended here."""
         self.took_ns = 0
+        """Sum of the times from sending to answer."""
         self.heard_ns = 0
         """When a request was last answered here."""
-        self._well_ns = 0
+        self._probed_ns = 0
+        """When a probe was last answered."""
         self._changed, self._wanted = changed, True
         self._control = Pool(target, 1)
         self._sooner = asyncio.Event()
@@ -80,7 +86,7 @@ class Link:
         self._sooner.set()
 
     def want(self, wanted: bool) -> None:
-        """Set whether it gets new requests; those that it has are answered."""
+        """Set whether the server gets new requests; those that it has are answered."""
         self._wanted = wanted
         self._set_up(up=self.up)
 
@@ -93,6 +99,7 @@ class Link:
         await self.pool.close()
 
     async def _probe_forever(self) -> None:
+        """Probe every ``LOOK_S`` seconds, or at once after ``suspect``."""
         while True:
             self._sooner.clear()
             await self._probe()
@@ -104,13 +111,13 @@ class Link:
         """Probe readiness. A probe that times out does not take the server down while it still answers requests."""
         began = time.monotonic_ns()
         try:
-            answer = await self._ask("v2/health/ready")
-            up, self._well_ns = answer.status == 200, time.monotonic_ns()
-            passed = self._well_ns - began
+            answer = await self._get("v2/health/ready")
+            up, self._probed_ns = answer.status == 200, time.monotonic_ns()
+            passed = self._probed_ns - began
             if up and not self.up:
-                await self._learn()
+                await self._read_terms()
         except TimeoutError:
-            if time.monotonic_ns() - max(self.heard_ns, self._well_ns) > SILENT_NS:
+            if time.monotonic_ns() - max(self.heard_ns, self._probed_ns) > SILENT_NS:
                 self._set_up(up=False)
                 self.pool.lose()
             return
@@ -124,19 +131,20 @@ class Link:
         self._set_up(up=up)
 
     def _set_up(self, *, up: bool) -> None:
+        """Take the result of a probe, and report a change."""
         up = up and self._wanted
         if up != self.up:
             self.up = up
             self._changed(self)
 
-    async def _learn(self) -> None:
-        """Read the default deadlines of its models."""
+    async def _read_terms(self) -> None:
+        """Read the default deadlines of the server's models."""
         for placed in self.placed.models:
-            answer = await self._ask(f"v2/models/{quote(placed.model, safe='')}/config")
+            answer = await self._get(f"v2/models/{quote(placed.model, safe='')}/config")
             if answer.status == 200:
-                self.terms[placed.model] = _terms(answer.body)
+                self.terms[placed.model] = _parse_terms(answer.body)
 
-    async def _ask(self, path: str) -> Answer:
+    async def _get(self, path: str) -> Answer:
         """GET *path*. TimeoutError without an answer within ``PATIENCE_S``, OSError without a connection."""
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -146,19 +154,19 @@ class Link:
             raise
 
 
-def _terms(body: bytes) -> ModelTerms:
-    """Parse the default deadlines from the configuration of a model; none if it has none."""
+def _parse_terms(body: bytes) -> ModelTerms:
+    """Parse the default deadlines in a model's configuration; without any if there are none or the body is invalid."""
     try:
         parameters = json.loads(body)["parameters"]
         terms = {
-            key: float(parameters[f"weft_{key}"]["string_value"]) for key in _STATED if f"weft_{key}" in parameters
+            key: float(parameters[f"weft_{key}"]["string_value"]) for key in _TERM_KEYS if f"weft_{key}" in parameters
         }
     except (ValueError, KeyError, TypeError):
         return ModelTerms()
     return ModelTerms(**terms)
 
 
-_STATED = ("slo_ms", "timeout_ms")
+_TERM_KEYS = ("slo_ms", "timeout_ms")
 
 
 log = logging.getLogger("weft.gate")
@@ -166,16 +174,16 @@ log = logging.getLogger("weft.gate")
 MACHINE = "Weft-Machine"
 """Response header with the machine that computed the answer."""
 LATE_S = 0.02
-"""How long after its deadline a strict request waits for its server's own word."""
+"""Grace period after a strict request's deadline, in which its server's own refusal may still arrive."""
 
-_PASSED_ON = (
+_FORWARDED_HEADERS = (
     "accept-encoding", "content-encoding", "content-type", "inference-header-content-length", "tracestate",
 )  # fmt: skip
-_HANDED_BACK = re.compile(
+_RETURNED_HEADERS = re.compile(
     rb"\r\n(content-encoding|content-type|inference-header-content-length|retry-after|vary)[ \t]*:[ \t]*([^\r\n]*)",
     re.IGNORECASE,
 )
-_ELSEWHERE = frozenset({503, 504})
+_RETRIED_STATUSES = frozenset({503, 504})
 """Statuses of a server that cannot take a request in time; the request is retried at another one."""
 
 
@@ -216,7 +224,7 @@ class Forward:
         due: RequestDue | None = None,
         rank: ClientRank = ANYONE,
     ) -> None:
-        """due: when it is, if it is for a result; rank: what its client's key gives it."""
+        """due: deadline of an inference; None for other requests. rank: priority that the client's API key gives."""
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age, self._rank = age_of(exchange.headers) or 0, rank
         self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
@@ -226,15 +234,16 @@ class Forward:
         self._tries = self._sent_ns = 0
 
     def go(self) -> None:
-        """Send it to where it is answered first, or refuse it at once."""
+        """Send the request to the server that answers first. RequestError if it is refused at once."""
         try:
-            self._go()
+            self._start()
         except RequestError as error:
             self._hop.end({"weft.refused": error.reason, "http.response.status_code": error.status})
             self._count(error.status)
             raise
 
-    def _go(self) -> None:
+    def _start(self) -> None:
+        """Send the request, and start its timeout if it has a strict deadline. RequestError if it is refused."""
         gate, now = self._gate, time.monotonic_ns()
         if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
             gate.counts["unmeetable"] += 1
@@ -254,6 +263,7 @@ class Forward:
         return self._due is not None and self._due.strict
 
     def _send(self, now: int, but: int | None) -> bool:
+        """Send the request to a server other than the one at *but*; False if none can take it, or not in time."""
         choice = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
         if choice is None or (self._tries and self._due and self._due.strict and choice.expected > self._due.at):
             return False
@@ -264,14 +274,15 @@ class Forward:
         link.pool.send(self, self._tries)
         return True
 
-    # What the connection tells us.
+    # Called by the connection pool; *number* counts the attempts.
 
     def request(self, number: int) -> bytes:
+        """The bytes to send to the chosen server."""
         exchange, link = self._exchange, self._link
         assert link is not None
         age_us = (self._age + time.monotonic_ns() - exchange.received_ns) // 1000
         headers = exchange.headers
-        lines = [f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers]
+        lines = [f"{name}: {headers[name]}\r\n" for name in _FORWARDED_HEADERS if name in headers]
         part_of = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
         rank = "" if self._rank == ANYONE else self._rank.header()
         head = f"{''.join(lines)}{part_of}{rank}{AGE}: {age_us}\r\n"
@@ -284,15 +295,18 @@ class Forward:
         """Called when the request has been written. It was counted before, when it was given to the connection pool."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
+        """Pass the server's answer on to the client, or retry at another server."""
         link, now = self._end_try()
         link.heard_ns = now
         estimate = estimate_in(answer.head)
         if estimate is not None:
             self._gate.board.heard(link.place, self._model, estimate, now, link.way_ns)
-        link.counts["ok" if answer.status == 200 else "refused" if answer.status in _ELSEWHERE else "failed"] += 1
+        link.counts[
+            "ok" if answer.status == 200 else "refused" if answer.status in _RETRIED_STATUSES else "failed"
+        ] += 1
         link.took_ns += now - self._sent_ns
-        elsewhere = answer.status == 503 or (answer.status == 504 and self._strict)
-        if elsewhere and self._again(now, link.place):
+        refused = answer.status == 503 or (answer.status == 504 and self._strict)
+        if refused and self._retry(now, link.place):
             return
         if answer.status == 401:
             log.error("%s at %s does not take this gate's key", link.machine, link.target.url)
@@ -301,43 +315,45 @@ class Forward:
         self._respond(_response(answer, link.shown))
 
     def broken(self, number: int, why: str, now_s: float) -> None:
+        """Retry after the server or its connection was lost, or answer the client with 503."""
         link, now = self._end_try()
         link.counts["lost"] += 1
         link.suspect()
-        if self._again(now, link.place) or self._again(now, None):
+        # Another server first; the same one if there is no other, as perhaps only the connection broke.
+        if self._retry(now, link.place) or self._retry(now, None):
             return
         self._gate.counts["lost"] += 1
         said = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
         self._respond(refusal(Overloaded(said)))
 
     def _end_try(self) -> tuple[Link, int]:
+        """Record that the request is no longer at its server; return the server and the time in ns."""
         link, self._link = self._link, None
         assert link is not None
         self._gate.board.ended(link.place)
         return link, time.monotonic_ns()
 
-    def _again(self, now: int, but: int | None) -> bool:
-        """Try another server, where that can still be in time."""
+    def _retry(self, now: int, but: int | None) -> bool:
+        """Send the request to a server other than the one at *but*, if attempts are left and it can be in time."""
         if self._tries >= self._gate.tries or not self._exchange.open or not self._send(now, but):
             return False
         self._gate.counts["tried_again"] += 1
         return True
 
-    # How it ends otherwise.
+    # Ends without an answer of a server.
 
     def _on_client_left(self) -> None:
-        """Its client went away."""
-        self._forget()
+        self._abandon()
         self._hop.end({"weft.tries": self._tries})
 
     def _expire(self) -> None:
         self._timer = None
-        self._forget()
+        self._abandon()
         self._gate.counts["expired"] += 1
         self._respond(refusal(Expired(f"{self._model}: its deadline passed before it was done")))
 
-    def _forget(self) -> None:
-        """Stop waiting for the server."""
+    def _abandon(self) -> None:
+        """Stop waiting for the server, whose answer will be dropped."""
         link = self._link
         if link is not None:
             self._end_try()
@@ -351,6 +367,7 @@ class Forward:
             self._timer = None
 
     def _respond(self, response: HttpResponse) -> None:
+        """Answer the client, and end the request's span."""
         self._stop_timer()
         self._exchange.respond(response)
         self._count(response.status)
@@ -360,14 +377,15 @@ class Forward:
         )
 
     def _count(self, status: int) -> None:
-        if self._due is not None and status in _ELSEWHERE:
+        """Count an inference that was refused for lack of time or queue space."""
+        if self._due is not None and status in _RETRIED_STATUSES:
             self._gate.refused[self._model] += 1
 
 
 def _response(answer: Answer, machine: str) -> HttpResponse:
-    """An answer as it goes on to the client."""
+    """Convert a server's answer to the response for the client; *machine*: the server's name for a header."""
     kind, headers = "application/json", [(MACHINE, machine)]
-    for name, value in _HANDED_BACK.findall(answer.head):
+    for name, value in _RETURNED_HEADERS.findall(answer.head):
         if name.lower() == b"content-type":
             kind = value.decode("latin-1")
         else:

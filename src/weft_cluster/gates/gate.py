@@ -68,16 +68,19 @@ def metrics_text(status: Mapping[str, Any]) -> str:
 def _per_server(
     value: Callable[[Mapping[str, Any]], float],
 ) -> Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]:
+    """Return a function that yields (labels, value) for each server in a gate's status."""
     return lambda status: ((_labels(server), value(server)) for server in status["servers"])
 
 
-def _ends(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _end_samples(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the number of requests at each server, by how they ended."""
     for server in status["servers"]:
         for end in ENDS:
             yield f"{_labels(server)},{labelled('end', end)}", server["ended"].get(end, 0)
 
 
-def _own(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _decision_samples(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the number of the gate's own decisions, by kind."""
     for what in OWN:
         yield f"{labelled('gate', status['gate'])},{labelled('what', what)}", status["counts"].get(what, 0)
 
@@ -88,7 +91,7 @@ def _labels(server: Mapping[str, Any]) -> str:
 
 FAMILIES = (
     GateFamily("weft_gate_up", "gauge", "Whether a server takes requests.", _per_server(lambda server: server["up"])),
-    GateFamily("weft_gate_requests_total", "counter", "Requests sent to a server, by how they ended.", _ends),
+    GateFamily("weft_gate_requests_total", "counter", "Requests sent to a server, by how they ended.", _end_samples),
     GateFamily(
         "weft_gate_in_flight", "gauge", "Requests at a server.", _per_server(lambda server: server["in_flight"])
     ),
@@ -98,7 +101,7 @@ FAMILIES = (
         "Work before another request.",
         _per_server(lambda server: server["ahead_ms"] / 1e3),
     ),
-    GateFamily("weft_gate_decisions_total", "counter", "What the gate decided itself.", _own),
+    GateFamily("weft_gate_decisions_total", "counter", "What the gate decided itself.", _decision_samples),
 )
 
 
@@ -125,9 +128,9 @@ class GateSettings:
     tries: int = 2
     """Most attempts per request, each at another server; 1: no retries."""
     key: str | None = None
-    """What the servers want."""
+    """API key that the servers require."""
     context: ssl.SSLContext | None = None
-    """For servers under https, instead of the system's certificates."""
+    """TLS context for servers under https; None: the system's certificates."""
     name: str = "gate"
 
 
@@ -135,21 +138,21 @@ USUAL_SETTINGS = GateSettings()
 
 
 class Gate:
-    """A gate on the running event loop."""
+    """A gate (router) on the running event loop; not thread-safe."""
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
-        """models: the gate is ready only if all of these have a server."""
+        """models: the gate is ready only if all of these have a server. face: settings towards clients."""
         self.config, self.settings = face, settings
         self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)
         self.tries = settings.tries
         self.links: dict[int, Link] = {}
         """By their places on the board."""
         self.counts: Counter[str] = Counter()
-        """What became of requests here rather than at a server."""
+        """Decisions of the gate itself (OWN), counted."""
         self.refused: Counter[str] = Counter()
-        """Model -> requests that got no result for want of time or room."""
+        """Model -> requests without a result because of missing time or queue space."""
         self._past: deque[dict[str, Any]] = deque(maxlen=PAST)
-        """What there was to say of servers that are no more."""
+        """Last rows of ``status`` of removed servers."""
         self.keys = Keys(face.network.api_key, face.network.keys_file)
         self.port: int | None = None
         self.grpc_port: int | None = None
@@ -169,8 +172,8 @@ class Gate:
         self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
         if network.grpc_port is not None:
             self._grpc = GateGrpc(self, self.config.limits.max_body_bytes)
-            calls = network.grpc_port and network.grpc_port + more
-            self.grpc_port = await self._grpc.start(network.host, calls, grpc_tls_of(network))
+            grpc_port = network.grpc_port and network.grpc_port + more  # 0 stays 0: a free port
+            self.grpc_port = await self._grpc.start(network.host, grpc_port, grpc_tls_of(network))
         return self.port
 
     async def stop(self) -> None:
@@ -195,7 +198,7 @@ class Gate:
         wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
         for url, machine in wanted:
             if (url, machine) not in known:
-                self._join(url, machine)
+                self._add_server(url, machine)
         for key, link in known.items():
             link.want(key in wanted)
             if key not in wanted and not self.board.estimates[link.place].in_flight:
@@ -204,7 +207,7 @@ class Gate:
                 self.board.remove(link.place)
                 await link.close()
 
-    def _join(self, url: str, machine: PlacedMachine) -> None:
+    def _add_server(self, url: str, machine: PlacedMachine) -> None:
         target, place = parse_url(url, self.settings.context), self.board.add(machine)
         self.links[place] = Link(
             machine, target, place, self._on_link_change, key=self.settings.key, connections=CONNECTIONS
@@ -214,10 +217,10 @@ class Gate:
         self.board.set_up(link.place, up=link.up)
         log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
 
-    # By its head
+    # Admission, by the head of a request
 
     def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
-        """Let a request in, or say why not."""
+        """Admit a request before its body is read, or return the response that refuses it."""
         try:
             path = target.raw_path
             if path not in PROBES:
@@ -229,23 +232,24 @@ class Gate:
             if model and model not in self.board.models:
                 raise NotFound(unknown_name("model", model, self.board.models))
             if model and infers and method == "POST":
-                return _Let(self._infer, model, self.config.limits.max_body_bytes, caller)
+                return _Admitted(self._infer, model, self.config.limits.max_body_bytes, caller)
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
-            return _Let(self._ask if model else self._own(path), model, SMALL_BODY_BYTES, None)
+            return _Admitted(self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, None)
         except RequestError as error:
             return refusal(error)
 
-    def _own(self, path: str) -> Callable[[HttpExchange, str], None]:
+    def _find_page(self, path: str) -> Callable[[HttpExchange, str], None]:
+        """The handler of a path that the gate answers itself. NotFound if there is none."""
         answer = self._pages.get(path)
         if answer is None:
             raise NotFound(f"no such path: {path[:200]!r}")
         return lambda exchange, _: exchange.respond(answer(self))
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer a request that was let in, now or later."""
+        """Answer an admitted request, now or later."""
         let = exchange.passage
-        assert isinstance(let, _Let)
+        assert isinstance(let, _Admitted)
         try:
             let.answer(exchange, let.model)
         except RequestError as error:
@@ -254,15 +258,20 @@ class Gate:
     # Requests for a model
 
     def _infer(self, exchange: HttpExchange, model: str) -> None:
+        """Forward an inference, with its deadline and a priority that its client's key allows."""
         let = exchange.passage
-        own = let.caller.rank if isinstance(let, _Let) and let.caller else ANYONE
-        Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(own)).go()
+        key_rank = let.caller.rank if isinstance(let, _Admitted) and let.caller else ANYONE
+        Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(key_rank)).go()
 
-    def _ask(self, exchange: HttpExchange, model: str) -> None:
+    def _forward_query(self, exchange: HttpExchange, model: str) -> None:
+        """Forward a request about a model, such as for its metadata, to any server that has it."""
         Forward(self, exchange, model).go()
 
     def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
-        """The deadline of a request, if the gate can see it: large or compressed JSON is parsed only by the server."""
+        """The deadline of a request, from its parameters if the gate may parse them, else the model's default.
+
+        Large or compressed JSON is parsed only by the server.
+        """
         headers = exchange.headers
         length = header_length(headers)
         large = (len(exchange.body) if length is None else length) > PEEKED_BYTES
@@ -270,9 +279,10 @@ class Gate:
         terms = next((link.terms[model] for link in self.links.values() if model in link.terms), ModelTerms())
         return due_of(parameters, exchange.received_ns - (age_of(headers) or 0), terms)
 
-    # All else
+    # Pages that the gate answers itself
 
     def _ready(self) -> HttpResponse:
+        """Readiness probe: 503 with a reason while draining, or if a model of the placement has no server."""
         why = "the gate is going down" if self._draining else ""
         if missing := self.board.missing:
             why = f"nobody takes requests for {', '.join(missing[:5])}"
@@ -295,6 +305,7 @@ class Gate:
         }
 
     def _row(self, link: Link) -> dict[str, Any]:
+        """The entry of a server in ``status``."""
         return {
             "machine": link.machine,
             "url": link.target.url,
@@ -317,7 +328,7 @@ class Gate:
     }
 
 
-class _Let:
+class _Admitted:
     """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends."""
 
     __slots__ = ("answer", "body_bytes", "caller", "model")

@@ -51,17 +51,20 @@ _HEAD_BYTES = "inference-header-content-length"
 
 
 class HttpWay(Protocol):
-    """How a gate takes requests over HTTP."""
+    """The part of a gate that takes requests over HTTP."""
 
     budget: ByteBudget
+    """Limit on the bytes of all bodies that are held at a time."""
 
-    def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage: ...
+    def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
+        """Admit a request, or return the response that refuses it."""
 
-    def handle(self, exchange: HttpExchange) -> None: ...
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer an admitted request, now or later."""
 
 
 class _NoSuccess(RequestError):
-    """A server's answer that is no success."""
+    """Raised for a server's answer that is an error; *code*: the status code of gRPC."""
 
     def __init__(self, code: str, words: str) -> None:
         super().__init__(words)
@@ -93,7 +96,7 @@ class GateGrpc:
         )
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
-        """Listen; returns the port. RuntimeError where that cannot be."""
+        """Listen for calls; return the port. RuntimeError if the port cannot be bound."""
         return await listen(self._server, host, port, credentials)
 
     async def stop(self, grace_s: float) -> None:
@@ -104,11 +107,11 @@ class GateGrpc:
     # Calls
 
     def _unary(self, endpoint: Endpoint) -> Any:
-        """Answer a call by the HTTP endpoint of the same name."""
+        """Return a gRPC handler that answers a call by sending it to the HTTP endpoint of the same name."""
         assert endpoint.rpc
         method, write = endpoint.rpc.method, endpoint.rpc.write
 
-        async def answered(data: bytes, context: Any) -> Any:
+        async def answer_call(data: bytes, context: Any) -> Any:
             try:
                 message = grpc_messages.parse_small(proto.METHODS[method][0], data)
                 path = endpoint.path.format(model=quote(getattr(message, "name", ""), safe=""))
@@ -121,13 +124,15 @@ class GateGrpc:
                 refuse(context, error)
             return b""
 
-        return grpc.unary_unary_rpc_method_handler(answered, None, serialized)
+        return grpc.unary_unary_rpc_method_handler(answer_call, None, serialized)
 
     async def _check(self, _: bytes, context: Any) -> Any:
+        """Answer gRPC's own health check by the gate's readiness."""
         ready = (await self._send_to_gate("GET", "/v2/health/ready", {}, b"")).status == 200
         return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
 
     async def _infer(self, data: bytes, context: Any) -> Any:
+        """Answer a ``ModelInfer`` call; an error ends the call with its status code."""
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
             return await self._forward_infer(message, _headers(context), context.time_remaining())
@@ -135,14 +140,15 @@ class GateGrpc:
             refuse(context, error)
         return b""
 
-    async def _body(self, message: InferMessage, timeout_us: int | None) -> InferBody:
-        """A request as the body of one over HTTP; typed contents of more than some MB are read by another process."""
+    async def _make_body(self, message: InferMessage, timeout_us: int | None) -> InferBody:
+        """Convert a request to the body of one over HTTP; another process converts large typed contents."""
         if message.head is not None:
             return as_body(message.head, message.raws, timeout_us)
         return await self._helpers.call(body_of_data, message.data, timeout_us)
 
     async def _forward_infer(self, message: InferMessage, headers: dict[str, str], left_s: float | None) -> Any:
-        body = await self._body(message, None if left_s is None else max(1, round(left_s * 1e6)))
+        """Send an inference through the gate; *left_s*: seconds until the call's deadline, None without one."""
+        body = await self._make_body(message, None if left_s is None else max(1, round(left_s * 1e6)))
         sent = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
         version = f"/versions/{quote(message.model_version, safe='')}" if message.model_version else ""
         path = f"/v2/models/{quote(message.model_name, safe='')}{version}/infer"
@@ -152,7 +158,10 @@ class GateGrpc:
         return as_message(data, None if length is None else int(length))
 
     async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
-        """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
+        """Answer the requests of a stream in their order, up to ``STREAM_AHEAD`` at a time.
+
+        An error is an answer, too, and does not end the stream.
+        """
         headers, begun = _headers(context), asyncio.Queue[asyncio.Task[Any] | None](STREAM_AHEAD)
 
         async def read() -> None:
@@ -171,6 +180,7 @@ class GateGrpc:
                     left.cancel()
 
     async def _answer_in_stream(self, data: bytes, headers: dict[str, str]) -> Any:
+        """The stream message that answers one request, with its result or its error."""
         reply, identity = proto.CLASSES["ModelStreamInferResponse"], dict[str, str]()
         try:
             message = grpc_messages.read_infer(data, self._max_bytes)
@@ -181,10 +191,11 @@ class GateGrpc:
         answer.infer_response.parameters["triton_final_response"].bool_param = True
         return answer
 
-    # The way through the gate
-
     async def _send_to_gate(self, method: str, path: str, headers: dict[str, str], body: bytes) -> HttpResponse:
-        """What the gate answers to a request; a call that is cancelled is withdrawn."""
+        """Pass a request to the gate as if it came over HTTP, and wait for the response.
+
+        If the call is cancelled, the request is abandoned.
+        """
         target = parse_target(path.encode())
         assert target is not None  # names are quoted
         passage = self._way.judge(method, target, headers)
@@ -202,8 +213,8 @@ class GateGrpc:
             finally:
                 self._way.budget.give(held)
         finally:
-            if left := exchange.end():  # the call was cancelled
-                left()
+            if on_client_left := exchange.end():  # the call was cancelled
+                on_client_left()
             passage.end()
 
 
@@ -214,7 +225,7 @@ def _end_with(answer: asyncio.Future[HttpResponse], exchange: HttpExchange, resp
 
 
 def _success_body(answer: HttpResponse) -> bytes:
-    """The body of an answer; ``_NoSuccess`` where it tells of an error."""
+    """The body of a response with status 200. Raises ``_NoSuccess`` for any other."""
     body = answer.body if isinstance(answer.body, bytes) else b"".join(answer.body)
     if answer.status == 200:
         return body
@@ -240,30 +251,36 @@ _Response = proto.CLASSES["ModelInferResponse"]
 
 
 class InferBody(NamedTuple):
-    """The body of a request for a result."""
+    """The body of an inference request over HTTP: JSON, then the bytes of the tensors."""
 
     data: bytes
     head_bytes: int
-    """How many of them are JSON."""
+    """Length of the JSON at its begin."""
 
 
 def body_of_data(data: bytes, timeout_us: int | None) -> InferBody:
-    """A ``ModelInferRequest`` that is not parsed as the body of a request."""
+    """Convert a serialized ``ModelInferRequest`` to the body of an HTTP request; runs in a helper process."""
     return as_body(*grpc_messages.parse_infer(bytes(data)), timeout_us)
 
 
 def as_body(message: Any, raw_contents: Sequence[bytes | memoryview], timeout_us: int | None) -> InferBody:
-    """A ``ModelInferRequest`` as the body of a request; *timeout_us*: what its caller allows, if anything."""
+    """Convert a ``ModelInferRequest`` to the body of an HTTP request.
+
+    raw_contents: bytes of the inputs, if they are not in the message. timeout_us: time that the call allows; None: no
+    limit. The shorter of it and the request's own timeout is sent.
+    """
     parameters: dict[str, Any] = grpc_wire.parameters_of(message)
     if timeout_us is not None:
-        asked = parameters.get("timeout")
-        shorter = isinstance(asked, int) and 0 < asked < timeout_us
-        parameters["timeout"] = asked if shorter else timeout_us
+        request_us = parameters.get("timeout")
+        is_shorter = isinstance(request_us, int) and 0 < request_us < timeout_us
+        parameters["timeout"] = request_us if is_shorter else timeout_us
     raws = iter(raw_contents)
     pieces: list[bytes | memoryview] = []
-    head: dict[str, Any] = {"inputs": [_input(tensor, raws, pieces, bool(raw_contents)) for tensor in message.inputs]}
+    head: dict[str, Any] = {
+        "inputs": [_input_json(tensor, raws, pieces, raw=bool(raw_contents)) for tensor in message.inputs]
+    }
     if message.outputs:
-        head["outputs"] = [_output(element) for element in message.outputs]
+        head["outputs"] = [_output_json(element) for element in message.outputs]
     else:
         parameters["binary_data_output"] = True
     if message.id:
@@ -275,14 +292,21 @@ def as_body(message: Any, raw_contents: Sequence[bytes | memoryview], timeout_us
 
 
 def as_message(body: bytes, head_bytes: int | None) -> Any:
-    """The answer of a server as a ``ModelInferResponse``; Failed where it is none."""
+    """Convert a server's answer to a ``ModelInferResponse``. Raises Failed if it cannot be read.
+
+    head_bytes: length of the JSON at its begin; None: all of it.
+    """
     try:
-        return _read(body, head_bytes)
+        return _parse_answer(body, head_bytes)
     except (ValueError, KeyError, TypeError) as error:
         raise Failed(f"a server's answer cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _read(body: bytes, head_bytes: int | None) -> Any:
+def _parse_answer(body: bytes, head_bytes: int | None) -> Any:
+    """Parse JSON and binary outputs to a ``ModelInferResponse``.
+
+    ValueError, KeyError or TypeError for an invalid body, Failed for an output as JSON.
+    """
     length = len(body) if head_bytes is None else head_bytes
     head, at = orjson.loads(body[:length]), length
     message = _Response(
@@ -295,13 +319,17 @@ def _read(body: bytes, head_bytes: int | None) -> Any:
         size = about.pop("binary_data_size", None)
         if size is None and "data" in output:
             raise Failed(f"output {output['name']!r} came as JSON, though its bytes were asked for")
-        message.raw_output_contents.append(body[at : at + (size or 0)])  # one that lies in a region has none here
+        message.raw_output_contents.append(body[at : at + (size or 0)])  # empty for an output in shared memory
         at += size or 0
         grpc_wire.fill_parameters(tensor.parameters, about)
     return message
 
 
-def _input(tensor: Any, raws: Any, pieces: list[bytes | memoryview], raw: bool) -> dict[str, Any]:
+def _input_json(tensor: Any, raws: Any, pieces: list[bytes | memoryview], *, raw: bool) -> dict[str, Any]:
+    """The JSON of an input; its bytes, if it has any, are appended to *pieces*.
+
+    raws: iterator over the request's raw contents. raw: whether the request has such contents.
+    """
     about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = grpc_wire.parameters_of(tensor)
     fields = tensor.contents.ListFields()
@@ -320,7 +348,8 @@ def _input(tensor: Any, raws: Any, pieces: list[bytes | memoryview], raw: bool) 
     return about | ({"parameters": parameters} if parameters else {})
 
 
-def _output(tensor: Any) -> dict[str, Any]:
+def _output_json(tensor: Any) -> dict[str, Any]:
+    """The JSON of a requested output; its bytes are wanted unless it goes to shared memory."""
     parameters = grpc_wire.parameters_of(tensor)
     if "shared_memory_region" not in parameters:
         parameters["binary_data"] = True

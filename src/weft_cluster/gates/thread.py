@@ -88,10 +88,11 @@ class GateThread:
         self.gate = Gate(models, self._face, settings)
 
     async def _listen(self) -> int:
+        """Listen on the first free port from the configured one on; return it. InputError if there is none."""
         network = self._face.network
-        asked = network.http_port
+        first_port = network.http_port
         # Retry with the next port if this one is taken: nothing was bound, so a retry leaves nothing behind.
-        for more in range(PORTS if asked else 1):
+        for more in range(PORTS if first_port else 1):
             try:
                 return await self.gate.start(more)
             except RuntimeError as error:  # gRPC gives no reason
@@ -100,9 +101,9 @@ class GateThread:
                 raise InputError(f"cannot listen on {where} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    where = f"{network.host}:{asked + more}"
+                    where = f"{network.host}:{first_port + more}"
                     raise InputError(f"cannot listen on {where}: {error.strerror or error}") from error
-        raise InputError(f"ports {asked} to {asked + PORTS - 1} of {network.host} are taken; choose another")
+        raise InputError(f"ports {first_port} to {first_port + PORTS - 1} of {network.host} are taken; choose another")
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -29,65 +29,69 @@ SLACK, TWO_CHOICES, TWO_IN_FLIGHT, TWO_AGED, RANDOM, ROUND_ROBIN = range(6)
 WORK_ARRAY, WORK_CHANNEL, WAITING, UP = range(4)
 """Columns of a report."""
 IN_FLIGHT = UP
-"""What gates know of a machine in the place of that."""
+"""Column of ``ClusterState.ahead`` that takes the place of UP: requests in flight."""
 PERIOD, REQUEST, NUMBER = range(3)
 """Columns of ``ClusterState.at``."""
 
 
 class ClusterTables(NamedTuple):
-    """What stays the same: streams are models on machines, those of a machine beside each other."""
+    """The tables of a run that do not change.
+
+    A stream is a model on a machine; the streams of a machine have consecutive numbers.
+    """
 
     first: Ints
-    """(models + 1): where the streams of each model begin in the next three."""
+    """(models + 1): index of a model's first entry in ``stream`` and ``until``."""
     stream: Ints
-    """Streams, model by model."""
+    """Numbers of the streams, model by model."""
     until: Floats
-    """Up to where the share of each reaches, of its model's requests."""
+    """Cumulative share of the model's requests, up to and including the stream; parallel to ``stream``."""
     machine: Ints
-    """(streams): where it is."""
+    """(streams): the machine."""
     begin: Ints
     """(machines + 1): the first stream of each machine."""
     compute: Ints
-    """(streams): what gates take a request to need of the array..."""
+    """(streams): array time of a request, as gates expect it..."""
     fetch: Ints
-    """... of the channel..."""
+    """... its channel time..."""
     besides: Ints
-    """... and on the way and besides."""
+    """... and the time on the way and outside both."""
     rest_compute: Ints
-    """Of every layer of the programs: what is left of the array's work from there on..."""
+    """(layers of all programs): array work from the layer to the end of its program..."""
     rest_fetch: Ints
-    """... and of the channel's."""
+    """... and channel work."""
     buffer: Ints
-    """(machines): ticks that a machine may be given ahead."""
+    """(machines): ticks of fetches that a machine may hold ahead."""
     largest: Ints
-    """(machines): its longest fetch."""
+    """(machines): the longest fetch."""
     failures: Ints
     """(failures, 3): machine, and the periods from which and until which it is down."""
 
 
 class ClusterRules(NamedTuple):
-    """How gates route, and what they know."""
+    """How gates route, and the period and age of their reports."""
 
     router: int
     gates: int
     period: int
     lag: int
-    """How many periods a report is old when it is first used."""
+    """Age of a report, in periods, when it is first used."""
 
 
 class ClusterState(NamedTuple):
-    """What gates know and how far the run is; machines have a ``LoopState``."""
+    """The state of the gates and of the run; machines have a ``LoopState``."""
 
     at: Ints
-    """The period that comes next, the first request of the block that was not routed, and how many came before it."""
+    """The next period, the first request of the block that is not routed yet, and the number of requests in earlier
+    blocks."""
     reports: Ints
     """(lag + 1, machines, 4): a ring of reports, by period."""
     sent: Ints
     """(gates, lag + 1, machines, 2): work that a gate sent in each period, a ring."""
     ahead: Ints
-    """(gates, machines, 4): array and channel work before a new request, requests there, and those in flight."""
+    """(gates, machines, 4): array and channel work before a new request, reported requests, and those in flight."""
     as_of: Ints
-    """(gates, machines): since when."""
+    """(gates, machines): the time of the values in ``ahead``."""
     up: Bools
     """(machines): whether it runs."""
     turns: Ints
@@ -95,20 +99,20 @@ class ClusterState(NamedTuple):
 
 
 class ClusterRequests(NamedTuple):
-    """A block of requests in order, and room to sort them by stream."""
+    """A block of requests in order, and buffers to sort them by stream."""
 
     time: Ints
     model: Ints
     draws: Floats
-    """(requests, 2): for routers that draw lots."""
+    """(requests, 2): random numbers from 0 to 1, for routers that draw."""
     routed: Ints
-    """(requests): the stream that each went to."""
+    """(requests): the stream that each was sent to."""
     by_stream: Ints
     """Times of a period's requests, stream by stream."""
     many: Ints
-    """(streams): how many of a period's requests came to each."""
+    """(streams): number of a period's requests."""
     known: Ints
-    """(streams, 2): where those begin and end in ``by_stream``."""
+    """(streams, 2): begin and end of a stream's requests in ``by_stream``."""
 
 
 aged = inlined(rules.aged)
@@ -120,9 +124,10 @@ other_place = inlined(rules.other_place)
 
 @untyped_loop
 def run(end, models, terms, served, state, log, heads, tables, how, cluster, requests):
-    """Run the periods that begin before *end*; NONE: one that lasts until all is done.
+    """Run the periods that begin before *end*; NONE: one last period until all requests are answered.
 
-    Returns whether all machines could be served: False where one has more layers ahead than it has places for.
+    terms: (streams, TERMS). served: rules of the machines' loops. log, heads: buffers of those loops, by machine. how:
+    ClusterRules. Returns False if a machine has more layers ahead than its buffers hold, else True.
     """
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     tables, cluster, requests = borrowed((tables, cluster, requests))
@@ -130,17 +135,19 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
     while cluster.at[PERIOD] * how.period < end:
         period = cluster.at[PERIOD]
         until = (period + 1) * how.period if end < k.NONE else k.NONE
-        _fail(served, state, tables, cluster, period)
-        _learn(how, cluster, period)
+        _apply_failures(served, state, tables, cluster, period)
+        _update_estimates(how, cluster, period)
         first = cluster.at[REQUEST]
-        last = _route(tables, how, cluster, requests, period, until)
-        _sort(tables, requests, first, last)
+        last = _route_period(tables, how, cluster, requests, period, until)
+        _sort_by_stream(tables, requests, first, last)
         for machine in range(len(tables.begin) - 1):
             if not cluster.up[machine]:
                 _lose_arrivals(machine, until, served, state, tables, requests)
-            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
+            elif not _serve_machine(
+                machine, until, models, terms, served, state, log, heads, tables, requests, no_more
+            ):
                 return False
-            _report(machine, until, state, terms, models, tables, how, cluster, period + 1)
+            _write_report(machine, until, state, terms, models, tables, how, cluster, period + 1)
         cluster.at[PERIOD] = period + 1
         cluster.at[REQUEST] = last
         if end == k.NONE:
@@ -152,8 +159,8 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
 
 
 @part
-def _fail(served, state, tables, cluster, period):
-    """Let machines that go down lose all they have; those that come back are empty."""
+def _apply_failures(served, state, tables, cluster, period):
+    """Stop machines that fail in a period, which lose all their requests; restart, empty, those that come back."""
     for row in range(len(tables.failures)):
         machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
         if begin == period:
@@ -167,7 +174,7 @@ def _fail(served, state, tables, cluster, period):
 
 @part
 def _lose_all(served, state, stream):
-    """Count everything that waits or runs of a stream as lost."""
+    """Count all waiting and running requests of a stream as lost."""
     row = state.streams[stream]
     for place in range(row[k.PLACES]):
         if state.jobs[stream, place, k.USED] == 1:
@@ -181,6 +188,10 @@ def _lose_all(served, state, stream):
 
 @part
 def _lose_ring(served, state, stream, ring, at):
+    """Empty a stream's queue, and count its requests as lost.
+
+    ring: (streams, places, ...) ring buffers. at: head and length of the stream's.
+    """
     for i in range(at[k.LENGTH]):
         _lose(served, state, stream, ring[stream, (at[k.HEAD] + i) % ring.shape[1], k.ARRIVAL])
     at[k.HEAD] = at[k.LENGTH] = 0
@@ -188,6 +199,7 @@ def _lose_ring(served, state, stream, ring, at):
 
 @inlined
 def _lose(served, state, stream, arrival):
+    """Count a request as lost, unless it arrived during the warm-up."""
     if arrival >= served.warm:
         state.counts[stream, k.ARRIVED] += 1
         state.counts[stream, k.VIOLATED] += 1
@@ -216,8 +228,11 @@ def _restart(state, machine):
 
 
 @part
-def _learn(how, cluster, period):
-    """Estimates of gates at the start of a period: the newest report, plus what they sent since."""
+def _update_estimates(how, cluster, period):
+    """Set every gate's estimates at the start of a period: the newest report, plus what was sent since.
+
+    A gate assumes that the other gates sent as much as it did.
+    """
     ring, now = how.lag + 1, period * how.period
     newest = max(0, period - how.lag)
     for gate in range(how.gates):
@@ -236,8 +251,8 @@ def _learn(how, cluster, period):
 
 
 @part
-def _route(tables, how, cluster, requests, period, until):
-    """Send every request of a period to a stream; the first that is not of it."""
+def _route_period(tables, how, cluster, requests, period, until):
+    """Choose a stream for every request before *until*; return the index of the first request after it."""
     i = cluster.at[REQUEST]
     up = cluster.reports[max(0, period - how.lag) % (how.lag + 1)]
     while i < len(requests.time) and requests.time[i] < until:
@@ -248,24 +263,24 @@ def _route(tables, how, cluster, requests, period, until):
         place = 0
         if count > 1:
             if how.router == SLACK:
-                place = _earliest(tables, cluster, up, first, count, gate, turn, now)
+                place = _pick_earliest(tables, cluster, up, first, count, gate, turn, now)
             elif how.router == ROUND_ROBIN:
-                place = _by_share(tables, up, first, count, place_of_turn(turn))
+                place = _pick_by_share(tables, up, first, count, place_of_turn(turn))
             else:
-                place = _by_share(tables, up, first, count, requests.draws[i, 0])
+                place = _pick_by_share(tables, up, first, count, requests.draws[i, 0])
                 if how.router != RANDOM:
                     other = other_place(requests.draws[i, 1], count, place)
-                    place = _better(tables, how, cluster, up, first, gate, now, place, other)
+                    place = _pick_of_two(tables, how, cluster, up, first, gate, now, place, other)
         stream = tables.stream[first + place]
         requests.routed[i] = stream
-        _note(tables, how, cluster, period, gate, stream, now)
+        _count_sent(tables, how, cluster, period, gate, stream, now)
         i += 1
     return i
 
 
 @inlined
 def _expected_answer(tables, cluster, gate, stream, now):
-    """When a request of a stream would be answered, as a gate knows it."""
+    """Time at which a request of a stream would be answered, by a gate's estimates."""
     machine = tables.machine[stream]
     ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
     return finish(
@@ -279,8 +294,8 @@ def _expected_answer(tables, cluster, gate, stream, now):
 
 
 @part
-def _earliest(tables, cluster, up, first, count, gate, turn, now):
-    """The place where a request would be answered first; of equals the next in turn."""
+def _pick_earliest(tables, cluster, up, first, count, gate, turn, now):
+    """Index, among a model's replicas, of the one that would answer first; of equals the next in turn."""
     best, least = turn % count, k.NONE
     for step in range(count):
         place = (turn + step) % count
@@ -293,8 +308,8 @@ def _earliest(tables, cluster, up, first, count, gate, turn, now):
 
 
 @part
-def _by_share(tables, up, first, count, draw):
-    """The replica whose share contains a random draw, or the next one that is up."""
+def _pick_by_share(tables, up, first, count, draw):
+    """Index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
     place = 0
     while place < count - 1 and tables.until[first + place] <= draw:
         place += 1
@@ -306,8 +321,11 @@ def _by_share(tables, up, first, count, draw):
 
 
 @part
-def _better(tables, how, cluster, up, first, gate, now, place, other):
-    """The better of two places: by the requests that wait there, or by when it would be answered."""
+def _pick_of_two(tables, how, cluster, up, first, gate, now, place, other):
+    """The better of two replica indices, by requests on the machine or by expected answer.
+
+    *place* if the machine of *other* is down.
+    """
     one, two = tables.stream[first + place], tables.stream[first + other]
     if up[tables.machine[two], UP] == 0:
         return place
@@ -324,8 +342,11 @@ def _better(tables, how, cluster, up, first, gate, now, place, other):
 
 
 @part
-def _note(tables, how, cluster, period, gate, stream, now):
-    """What was sent counts from now on; each gate takes the others to do as it does."""
+def _count_sent(tables, how, cluster, period, gate, stream, now):
+    """Add a request to a gate's estimates.
+
+    Each gate assumes that the others send the same, so its work counts once per gate.
+    """
     machine = tables.machine[stream]
     ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
     sent = cluster.sent[gate, period % (how.lag + 1), machine]
@@ -342,8 +363,8 @@ def _note(tables, how, cluster, period, gate, stream, now):
 
 
 @part
-def _sort(tables, requests, first, last):
-    """Lay the times of a period's requests out stream by stream."""
+def _sort_by_stream(tables, requests, first, last):
+    """Copy the times of requests *first* to *last* into ``by_stream``, and set ``known``."""
     many, known = requests.many, requests.known
     many[:] = 0
     for i in range(first, last):
@@ -359,33 +380,34 @@ def _sort(tables, requests, first, last):
 
 
 @part
-def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
-    """Let a machine serve until then; whether it came so far."""
+def _serve_machine(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
+    """Let a machine serve until a time; return False if its buffers were too small to get there."""
     a, b = tables.begin[machine], tables.begin[machine + 1]
     clocks = state.clocks[machine]
     if a == b:
         return True
-    its = k.LoopState(
+    # Views of the arrays that are this machine's.
+    machine_state = k.LoopState(
         clocks, state.before[machine], state.peak[machine], state.queue[a:b], state.late[a:b], state.returning[a:b],
         state.rings[a:b], state.streams[a:b], state.jobs[a:b], state.members[a:b], state.counts[a:b], state.histogram,
         state.segments, state.speeds, state.unseen, state.patience[a:b],
     )  # fmt: skip
-    by = k.LoopRules(
+    loop_rules = k.LoopRules(
         served.device, served.policy, served.late, served.refills, served.strict, served.by_deadline,
         served.late_gives_way, served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
         tables.buffer[machine], tables.largest[machine], served.lanes, served.cores, served.least_speed,
         served.abort_from, served.abort, served.step, served.hand_overs, served.warm, served.end,
     )  # fmt: skip
-    written = k.LoopLog(log.issues[machine], log.answers[machine])
+    machine_log = k.LoopLog(log.issues[machine], log.answers[machine])
     none = requests.by_stream[:0]
-    coming = k.LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
-    done = serve_until(until, models, terms[a:b], by, its, written, heads, coming, None)
+    arrivals = k.LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
+    done = serve_until(until, models, terms[a:b], loop_rules, machine_state, machine_log, heads, arrivals, None)
     return done or clocks[k.CHANNEL] >= until
 
 
 @part
-def _report(machine, now, state, terms, models, tables, how, cluster, period):
-    """Report of a machine at the start of a period: the work ahead of a new request that is on time."""
+def _write_report(machine, now, state, terms, models, tables, how, cluster, period):
+    """Write a machine's report at the start of a period: the work ahead of a new request that is on time."""
     clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
     array, channel, waiting = max(0, clocks[k.ARRAY] - now), max(0, clocks[k.CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):

@@ -7,11 +7,11 @@ array and work for its memory channel.
 from __future__ import annotations
 
 GOLDEN = 0.6180339887498949
-"""Multiples of it lie as evenly between whole numbers as can be, however many there are."""
+"""The golden ratio minus 1: the fractional parts of its multiples are spread evenly, however many there are."""
 
 
 def aged(ahead: int, as_of: int, now: int) -> int:
-    """Work that is left of *ahead* ticks at *as_of*, if a machine was at it ever since."""
+    """Work that is left at *now* of *ahead* ticks at *as_of*, if the machine worked on it all the time."""
     return max(0, ahead - (now - as_of))
 
 
@@ -29,11 +29,11 @@ def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides
 
 
 def place_of_turn(turn: int) -> float:
-    """Where between 0 and 1 a turn falls: turns in a row fall evenly, so shares are kept from the first on."""
+    """Map a turn to a number from 0 to 1; consecutive turns are spread evenly, so shares are kept from the first on."""
     return (turn * GOLDEN) % 1.0
 
 
 def other_place(draw: float, places: int, but: int) -> int:
-    """One of *places*, all as likely, but not the one."""
+    """One of *places* indices other than *but*, all equally likely; *draw*: random, from 0 to 1."""
     place = min(int(draw * (places - 1)), places - 2)
     return place + 1 if place >= but else place

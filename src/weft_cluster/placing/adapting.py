@@ -39,17 +39,17 @@ CHANGE_FILE = "change.json"
 
 
 class WeightLoad(BaseModel, extra="forbid", frozen=True):
-    """Weights that a machine gets."""
+    """A load of a model's weights to a machine."""
 
     model: Name
     machine: Name
     bytes: Bytes
     seconds: NotNegative
-    """Duration of the load alone..."""
+    """Duration of the load."""
     ready_s: NotNegative
-    """... and its end, after the loads before it on the same machine."""
+    """When the load ends, after the loads before it on the same machine."""
     rate: NotNegative
-    """Requests per second that go there then."""
+    """Requests per second of the model that go to the machine afterwards."""
 
 
 class WeightDrop(BaseModel, extra="forbid", frozen=True):
@@ -71,27 +71,29 @@ class PlacementChange(BaseModel, extra="forbid", frozen=True):
 
     @property
     def bytes(self) -> int:
-        """All weights that are loaded."""
+        """Bytes of all loads."""
         return sum(load.bytes for load in self.loads)
 
     @property
     def seconds(self) -> float:
-        """Until the last of them is there."""
+        """When the last load ends."""
         return max((load.ready_s for load in self.loads), default=0.0)
 
     @property
     def waiting(self) -> float:
-        """Requests that arrive for loaded models before these are there: what an outage costs."""
+        """Requests that arrive for loaded models before their loads end: the cost of an outage."""
         return sum(load.rate * load.ready_s for load in self.loads)
 
 
 def difference(before: Placement, after: Placement, problem: PlacingProblem) -> PlacementChange:
-    """What leads from one placement to the other, on the machines of a problem."""
-    had, has = _copies(before), _copies(after)
+    """The loads and drops that lead from one placement to the other, on the machines of a problem."""
+    old_rates, new_rates = _rates_by_copy(before), _rates_by_copy(after)
     machines = {machine.name: machine.kind for machine in problem.machines}
-    kept = [copy for copy in has if copy in had]
-    drops = [copy for copy in had if copy not in has and copy[0] in machines]
-    new = [(machine, model, has[machine, model]) for machine, model in has if (machine, model) not in had]
+    kept = [copy for copy in new_rates if copy in old_rates]
+    drops = [
+        (machine, model) for machine, model in old_rates if (machine, model) not in new_rates and machine in machines
+    ]
+    new = [(machine, model, rate) for (machine, model), rate in new_rates.items() if (machine, model) not in old_rates]
     return PlacementChange(
         loads=tuple(in_order(new, problem)),
         drops=tuple(WeightDrop(model=model, machine=machine) for machine, model in drops),
@@ -99,15 +101,16 @@ def difference(before: Placement, after: Placement, problem: PlacingProblem) -> 
     )
 
 
-def _copies(placement: Placement) -> dict[tuple[str, str], float]:
-    """(machine, model) -> requests per second that go there."""
+def _rates_by_copy(placement: Placement) -> dict[tuple[str, str], float]:
+    """(machine, model) -> requests per second that go to this copy."""
     return {(machine.name, placed.model): placed.rate for machine in placement.machines for placed in machine.models}
 
 
 def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) -> list[WeightLoad]:
-    """Loads of (machine, model, rate): on every machine first what most requests wait for, per second of loading.
+    """Order the loads of (machine, model, rate) on every machine, and compute when each ends.
 
-    That order has the fewest requests wait (Smith's rule).
+    Those with the most requests per second of loading go first: with that order the fewest requests wait (Smith's
+    rule).
     """
     needs = {demand.model: demand.needs for demand in problem.demands}
     kinds = {machine.name: machine.kind for machine in problem.machines}
@@ -126,7 +129,7 @@ def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) 
 
 
 def parse_change(raw: Any, where: str) -> PlacementChange:
-    """The change that parsed JSON describes; *where* opens the message if it is none."""
+    """Parse the JSON of a change; *where* begins the message of the PlacingError if it is invalid."""
     try:
         return PlacementChange.model_validate(raw)
     except ValidationError as error:
@@ -139,16 +142,16 @@ def write_change(change: PlacementChange, folder: Path) -> None:
 
 
 HYSTERESIS = 0.1
-"""How far below its cap a machine ends up that had to be touched, as a share of the cap."""
+"""How far below its cap a machine that must change is brought, as a share of the cap."""
 WORTH = 1e-3
-"""The smallest part of what has no place that is worth a load."""
+"""The smallest part of an unplaced share that is worth a load of weights."""
 NOTHING = 1e-7
-"""A share that need not be placed any more."""
+"""Shares up to this are rounding and need no place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapted:
-    """The new placement, and the loads and closures that lead to it."""
+    """The new placement, and the change that leads to it."""
 
     placement: Placement
     change: PlacementChange
@@ -174,11 +177,11 @@ def adapt(
     demands = demands_of(workload, machines) if isinstance(workload, Workload) else workload
     problem = PlacingProblem.of(machines, demands)
     check_each_fits(problem)
-    problem = _without(problem, lost)
+    problem = _remove_machines(problem, lost)
     filling = adapted(problem, before, hysteresis)
     bound = placing_bound(problem, before.objective)
     judge = OnTimeJudge(seed + OTHER_SEEDS) if judged or before.objective == "attainment" else None
-    value = _value(filling, before, judge)
+    value = _objective_value(filling, before, judge)
     after = make_placement(
         filling,
         before.objective,
@@ -190,8 +193,8 @@ def adapt(
     return Adapted(after, difference(before, after, problem))
 
 
-def _without(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
-    """The problem without machines that are gone."""
+def _remove_machines(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
+    """The problem without the machines named *lost*. PlacingError if one is unknown or none is left."""
     names = [machine.name for machine in problem.machines]
     for name in lost:
         if name not in names:
@@ -202,8 +205,11 @@ def _without(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
     return problem.section(left, range(len(problem.demands)))
 
 
-def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
-    """The value of the placement's objective under the new problem."""
+def _objective_value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
+    """The value of the objective of *before* for a filling of the new problem.
+
+    judge: simulates which requests are on time; needed for the objective attainment.
+    """
     problem, used = filling.problem, np.flatnonzero(filling.used).tolist()
     if before.objective == "machines":
         return float(len(used))
@@ -222,8 +228,8 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
 
     Machines and models that no longer exist are left out.
     """
-    below = replace(problem, cap=problem.cap * (1 - hysteresis))
-    filling, homeless = carried_over(below, before)
+    lowered_caps = replace(problem, cap=problem.cap * (1 - hysteresis))
+    filling, homeless = carried_over(lowered_caps, before)
     settling = _Settling(filling)
     over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
     for machine in np.flatnonzero(over).tolist():
@@ -233,13 +239,14 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
     if before.objective in ("machines", "cost") and not left:
         settling.close_new_machines(inhabited)
         settling.empty_machines()
+    # What still has no place may fill machines up to their real caps.
     settling.filling = Filling(problem, settling.filling.shares)
     settling.settle(left)
     return settling.filling
 
 
 def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, list[Piece]]:
-    """Return what may stay in place, on overfull machines too, and the pieces without a place."""
+    """The filling of what may stay where it was, on overfull machines too, and the pieces without a place."""
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
     filling = Filling(problem)
@@ -250,15 +257,15 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
                 filling.add(machine, model, placed.share)
     for model, demand in enumerate(problem.demands):
         homes = filling.where(model)
-        if homes and len(homes) < demand.replicas:  # a replica more is asked for: it gets its part of the requests
-            most = max(homes, key=lambda home: filling.shares[home][model])
-            reduce_share(filling, most, model, min(1 / demand.replicas, filling.shares[most][model] / 2))
+        if homes and len(homes) < demand.replicas:  # free a share for the replica that is missing
+            largest = max(homes, key=lambda home: filling.shares[home][model])
+            reduce_share(filling, largest, model, min(1 / demand.replicas, filling.shares[largest][model] / 2))
     missing = 1 - filling.served()
     return filling, [Piece(model, float(missing[model])) for model in np.flatnonzero(missing > NOTHING).tolist()]
 
 
 def reduce_share(filling: Filling, machine: int, model: int, share: float) -> float:
-    """Remove a share of a model from a machine, and the model if nothing remains; return the removed piece."""
+    """Remove a share of a model from a machine, and the model if nothing remains; return the share that was removed."""
     there = filling.take(machine, model)
     if there - share <= NOTHING:
         return there
@@ -267,17 +274,17 @@ def reduce_share(filling: Filling, machine: int, model: int, share: float) -> fl
 
 
 class _Settling:
-    """A filling while models are moved between its machines."""
+    """Moves models between the machines of a filling with few loads of weights."""
 
     def __init__(self, filling: Filling) -> None:
         self.filling = filling
         self._queue_s = np.zeros(len(filling.problem.machines))
-        """(machine): how long it loads what was put there so far."""
+        """(machine): seconds of the loads that were caused so far."""
 
     def relieve(self, machine: int) -> list[Piece]:
         """Bring a machine below its cap; return the pieces that no other machine with their model has room for."""
         for model in list(self.filling.shares[machine]):
-            self._send(machine, model, min(self._excess(machine, model), self.filling.shares[machine][model]))
+            self._move_to_others(machine, model, min(self._excess(machine, model), self.filling.shares[machine][model]))
         taken = []
         while self._excess(machine) > 0:
             model, share = self._cheapest(machine)
@@ -297,8 +304,8 @@ class _Settling:
         with np.errstate(divide="ignore", invalid="ignore"):
             return float(np.where(over > 0, over / problem.rows[kind, :, model], 0.0).max())
 
-    def _send(self, machine: int, model: int, share: float) -> None:
-        """Move a share to other machines that have the model, as far as they have room."""
+    def _move_to_others(self, machine: int, model: int, share: float) -> None:
+        """Move up to *share* of a model to other machines that have it, as far as they have room."""
         rooms = self.filling.room(model)
         for home in self.filling.where(model):
             part = min(share, float(rooms[home]))
@@ -332,27 +339,31 @@ class _Settling:
         return min(options)[1:]
 
     def settle(self, pieces: list[Piece]) -> list[Piece]:
-        """Place pieces, largest first; return those for which there is no room."""
+        """Place pieces, the largest first; return what found no room."""
         rows = self.filling.problem.rows.max(axis=(0, 1))
         todo = sorted(pieces, key=lambda piece: -rows[piece.model] * piece.share)
         left = [self._place(piece.model, piece.share) for piece in todo]
         return [piece for piece in left if piece.share > NOTHING]
 
     def _place(self, model: int, rest: float) -> Piece:
-        """Place a share: on machines that have the model, one in use, an idle one, or several; return the rest."""
+        """Place a share of a model; return the part that found no room.
+
+        In this order: machines that have the model; one machine in use that takes all; one idle machine; several
+        machines.
+        """
         rooms = rooms_apart(self.filling, model)
         for home in self.filling.where(model):
             rest -= self._put(home, model, min(rest, float(rooms[home])))
         for among in (self.filling.used, ~self.filling.used):
             whole = (rooms_apart(self.filling, model) >= rest - ROUNDING) & among
             if rest > ROUNDING and whole.any():
-                rest -= self._put(self._soonest(whole), model, rest)
+                rest -= self._put(self._pick_soonest(whole), model, rest)
         while rest > NOTHING and (rooms := rooms_apart(self.filling, model)).max() > WORTH * rest:
             rest -= self._put(int(np.argmax(rooms)), model, min(rest, float(rooms.max())))
         return Piece(model, rest)
 
-    def _soonest(self, among: Bools) -> int:
-        """Return the machine of *among* with the least to load; of equal ones the least busy."""
+    def _pick_soonest(self, among: Bools) -> int:
+        """The machine of *among* with the least to load; of equals the least busy."""
         where = np.flatnonzero(among)
         order = np.lexsort((self.filling.loads[where].max(axis=1), self._queue_s[where]))
         return int(where[order[0]])
@@ -370,7 +381,10 @@ class _Settling:
         return share
 
     def close_new_machines(self, inhabited: Bools) -> None:
-        """Close newly used machines if the others have room when all models are divided anew."""
+        """Close machines that were not in use before, while the others have room if all models are divided anew.
+
+        inhabited: machines in use before.
+        """
         while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
             least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
             others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]

@@ -20,7 +20,7 @@ from weft_cluster.placing.problem import PlacingProblem
 ALMOST = 1e-6
 """Tolerance of the linear programme's solutions."""
 ALMOST_FULL = 0.9
-"""Where neither loads nor memory are used up so far, it is copies that need machines of their own."""
+"""If loads and memory use less than this share of the opened machines, the need for separate copies is the limit."""
 MIB = 2**20  # bytes are counted in MiB in the programme, so that its coefficients are of similar size
 
 
@@ -33,13 +33,16 @@ class PlacingBound:
     """load, memory or copies."""
     groups: tuple[AlikeMachines, ...]
     opened: tuple[float, ...]
-    """How many machines of each group the programme opens."""
+    """Number of machines that the programme opens, by group."""
     shares: tuple[dict[int, float], ...]
-    """Of each group: number of a model -> the share of its requests that go there."""
+    """By group: number of a model -> share of its requests that go there."""
 
 
 def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float = 1.0) -> PlacingBound | None:
-    """The bound for an objective; None where not even the relaxed demands, times *stretch*, can be served."""
+    """Compute the bound for an objective by the linear programme; None if not all demands can be served.
+
+    stretch: factor on all loads.
+    """
     programme = _Programme(problem, objective, stretch)
     if not programme.solved():
         return None
@@ -50,7 +53,11 @@ def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float 
 
 
 class _Programme:
-    """The linear programme: x, a model's share in a group; y, its copies there; n, machines opened there."""
+    """The linear programme.
+
+    Variables per group of machines: x, the share of a model; y, the number of its copies; n, the number of opened
+    machines.
+    """
 
     def __init__(self, problem: PlacingProblem, objective: Objective, stretch: float) -> None:
         from ortools.linear_solver import pywraplp  # costs a twentieth of a second
@@ -77,10 +84,11 @@ class _Programme:
         return row
 
     def _cap(self, group: AlikeMachines) -> float:
+        """Load up to which a machine is filled; for attainment all of its time counts."""
         return 1.0 if self._objective == "attainment" else group.what.busy_cap
 
     def _add_group(self, place: int) -> list[Any]:
-        """What models take from a group: two loads and the memory."""
+        """Add the limits of a group that models share: its two loads and its memory."""
         group = self.groups[place]
         sizes = (self._cap(group), self._cap(group), group.what.memory_bytes / MIB)
         return [self._limit(size, place) for size in sizes]
@@ -88,8 +96,8 @@ class _Programme:
     def _add_models(self, limits: list[list[Any]]) -> None:
         """Constraints that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
         problem, solver, goal = self._problem, self._solver, self._solver.Objective()
-        whole = sum(demand.rate for demand in problem.demands)
-        times = solver.NumVar(0, solver.infinity(), "")
+        total_rate = sum(demand.rate for demand in problem.demands)
+        times = solver.NumVar(0, solver.infinity(), "")  # objective load: the multiple of all rates
         least = {"load": 0.0, "attainment": 0.0}.get(self._objective, 1.0)
         if self._objective == "load":
             goal.SetCoefficient(times, 1.0)
@@ -103,27 +111,28 @@ class _Programme:
                     x = self._x[place][model] = self._add_share(model, place, limits[place], copies)
                     shares.SetCoefficient(x, 1.0)
                     if self._objective == "attainment":
-                        goal.SetCoefficient(x, demand.rate / whole)
+                        goal.SetCoefficient(x, demand.rate / total_rate)
 
     def _add_share(self, model: int, place: int, limits: list[Any], copies: Any) -> Any:
-        """A model in a group: its share, and as many copies as carry it."""
+        """Add the variables of a model in a group, with as many copies as its load fills machines; return the share."""
         problem, solver, group = self._problem, self._solver, self.groups[place]
         rows = problem.rows[group.kind, :, model] * self._stretch
         x, y = solver.NumVar(0, solver.infinity(), ""), solver.NumVar(0, len(group), "")
-        taken = (float(rows[0]), float(rows[1]), float(problem.bytes[group.kind, model] / MIB))
-        for limit, of, much in zip(limits, (x, x, y), taken, strict=True):
-            limit.SetCoefficient(of, much)
+        costs = (float(rows[0]), float(rows[1]), float(problem.bytes[group.kind, model] / MIB))
+        for limit, variable, cost in zip(limits, (x, x, y), costs, strict=True):
+            limit.SetCoefficient(variable, cost)
         copies.SetCoefficient(y, 1.0)
-        fills = float(rows.max() / self._cap(group))
+        machines_filled = float(rows.max() / self._cap(group))
         enough = solver.Constraint(0, solver.infinity())
         enough.SetCoefficient(y, 1.0)
-        enough.SetCoefficient(x, -fills if self._objective == "load" else -max(1.0, fills))
-        if fills > 1 or problem.demands[model].replicas > 1:
+        enough.SetCoefficient(x, -machines_filled if self._objective == "load" else -max(1.0, machines_filled))
+        if machines_filled > 1 or problem.demands[model].replicas > 1:
+            # Copies of such a model are on different machines.
             self._limit(1.0, place).SetCoefficient(y, 1.0)
         return x
 
     def solved(self) -> bool:
-        """Whether there is a solution, which the others then tell of."""
+        """Solve the programme; return whether there is an optimal solution, which the properties then describe."""
         return bool(self._solver.Solve() == self._solver.OPTIMAL)
 
     @property
@@ -142,23 +151,23 @@ class _Programme:
         return tuple(float(n.solution_value()) for n in self._n)
 
     def tightest(self) -> str:
-        """The resource that the opened machines have least left of."""
-        used, there = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
+        """The resource that the opened machines have the least left of; "copies" if loads and memory have room."""
+        used, available = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
         for place, group in enumerate(self.groups):
             kind, n, shares = group.kind, self.opened[place], self.shares[place]
             loads = [share * self._problem.rows[kind, :, model] for model, share in shares.items()]
             used["load"] += float(np.sum(loads, axis=0).max()) if loads else 0.0
             used["memory"] += sum(share * float(self._problem.bytes[kind, model]) for model, share in shares.items())
-            there["load"] += n * self._cap(group)
-            there["memory"] += n * group.what.memory_bytes
-        full = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
+            available["load"] += n * self._cap(group)
+            available["memory"] += n * group.what.memory_bytes
+        full = {key: used[key] / available[key] if available[key] else 0.0 for key in used}
         tightest = max(full, key=lambda key: full[key])
         return tightest if full[tightest] > ALMOST_FULL else "copies"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlikeMachines:
-    """Machines that any model sees as the same."""
+    """A group of machines that are the same to every model: of one kind and zone, none of them pinned."""
 
     kind: int
     """The number of their kind."""
@@ -171,12 +180,12 @@ class AlikeMachines:
 
 
 def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
-    """Group all machines that are alike."""
+    """Group the machines by kind and zone; a machine that a model is pinned to is a group of its own."""
     pinned = {demand.machine for demand in problem.demands}
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for number, machine in enumerate(problem.machines):
-        alone = machine.name if machine.name in pinned else ""
-        numbers.setdefault((machine.kind, machine.zone, alone), []).append(number)
+        pinned_name = machine.name if machine.name in pinned else ""
+        numbers.setdefault((machine.kind, machine.zone, pinned_name), []).append(number)
     names = list(problem.kinds)
     return tuple(
         AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members))

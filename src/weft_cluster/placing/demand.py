@@ -31,11 +31,11 @@ from weft_cluster.placing.machines import MachineKind, Machines, StatedNeed
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one request of a model takes of a machine of one kind."""
+    """The resources that one request of a model takes on a machine of one kind."""
 
     compute_s: float
     memory_s: float
-    """Time of the memory channel; a part of it, the kind's overlap, is hidden behind computing."""
+    """Time of the memory channel; the kind's overlap says which share of it is hidden behind computing."""
     other_s: float = 0.0
     """Kernel launches and the host: time that overlaps with nothing."""
     weight_bytes: int = 0
@@ -57,11 +57,11 @@ class Need:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that it occupies on a machine as long as it is placed there."""
+        """Memory that the model occupies on a machine as long as it is placed there."""
         return self.weight_bytes + self.activation_bytes
 
     def at_speed(self, speed: float) -> Need:
-        """The same on a machine that is *speed* times as fast."""
+        """The need on a machine that is *speed* times as fast."""
         times = ("compute_s", "memory_s", "other_s", "segment_s", "alone_s")
         return replace(self, **{key: getattr(self, key) / speed for key in times})
 
@@ -78,9 +78,9 @@ class Demand:
     needs: Mapping[str, Need]
     """Kind of machine -> need of one request; other kinds cannot run the model."""
     replicas: int = 1
-    """On how many machines it is at least..."""
+    """Least number of machines that have the model."""
     apart: Literal["machine", "zone"] = "machine"
-    """... and whether these lie in zones of their own."""
+    """Whether the replicas must be on different machines or even in different zones."""
     machine: str | None = None
     """The only machine that may have it."""
     zone: str | None = None
@@ -108,7 +108,7 @@ LONGEST_S = 600.0
 """Cap on the slack of a simulated request: files allow deadlines whose nanoseconds do not fit into 64 bits, and no
 simulation runs that long."""
 AHEAD = 2
-"""How many of its longest pieces a machine is given ahead."""
+"""Weight buffer of a simulated machine, in multiples of its longest fetch."""
 
 CLOCK = Clock.nanoseconds()
 
@@ -116,44 +116,44 @@ CLOCK = Clock.nanoseconds()
 class Pieces(NamedTuple):
     """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
 
-    A machine that overlaps a share of its two resources is simulated as one whose channel and array run side by side
-    without loss, and each model takes of them the two loads of ``problem``: together these fill such a machine exactly
-    when they fill the real one. A request can wait for as long as it could there: its deadline is what it takes alone
-    in the simulation, and its slack.
+    A machine with partial overlap is simulated as one whose channel and array overlap fully. In return a model takes
+    the two loads of ``PlacingProblem.rows`` of them, which fill the simulated machine exactly when they fill the real
+    one. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
     """
 
     segments: int
     array: int
-    """What each takes of the array..."""
+    """Array time of each segment..."""
     channel: int
-    """... and of the channel before."""
+    """... and the channel time before it."""
 
     @property
     def alone(self) -> int:
-        """What all of them take on an idle machine."""
+        """Time of all segments on an idle machine."""
         return self.channel + (self.segments - 1) * max(self.channel, self.array) + self.array
 
     def due(self, slack_s: float) -> int:
-        """The deadline of a request that could wait so long on the real machine; at least a tick."""
+        """The simulated deadline of a request with *slack_s* on the real machine; at least one tick."""
         return max(1, self.alone + CLOCK.ticks(min(slack_s, LONGEST_S)))
 
     def program(self, model: str) -> Program:
+        """The program of a request for the simulator: equal layers."""
         names = tuple(f"{number}" for number in range(self.segments))
         channel = (self.channel,) * self.segments
         return Program(model, names, channel, (self.array,) * self.segments, channel)
 
 
 def pieces_of(need: Need, overlap: float) -> Pieces:
-    """Divide a request into as many pieces as it has segments, for a machine with this *overlap*."""
-    apart = 1 - overlap
+    """Divide a request into at most MOST_SEGMENTS equal segments, for a machine with this *overlap*."""
+    unhidden = 1 - overlap
     count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
-    array = max(1, CLOCK.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
-    channel = max(1, CLOCK.ticks((need.memory_s + apart * need.compute_s + need.other_s) / count))
+    array = max(1, CLOCK.ticks((need.compute_s + unhidden * need.memory_s + need.other_s) / count))
+    channel = max(1, CLOCK.ticks((need.memory_s + unhidden * need.compute_s + need.other_s) / count))
     return Pieces(count, array, channel)
 
 
 def buffer_of(programs: Iterable[Program]) -> int:
-    """The weight buffer of a machine with these programs, which limits what is queued ahead."""
+    """The weight buffer, in ticks, of a machine with these programs; it limits the work queued ahead."""
     return AHEAD * max((program.largest_fetch for program in programs), default=1)
 
 
@@ -163,16 +163,16 @@ MIB = 2**20  # files give weights and activations in MiB
 def demands_of(
     workload: Workload, machines: Machines, measured: Mapping[str, Device] = MappingProxyType({})
 ) -> tuple[Demand, ...]:
-    """Return each model of a workload once, with its need on each kind that can run it.
+    """Compute the demand of each model of a workload: rate, deadline, and need on each kind that can run it.
 
-    measured: kind -> its device, where that is at hand and in no file.
+    measured: kind -> its device, if that is in no file. Streams of the same model are merged.
     """
     by_model: dict[str, Demand] = {}
     devices = {name: measured.get(name) or _device(kind, machines.folder) for name, kind in machines.kinds.items()}
     for index in range(len(workload.stream)):
-        demand = _demand(workload, index, machines, devices)
+        demand = _make_demand(workload, index, machines, devices)
         before = by_model.get(demand.model)
-        by_model[demand.model] = demand if before is None else _together(before, demand)
+        by_model[demand.model] = demand if before is None else _merge_demands(before, demand)
     for model in machines.models:
         if model not in by_model:
             known = ", ".join(list(by_model)[:5])
@@ -180,14 +180,15 @@ def demands_of(
     return tuple(by_model.values())
 
 
-def _together(one: Demand, other: Demand) -> Demand:
+def _merge_demands(one: Demand, other: Demand) -> Demand:
     """Merge two streams of the same model: the sum of the rates, the tighter deadline, the burstier arrivals."""
     due, cv = min(one.deadline_s, other.deadline_s), max(one.cv, other.cv)
     return replace(one, rate=one.rate + other.rate, deadline_s=due, cv=cv)
 
 
-def _demand(workload: Workload, index: int, machines: Machines, devices: dict[str, Device | None]) -> Demand:
-    stream, rate = workload.stream[index], _rate(workload, index)
+def _make_demand(workload: Workload, index: int, machines: Machines, devices: dict[str, Device | None]) -> Demand:
+    """The demand of one stream of a workload. PlacingError if no kind has a profile or a stated need of its model."""
+    stream, rate = workload.stream[index], _mean_rate(workload, index)
     name = stream.served_name
     rule = machines.rule(name)
     needs = {}
@@ -225,8 +226,8 @@ def _demand(workload: Workload, index: int, machines: Machines, devices: dict[st
     )
 
 
-def _rate(workload: Workload, index: int) -> float:
-    """Requests per second; of a trace, what comes in its time on average."""
+def _mean_rate(workload: Workload, index: int) -> float:
+    """Requests per second of a stream; for a recorded trace the mean. WorkloadError for closed clients."""
     stream, rate = workload.stream[index], workload.rates[index]
     if rate is not None:
         return rate
@@ -267,7 +268,7 @@ def _device(kind: MachineKind, folder: str) -> Device | None:
 
 
 def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
-    """One request of a workload's only stream on a device."""
+    """The need of one request of a workload's only stream on a device of *kind*, by its profile."""
     case = prepare(alone, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
     work = [ticks * tick_s for ticks in program.work]
@@ -281,7 +282,7 @@ def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
         )
     lanes = device.lanes if isinstance(device, Host) else 1
     model = _load_layers(alone)
-    compute, memory, other = _divide_time(_until_they_leave(program, work) / lanes, model, kind)
+    compute, memory, other = _divide_time(_mean_time_s(program, work) / lanes, model, kind)
     return Need(
         compute,
         memory,
@@ -294,13 +295,13 @@ def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
 
 
 def _overhead_s(stream: Stream, device: Device) -> float:
-    """The time of a request outside its segments."""
+    """Mean time of a request outside its segments."""
     besides: Sequence[float] = device.model(stream.served_name).overhead_s if isinstance(device, Host) else ()
     return sum(besides) / len(besides) if besides else 0.0
 
 
-def _until_they_leave(program: Program, work: Sequence[float]) -> float:
-    """The mean time of a request, some of which leave early."""
+def _mean_time_s(program: Program, work: Sequence[float]) -> float:
+    """The mean time of a request, given that some leave at early exits; *work*: seconds of each layer."""
     if not program.exit_rates:
         return sum(work)
     times = [0.0, *accumulate(work)]
@@ -310,7 +311,7 @@ def _until_they_leave(program: Program, work: Sequence[float]) -> float:
 
 
 def _load_layers(alone: Workload) -> Model | None:
-    """The only model of a workload with its layers; None where its file is not at hand."""
+    """Load the only model of a workload with its layers; None if its file cannot be read."""
     stream = alone.stream[0]
     beside = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
     try:
@@ -324,9 +325,9 @@ def _load_layers(alone: Workload) -> Model | None:
 
 
 def _divide_time(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
-    """Divide a measured time into computing, memory and other, by the kind's peaks.
+    """Divide a measured time into (computing, memory, other), in proportion to the model's times at the kind's peaks.
 
-    Without peaks all of it is other.
+    Without peaks or layers all of it is other.
     """
     if model is None or kind.peak_tflops is None or kind.bandwidth_gb_s is None:
         return 0.0, 0.0, busy_s
@@ -337,7 +338,7 @@ def _divide_time(busy_s: float, model: Model | None, kind: MachineKind) -> tuple
 
 
 def _weight_bytes(alone: Workload, device: Device, model: Model | None) -> int:
-    """Bytes of a model's weights; without its file an equal part of the measured bytes."""
+    """Bytes of a model's weights; without its file, an equal part of the bytes measured for all models."""
     if model is not None:
         return sum(-(-layer.parameters * layer.weight_bits // 8) for layer in model.layers)
     if isinstance(device, Host) and device.memory_bytes:

@@ -17,7 +17,7 @@ from weft_cluster.placing.machines import GIB
 from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem, Shares
 
 TOLERANCE = 1e-6
-"""By how much a limit may be exceeded, as a share of it: sums of shares are rounded."""
+"""Relative excess over a limit that counts as rounding."""
 
 
 class Filling:
@@ -27,15 +27,16 @@ class Filling:
         machines = len(problem.machines)
         self.problem = problem
         self.shares: list[dict[int, float]] = [{} for _ in range(machines)]
-        """Of each machine: number of a model -> the share of its requests that go there."""
+        """By machine: number of a model -> share of its requests that go there."""
         self._homes: dict[int, set[int]] = {}
+        """Model -> the machines that have it."""
         self.loads = np.zeros((machines, 2))
         """(machine, row): the two loads."""
         self.bytes = np.zeros(machines)
         self.longest_s = np.zeros(machines)
         """(machine): the longest segment of its models."""
         self.tightest_s = np.full(machines, np.inf)
-        """(machine): the least that one of its models can wait for."""
+        """(machine): the smallest slack of its models."""
         self.open = np.ones(machines, np.bool_)
         """(machine): whether models may be placed there."""
         self._caps, self._room = problem.cap[problem.kind_of], problem.room_bytes[problem.kind_of]
@@ -44,7 +45,7 @@ class Filling:
                 self.add(machine, model, share)
 
     def could_join(self, model: int) -> Bools:
-        """(machine): whether the model may be there, however little of it: memory, deadlines, rules."""
+        """Whether each machine may have the model, however small its share: memory, deadlines and rules allow it."""
         problem, kinds = self.problem, self.problem.kind_of
         joins: Bools = self.bytes + problem.bytes[kinds, model] <= self._room
         joins &= self.longest_s <= problem.slack_s[kinds, model]
@@ -54,7 +55,7 @@ class Filling:
         return joins
 
     def room(self, model: int) -> Floats:
-        """(machine): the largest share of the model that could be added there, at most 1; 0 where it may not be."""
+        """The largest share of the model, at most 1, that could be added to each machine; 0 where it may not be."""
         rows = self.problem.rows[self.problem.kind_of, :, model]
         free = np.maximum(self._caps[:, None] - self.loads, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -72,7 +73,7 @@ class Filling:
         return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
 
     def add(self, machine: int, model: int, share: float) -> None:
-        """Put a share of a model on a machine, more of it if it is there already."""
+        """Add a share of a model to a machine, which may have a share of it already."""
         problem, kind = self.problem, self.problem.kind_of[machine]
         self.loads[machine] += share * problem.rows[kind, :, model]
         if model not in self.shares[machine]:
@@ -83,7 +84,10 @@ class Filling:
         self.shares[machine][model] = self.shares[machine].get(model, 0.0) + share
 
     def take(self, machine: int, model: int) -> float:
-        """Take a model off a machine; the share that was there."""
+        """Remove a model from a machine; return the share that was there.
+
+        The machine's loads and limits are computed anew.
+        """
         share = self.shares[machine].pop(model)
         self._homes[model].discard(machine)
         rest, self.shares[machine] = self.shares[machine], {}
@@ -95,11 +99,11 @@ class Filling:
 
     @property
     def used(self) -> Bools:
-        """(machine): whether it has a model."""
+        """Whether each machine has a model."""
         return np.array([bool(models) for models in self.shares], np.bool_)
 
     def served(self) -> Floats:
-        """(model): the share of its requests that go anywhere."""
+        """The share of each model's requests that has a machine."""
         served_shares = np.zeros(len(self.problem.demands))
         for models in self.shares:
             for model, share in models.items():
@@ -108,17 +112,18 @@ class Filling:
 
 
 def broken_limits(filling: Filling) -> Iterator[str]:
-    """Return a sentence for each limit that a filling breaks. Requests without a machine are allowed."""
+    """Yield a sentence for each limit that a filling breaks. Requests without a machine break none."""
     for machine in np.flatnonzero(filling.used).tolist():
-        yield from _of_machine(filling, machine)
+        yield from _broken_by_machine(filling, machine)
     served = filling.served()
     for number, demand in enumerate(filling.problem.demands):
         if served[number] > 1 + TOLERANCE:
             yield f"{demand.model}: {served[number]:.3f} of its requests are placed, more than there are"
-        yield from _of_replicas(filling, number)
+        yield from _broken_replicas(filling, number)
 
 
-def _of_machine(filling: Filling, machine: int) -> Iterator[str]:
+def _broken_by_machine(filling: Filling, machine: int) -> Iterator[str]:
+    """Yield a sentence for each limit that one machine breaks: load, memory, rules, and waits of its models."""
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     name, numbers = problem.machines[machine].name, list(filling.shares[machine])
     if (busy := filling.loads[machine].max()) > problem.cap[kind] * (1 + TOLERANCE):
@@ -135,22 +140,24 @@ def _of_machine(filling: Filling, machine: int) -> Iterator[str]:
                 yield f"{demand.model} on {name} may wait {longest:.1f} ms for {problem.demands[other].model}"
 
 
-def _of_replicas(filling: Filling, model: int) -> Iterator[str]:
-    demand, there = filling.problem.demands[model], filling.replicas(model)
-    if 0 < there < demand.replicas:
-        yield f"{demand.model} is in {there} {demand.apart}s, and shall be in {demand.replicas}"
+def _broken_replicas(filling: Filling, model: int) -> Iterator[str]:
+    """Yield a sentence if a model that is placed has too few replicas."""
+    demand, count = filling.problem.demands[model], filling.replicas(model)
+    if 0 < count < demand.replicas:
+        yield f"{demand.model} is in {count} {demand.apart}s, and shall be in {demand.replicas}"
 
 
 STEEPNESS = 8.0
-"""How much more it counts to fill a machine that is full already."""
+"""Exponent of the penalty for load: the fuller a machine is, the more another load counts."""
 LEAST_PART = 0.02
-"""The least share of a model that a bound's division is followed in."""
+"""Smaller shares of a model in the bound's division are ignored."""
 LARGEST_PIECE = 0.5
-"""How much of a machine a piece of a model takes that needs several: the rest is for what uses the other resource."""
+"""Largest part of a machine that a piece of a divided model takes; the rest is for models that use the other
+resource."""
 
 
 class Piece(NamedTuple):
-    """A part of a model that goes to one machine if it can."""
+    """A share of a model that is placed on one machine if possible."""
 
     model: int
     share: float
@@ -159,9 +166,9 @@ class Piece(NamedTuple):
 
 
 def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[Piece]:
-    """Order all models: those with few possible machines first, then large ones; divide what needs several machines.
+    """Order the models to place: first those with few possible machines, then by size; divide those that need several.
 
-    wanted: among which machines they are best divided.
+    wanted: the bound by whose division among groups of machines models are divided; None: not divided by groups.
     """
     sizes = np.maximum(problem.rows.max(axis=1) / problem.cap[:, None], problem.bytes / problem.room_bytes[:, None])
     runs = np.stack([problem.allowed[problem.kind_of == kind].any(axis=0) for kind in range(len(problem.kinds))])
@@ -178,36 +185,46 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
 
 
 def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
-    """Every model whole, or as the bound divides it among machines that are alike, with the number of their kind."""
+    """Yield every model whole, or in the shares by which the bound divides it.
+
+    With each comes the kind of its machines; None if the model is whole.
+    """
     for model, demand in enumerate(problem.demands):
         if wanted is None or len(wanted.groups) == 1 or demand.replicas > 1:
             yield Piece(model, 1.0), None
             continue
-        shares = {place: its[model] for place, its in enumerate(wanted.shares) if its.get(model, 0.0) > LEAST_PART}
-        whole = sum(shares.values())
-        for place, share in shares.items():
-            group = wanted.groups[place]
-            yield Piece(model, share / whole, group.members), group.kind
+        shares = {
+            index: group_shares[model]
+            for index, group_shares in enumerate(wanted.shares)
+            if group_shares.get(model, 0.0) > LEAST_PART
+        }
+        total = sum(shares.values())
+        for index, share in shares.items():
+            group = wanted.groups[index]
+            yield Piece(model, share / total, group.members), group.kind
 
 
 def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Put pieces on the open machines that they are meant for, each on one; what found no place, for any machine."""
+    """Place each piece on the one of its machines where it adds least; return those without a place.
+
+    Those may then go to any machine.
+    """
     left = []
     for piece in todo:
         fits = rooms_apart(filling, piece.model) >= piece.share - ROUNDING
         if piece.among:
-            meant = np.zeros(len(fits), np.bool_)
-            meant[list(piece.among)] = True
-            fits &= meant
+            allowed = np.zeros(len(fits), np.bool_)
+            allowed[list(piece.among)] = True
+            fits &= allowed
         if fits.any():
-            filling.add(_best(filling, piece, fits), piece.model, piece.share)
+            filling.add(_pick_machine(filling, piece, fits), piece.model, piece.share)
         else:
             left.append(Piece(piece.model, piece.share))
     return left
 
 
 def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Put pieces on several machines each, the roomiest first; what found no place."""
+    """Place pieces on several machines each, those with the most room first; return what found no place."""
     left = []
     for piece in todo:
         rest = piece.share
@@ -225,16 +242,19 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 
 
 def rooms_apart(filling: Filling, model: int) -> Floats:
-    """(machine): the share of the model that it could take; replicas keep apart until there are enough of them."""
+    """The share of the model that each machine could take.
+
+    While there are fewer replicas than required, machines (or zones) that have one count as full.
+    """
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:
-        there, zones = filling.where(model), filling.problem.zone_of
-        rooms[np.isin(zones, zones[there]) if demand.apart == "zone" else there] = 0.0
+        homes, zones = filling.where(model), filling.problem.zone_of
+        rooms[np.isin(zones, zones[homes]) if demand.apart == "zone" else homes] = 0.0
     return rooms
 
 
-def _best(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """Return the machine where the sum of steep powers of the loads grows least.
+def _pick_machine(filling: Filling, piece: Piece, fits: Bools) -> int:
+    """The machine, of those that *fits* allows, where the sum of the exponentials of its two loads grows least.
 
     So models that need one resource join models that need the other.
     """

@@ -25,7 +25,7 @@ from weft_cluster.placing.machines import MOST_MACHINES, MachineKind
 from weft_cluster.placing.problem import ROUNDING, Floats
 
 POLICY, LATE = "weft+", "weave"
-"""What decides on a machine, and what becomes of requests that are late."""
+"""The scheduling policy of the simulated machines, and its treatment of late requests."""
 REQUESTS = 2000
 """Requests per simulated machine: more cost time in proportion, fewer cannot tell 99 % on time from 98.5 %."""
 OTHER_SEEDS = 1000
@@ -51,14 +51,14 @@ class RequestCount(NamedTuple):
 
 
 class OnTimeJudge:
-    """Simulates the machines of one problem, each once for the same models and shares."""
+    """Simulates the machines of one problem, and remembers the results by machine, models and shares."""
 
     def __init__(self, seed: int = 0, requests: int = REQUESTS) -> None:
         self._seed, self._requests = seed, requests
         self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
 
     def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
-        """Number of a model -> what became of its requests on one machine."""
+        """Simulate one machine: number of a model -> its requests and how many were late; empty if idle."""
         if not filling.shares[machine]:
             return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind
@@ -73,7 +73,7 @@ class OnTimeJudge:
         return self._known[key]
 
     def attainment(self, filling: Filling, machines: Iterable[int]) -> float:
-        """Share of the requests on time on these machines; what goes nowhere is not among them."""
+        """Share of the requests to these machines that are on time; requests without a machine do not count."""
         rates = on_time = 0.0
         for machine in machines:
             for model, counted in self.machine(filling, machine).items():
@@ -92,7 +92,10 @@ class OnTimeJudge:
 def machine_case(
     kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
 ) -> Case:
-    """A machine with shares of models on it, ready to be simulated."""
+    """The simulation of one machine of *kind* with shares of models.
+
+    requests: number to simulate; they arrive within LONGEST_S at most.
+    """
     pieces = [pieces_of(demand.needs[kind], what.overlap) for demand in shares]
     programs = tuple(model_pieces.program(demand.model) for model_pieces, demand in zip(pieces, shares, strict=True))
     dues = [
@@ -119,13 +122,13 @@ def machine_case(
 
 
 GOALS = 4
-"""How many of the least loaded machines are tried for a model."""
+"""Number of the least loaded machines that are tried for a model."""
 GAIN = 1e-4
-"""The least share of requests that a change must save."""
+"""Smallest rise of the share on time for which a change is kept."""
 
 
 class ShareMove(NamedTuple):
-    """Some of a model's requests go to another machine."""
+    """A share of a model's requests moves from machine *origin* to *goal*."""
 
     model: int
     share: float
@@ -134,7 +137,10 @@ class ShareMove(NamedTuple):
 
 
 def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) -> None:
-    """Relieve the machines that are below the target, worst first, as long as that helps; at most *trials* times."""
+    """Change the filling so that machines with too few requests on time are relieved, the worst first.
+
+    target: required share of requests on time. trials: most changes to simulate. Stops if no change helps.
+    """
     rates = {machine: judge.attainment(filling, [machine]) for machine in np.flatnonzero(filling.used).tolist()}
     stuck: set[int] = set()
     while trials > 0:
@@ -150,7 +156,10 @@ def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) ->
 
 
 def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) -> tuple[set[int], int]:
-    """Make the first change that helps a machine; which machines it touches, if any does, and how many were tried."""
+    """Make the first change that helps a machine.
+
+    Returns the machines that it touches (empty if none helped) and the number of changes that were simulated.
+    """
     spent = 0
     for change in _changes(filling, machine):
         if spent >= trials:
@@ -158,32 +167,35 @@ def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) ->
         spent += 1
         touched = {machine, *(transfer.goal for transfer in change), *(transfer.origin for transfer in change)}
         before = judge.attainment(filling, touched)
-        make(filling, change)
+        apply_moves(filling, change)
         if judge.attainment(filling, touched) >= before + GAIN:
             return touched, spent
-        make(filling, undone(change))
+        apply_moves(filling, reverse_moves(change))
     return set(), spent
 
 
 def _changes(filling: Filling, machine: int) -> Iterator[tuple[ShareMove, ...]]:
-    """What could relieve a machine: its models moved whole, swapped for lighter ones, or shared half and half."""
+    """Yield changes that could relieve a machine: a model moved whole, swapped for a lighter one, or moved by half.
+
+    Models with the largest loads come first.
+    """
     loads = filling.loads.max(axis=1)
     for model in sorted(filling.shares[machine], key=lambda model: -_load(filling, machine, model)):
         if filling.problem.demands[model].machine is not None:
             continue
-        share, rooms = filling.shares[machine][model], _elsewhere(filling, model, machine)
+        share, rooms = filling.shares[machine][model], _rooms_elsewhere(filling, model, machine)
         goals = np.flatnonzero(rooms > ROUNDING)
         for goal in goals[np.argsort(loads[goals], kind="stable")][:GOALS].tolist():
             if rooms[goal] >= share - ROUNDING:
                 yield (ShareMove(model, share, machine, goal),)
-            elif swap := _swap(filling, model, machine, goal):
+            elif swap := _find_swap(filling, model, machine, goal):
                 yield swap
             if rooms[goal] >= share / 2:
                 yield (ShareMove(model, share / 2, machine, goal),)
 
 
-def _elsewhere(filling: Filling, model: int, machine: int) -> Floats:
-    """(machine): room for a model of another machine; none where its replicas would come together."""
+def _rooms_elsewhere(filling: Filling, model: int, machine: int) -> Floats:
+    """Room on each machine for a model of another *machine*; 0 where its replicas would meet."""
     rooms = filling.room(model)
     rooms[machine] = 0.0
     if filling.problem.demands[model].replicas > 1:
@@ -194,12 +206,13 @@ def _elsewhere(filling: Filling, model: int, machine: int) -> Floats:
 
 
 def _load(filling: Filling, machine: int, model: int) -> float:
+    """The larger of the two loads that a model causes on a machine."""
     rows = filling.problem.rows[filling.problem.kind_of[machine], :, model]
     return float(rows.max() * filling.shares[machine][model])
 
 
-def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
-    """The exchange of a model with the heaviest lighter one on *goal* that fits; empty if there is none."""
+def _find_swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
+    """The exchange of *model* with the heaviest lighter model on machine *goal* that fits; empty if there is none."""
     share = filling.shares[machine][model]
     if model in filling.shares[goal]:
         return ()
@@ -210,13 +223,13 @@ def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareM
             continue
         back = ShareMove(other, filling.shares[goal][other], goal, machine)
         there = ShareMove(model, share, machine, goal)
-        if _possible(filling, there, back):
+        if _is_possible(filling, there, back):
             return there, back
     return ()
 
 
-def _possible(filling: Filling, there: ShareMove, back: ShareMove) -> bool:
-    """Whether two models could change places."""
+def _is_possible(filling: Filling, there: ShareMove, back: ShareMove) -> bool:
+    """Whether two models of different machines can change places; the filling stays as it is."""
     filling.take(there.origin, there.model)
     filling.take(back.origin, back.model)
     fits = filling.room(there.model)[there.goal] >= there.share - ROUNDING
@@ -229,15 +242,15 @@ def _possible(filling: Filling, there: ShareMove, back: ShareMove) -> bool:
     return bool(fits)
 
 
-def make(filling: Filling, change: tuple[ShareMove, ...]) -> None:
-    """Make a change."""
+def apply_moves(filling: Filling, change: tuple[ShareMove, ...]) -> None:
+    """Make the moves of a change, in order."""
     for model, share, origin, goal in change:
-        there = filling.take(origin, model)
-        if there - share > ROUNDING:
-            filling.add(origin, model, there - share)
+        before = filling.take(origin, model)
+        if before - share > ROUNDING:
+            filling.add(origin, model, before - share)
         filling.add(goal, model, share)
 
 
-def undone(change: tuple[ShareMove, ...]) -> tuple[ShareMove, ...]:
-    """The change that takes another back."""
+def reverse_moves(change: tuple[ShareMove, ...]) -> tuple[ShareMove, ...]:
+    """The change that undoes another."""
     return tuple(ShareMove(model, share, goal, origin) for model, share, origin, goal in reversed(change))

@@ -51,9 +51,9 @@ class PlacingRule(BaseModel, extra="forbid", frozen=True):
     """Rules for the machines of one model."""
 
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
-    """On how many machines it is at least..."""
+    """Least number of machines that have the model."""
     apart: Literal["machine", "zone"] = "machine"
-    """... and whether these lie in zones of their own."""
+    """Whether the replicas must be on different machines or even in different zones."""
     machine: Name | None = None
     """The only machine that may have it."""
     zone: Name | None = None
@@ -71,7 +71,7 @@ class PlacingRule(BaseModel, extra="forbid", frozen=True):
 
 
 class MachineKind(BaseModel, extra="forbid", frozen=True):
-    """What machines of one kind have."""
+    """The hardware of machines of one kind, and how far it is used."""
 
     device: Name | None = None
     """A profile of ``weft profile -o``, an NPU by name or file; None: rules say what each model takes."""
@@ -82,11 +82,11 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     peak_tflops: Positive | None = None
     """Peak compute, in 10^12 operations per second, and..."""
     bandwidth_gb_s: Positive | None = None
-    """... what its memory carries: with both, times that were measured are divided into computing and memory."""
+    """... bandwidth of its memory. With both, measured times are divided into computing and memory."""
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """How busy a machine may be on average, so that requests need not wait for long."""
+    """Cap on a machine's mean load, so that requests need not wait for long."""
     speed: Positive = 1.0
-    """How many times as fast as its device it is."""
+    """Speed relative to its device: 2 is twice as fast."""
     price: NotNegative = 1.0
     """Price of a machine, in any unit."""
     load_gb_s: Positive = 10.0
@@ -137,6 +137,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _consistent(self) -> Machines:
+        """Check references between kinds, machines and models, and that names are unique."""
         for group in self.machine:
             if group.kind not in self.kinds:
                 raise ValueError(unknown_name("kind", group.kind, self.kinds))
@@ -154,6 +155,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
         return self
 
     def _check_rule(self, model: str, rule: PlacingRule, names: list[str]) -> None:
+        """Check that the machine, zone and kinds of a model's rule exist, and that its replicas have room."""
         if rule.machine is not None and rule.machine not in names:
             raise ValueError(f"models.{model}: {unknown_name('machine', rule.machine, names)}")
         if rule.zone is not None and rule.zone not in self.zones:
@@ -191,7 +193,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
 
 def read_machines(path: str | Path) -> Machines:
-    """The machines that a TOML file describes; every value is checked."""
+    """Read and check a machines file (TOML). PlacingError if it is invalid."""
     raw = read_toml(path, PlacingError, "machines")
     if "folder" in raw:
         raise PlacingError(f"{path}: unknown key 'folder'")
@@ -199,7 +201,7 @@ def read_machines(path: str | Path) -> Machines:
 
 
 def parse_machines(raw: dict[str, Any], where: str = "machines") -> Machines:
-    """The machines that a mapping with the keys of a file describes; *where* opens the message if it is none."""
+    """Parse a mapping with the keys of a machines file. PlacingError, beginning with *where*, if it is invalid."""
     try:
         return Machines.model_validate(raw)
     except ValidationError as error:

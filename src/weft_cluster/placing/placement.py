@@ -33,17 +33,17 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
     share: Part
     """The share of the model's requests that goes to this machine."""
     rate: NotNegative
-    """These, per second."""
+    """Requests per second of the model that go to this machine."""
     compute: NotNegative = 0.0
-    """Share of the machine's time that they compute..."""
+    """Share of the machine's time in which these requests compute..."""
     bandwidth: NotNegative = 0.0
     """... keep its memory channel busy..."""
     other: NotNegative = 0.0
-    """... and of time that overlaps with nothing."""
+    """... and take time that overlaps with nothing."""
     memory_bytes: Bytes = 0
-    """What the model holds of the machine's memory."""
+    """Memory of the machine that the model occupies."""
     attainment: Share | None = None
-    """Share of them that is predicted to be on time; None: not simulated."""
+    """Share of these requests that is predicted to be on time; None: not simulated."""
 
 
 class PlacedMachine(BaseModel, extra="forbid", frozen=True):
@@ -60,21 +60,21 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
     other: NotNegative
     """... and in which nothing overlaps."""
     overlap: Share = 0.0
-    """How much of computing and the memory channel overlaps, of what could at best."""
+    """Share of the ideal overlap of computing and the memory channel."""
     busy: NotNegative
-    """All three, with that overlap."""
+    """Share of the time in which the machine is busy: the three above, with that overlap."""
     busy_cap: Share
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
     limit: Limit
     """The resource with the least left."""
     limited_by: Name
-    """The model that takes most of that."""
+    """The model that takes most of that resource."""
     attainment: Share | None = None
 
     @property
     def compute_load(self) -> float:
-        """Computing, and what does not overlap with it: with the next, what the cap is about."""
+        """Computing, and what does not overlap with it; ``busy_cap`` limits this and ``bandwidth_load``."""
         return self.compute + (1 - self.overlap) * self.bandwidth + self.other
 
     @property
@@ -84,13 +84,13 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
 
 
 class UnservedModel(BaseModel, extra="forbid", frozen=True):
-    """Requests that no machine was found for."""
+    """Requests of a model for which no machine has room."""
 
     model: Name
     share: Part
     rate: NotNegative
     why: Annotated[str, AfterValidator(printable)]
-    """What would be needed."""
+    """The machines that would be needed."""
 
 
 class Placement(Shown, BaseModel, extra="forbid", frozen=True):
@@ -106,9 +106,9 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     value: NotNegative
     """Value of the objective: machines, multiple of the workload's rates, share on time, or price."""
     bound: NotNegative
-    """What no placement can do better than."""
+    """The value that no placement can exceed."""
     bound_by: Name = "load"
-    """What makes the bound: load, memory, single models."""
+    """The resource that limits the bound: load, memory or copies."""
     attainment: Share | None = None
     """Share of all requests that is predicted to be on time; None: not simulated."""
     notes: tuple[Annotated[str, AfterValidator(printable)], ...] = ()
@@ -142,13 +142,13 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
 
 
 def read_placement(path: str | Path) -> Placement:
-    """The placement of a folder, or of a file."""
+    """Read the placement of a folder, or a placement file. PlacingError if it is invalid."""
     file = Path(path) / PLACEMENT_FILE if Path(path).is_dir() else Path(path)
     return parse_placement(read_json(file, PlacingError), str(file))
 
 
 def parse_placement(raw: Any, where: str) -> Placement:
-    """The placement that parsed JSON describes; *where* opens the message if it is none."""
+    """Parse the JSON of a placement; *where* begins the message of the PlacingError if it is invalid."""
     try:
         return Placement.model_validate(raw)
     except ValidationError as error:

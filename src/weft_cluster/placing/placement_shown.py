@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 MOST_DRAWN = 60
-"""How many machines a picture has."""
+"""Most machines in a picture."""
 MOST_NAMES = 4
-"""How many models of a machine a row names."""
+"""Most models of a machine that a row names."""
 UNITS = {"machines": "machines", "cost": "cost", "load": "times the rates", "attainment": "on time"}
 
 
 def figure(placement: Placement) -> Figure:
-    """Every machine's two loads and its memory."""
+    """Draw the two loads and the memory of up to MOST_DRAWN machines, as shares, with the cap of each."""
     shown = placement.machines[:MOST_DRAWN]
     used = {
         "computing": [machine.compute_load for machine in shown],
@@ -47,12 +47,12 @@ def figure(placement: Placement) -> Figure:
 
 
 def tables(placement: Placement) -> tuple[ResultTable, ...]:
-    """All there is to see."""
+    """The table of machines, and that of unserved models if there are any."""
     return (machines_table(placement), *([unserved_table(placement)] if placement.unserved else []))
 
 
 def machines_table(placement: Placement, most: int | None = None) -> ResultTable:
-    """A row for each machine, up to *most* of them."""
+    """A table with a row for each machine; *most*: largest number of rows, None for all."""
     shown = placement.machines[:most]
     left = len(placement.machines) - len(shown)
     return ResultTable(
@@ -65,6 +65,7 @@ def machines_table(placement: Placement, most: int | None = None) -> ResultTable
 
 
 def _row(machine: PlacedMachine) -> TableRow:
+    """The table row of a machine; models beyond MOST_NAMES are counted."""
     names = [
         placed.model if placed.share > 0.999 else f"{placed.model} {percent(placed.share, 0)}"
         for placed in machine.models
@@ -88,7 +89,7 @@ def _row(machine: PlacedMachine) -> TableRow:
 
 
 def unserved_table(placement: Placement) -> ResultTable:
-    """What goes nowhere, and what would be needed."""
+    """A table of the requests without a machine, and of the machines that they would need."""
     rows = [
         TableRow((unserved.model, unserved.why, percent(unserved.share), f"{unserved.rate:.4g}"))
         for unserved in placement.unserved
@@ -123,12 +124,12 @@ def in_words(placement: Placement) -> list[str]:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share as people read it."""
+    """A share as text in percent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def loads_table(change: PlacementChange, most: int | None = None) -> ResultTable:
-    """Loads in the order in which they end, up to *most* rows."""
+    """A table of the loads in the order in which they end; *most*: largest number of rows, None for all."""
     shown = change.loads[:most]
     left = len(change.loads) - len(shown)
     return ResultTable(
@@ -160,9 +161,9 @@ REPORT_FILE = "report.html"
 
 
 def write_folder(placement: Placement, path: str | Path, more: Callable[[Path], None] = lambda folder: None) -> None:
-    """Write the folder whole or not at all; only one that holds a placement is replaced.
+    """Write a placement folder whole or not at all.
 
-    more: writes what else belongs into the folder.
+    An existing folder is replaced only if it holds a placement. more: writes further files into the folder.
     """
     check_place(path)
     with replacing_folder(path, PlacingError) as folder:
@@ -172,23 +173,23 @@ def write_folder(placement: Placement, path: str | Path, more: Callable[[Path], 
 
 
 def check_place(path: str | Path) -> None:
-    """Refuse a place that no placement can be written to."""
-    there = Path(path)
-    if not there.absolute().parent.is_dir():
-        raise PlacingError(f"{path}: there is no folder {there.absolute().parent}")
-    if there.is_file():
+    """Raise PlacingError unless a placement folder can be written at *path*."""
+    folder = Path(path)
+    if not folder.absolute().parent.is_dir():
+        raise PlacingError(f"{path}: there is no folder {folder.absolute().parent}")
+    if folder.is_file():
         raise PlacingError(f"{path}: is a file; name a folder")
-    if there.is_dir() and any(there.iterdir()) and not (there / PLACEMENT_FILE).is_file():
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / PLACEMENT_FILE).is_file():
         raise PlacingError(f"{path}: holds something that is no placement; name another folder, or empty it")
 
 
 def placement_page(placement: Placement) -> str:
-    """The page of a placement."""
+    """The HTML page that shows a placement."""
     return page_text("placement.html", page_data(placement), "weft_cluster.placing")
 
 
 def page_data(placement: Placement) -> dict[str, Any]:
-    """All the page shows; machines name models by their number."""
+    """The data of the page; machines name models by their index in "models"."""
     names = {name: number for number, name in enumerate(placement.models)}
     shown = placement.model_dump(mode="json", exclude={"format", "machines", "idle"})
     return {
@@ -198,11 +199,12 @@ def page_data(placement: Placement) -> dict[str, Any]:
         "words": in_words(placement),
         "idle": len(placement.idle),
         "models": list(names),
-        "machines": [_machine(machine, names) for machine in placement.machines],
+        "machines": [_machine_data(machine, names) for machine in placement.machines],
     }
 
 
-def _machine(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
+def _machine_data(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
+    """The page's data of one machine; *names*: model -> index. A model is a row of values."""
     shown = machine.model_dump(mode="json", exclude={"models"})
     return {
         **shown,

@@ -23,10 +23,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Shares = Sequence[Mapping[int, float]]
-"""Of each machine: number of a model -> the share of its requests that go there."""
+"""By machine: number of a model -> share of its requests that go to the machine."""
 
 ROUNDING = 1e-9
-"""What sums of shares may be off by."""
+"""Rounding error of sums of shares."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,9 +55,9 @@ class PlacingProblem:
     slack_s: Floats
     """The slack of the model: its deadline minus its time alone."""
     cap: Floats
-    """(kind): how busy a machine may be."""
+    """(kind): cap on a machine's two loads."""
     room_bytes: Floats
-    """(kind): what fits in a machine's memory."""
+    """(kind): a machine's memory."""
     allowed: Bools
     """(machine, model): it runs there by its deadline, fits in the memory, and no rule forbids it."""
 
@@ -73,7 +73,7 @@ class PlacingProblem:
         rates = np.array([demand.rate for demand in demands])
         compute, memory = rates * by_kind(lambda need: need.compute_s), rates * by_kind(lambda need: need.memory_s)
         other, resident = rates * by_kind(lambda need: need.other_s), by_kind(lambda need: need.resident_bytes)
-        apart = 1 - np.array([kind.overlap for kind in kinds.values()])[:, None]
+        unhidden = 1 - np.array([kind.overlap for kind in kinds.values()])[:, None]
         slack = np.array([demand.deadline_s for demand in demands]) - by_kind(lambda need: need.alone_s)
         room = np.array([kind.memory_bytes for kind in kinds.values()], np.float64)
         known = by_kind(lambda need: 1.0) > 0
@@ -88,7 +88,7 @@ class PlacingProblem:
             compute=compute,
             memory=memory,
             other=other,
-            rows=np.stack([compute + apart * memory + other, memory + apart * compute + other], axis=1),
+            rows=np.stack([compute + unhidden * memory + other, memory + unhidden * compute + other], axis=1),
             bytes=resident,
             segment_s=by_kind(lambda need: need.segment_s),
             slack_s=slack,
@@ -99,7 +99,7 @@ class PlacingProblem:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many machines and models there are."""
+        """The number of machines, and of models."""
         return len(self.machines), len(self.demands)
 
     def section(self, machines: Sequence[int], models: Sequence[int]) -> PlacingProblem:
@@ -117,7 +117,7 @@ class PlacingProblem:
 
 
 def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> Bools:
-    """(machine, model): whether the model is pinned neither elsewhere nor to another zone."""
+    """Whether each model may be on each machine by its pinning to a machine or zone; (machines, models)."""
     allowed = np.ones((len(machines), len(demands)), np.bool_)
     names, zones = np.array([machine.name for machine in machines]), np.array([machine.zone for machine in machines])
     for number, demand in enumerate(demands):
@@ -129,7 +129,7 @@ def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> 
 
 
 def check_each_fits(problem: PlacingProblem) -> None:
-    """Refuse a model that no machine may have, or too few for its replicas."""
+    """Raise PlacingError if a model may be on no machine, or on too few for its replicas."""
     choices = problem.allowed.sum(axis=0)
     for number, demand in enumerate(problem.demands):
         if choices[number] == 0:
@@ -144,15 +144,16 @@ def check_each_fits(problem: PlacingProblem) -> None:
 
 
 def _why_nowhere(problem: PlacingProblem, number: int) -> str:
+    """Explain why no machine may have a model: pinning, missing profile, memory or deadline."""
     demand = problem.demands[number]
-    there = [
+    pinned = [
         machine
         for machine in problem.machines
         if demand.machine in (None, machine.name) and demand.zone in (None, machine.zone)
     ]
-    kinds = [kind for kind in dict.fromkeys(machine.kind for machine in there) if kind in demand.needs]
+    kinds = [kind for kind in dict.fromkeys(machine.kind for machine in pinned) if kind in demand.needs]
     where = f"machine {demand.machine}" if demand.machine else f"zone {demand.zone}" if demand.zone else "any machine"
-    if not there:
+    if not pinned:
         return f"{demand.model} is pinned to zone {demand.zone}, and there is no such machine; change one of the two"
     if not kinds:
         profiled = ", ".join(demand.needs)
@@ -161,10 +162,11 @@ def _why_nowhere(problem: PlacingProblem, number: int) -> str:
     if all(demand.needs[kind].resident_bytes > problem.kinds[kind].memory_bytes for kind in kinds):
         needed, room = demand.needs[largest].resident_bytes / GIB, problem.kinds[largest].memory_gib
         return f"{demand.model} needs {needed:.2f} GiB, and {where} has {room:.2f} at most ({largest}); a larger kind"
-    return _too_slow(demand, kinds, where)
+    return _why_too_slow(demand, kinds, where)
 
 
-def _too_slow(demand: Demand, kinds: list[str], where: str) -> str:
+def _why_too_slow(demand: Demand, kinds: list[str], where: str) -> str:
+    """Explain that a model misses its deadline even alone on the fastest of *kinds*."""
     fastest = min(kinds, key=lambda kind: demand.needs[kind].alone_s)
     alone, due = demand.needs[fastest].alone_s * 1e3, demand.deadline_s * 1e3
     return (
@@ -174,7 +176,7 @@ def _too_slow(demand: Demand, kinds: list[str], where: str) -> str:
 
 
 def what_would_serve(problem: PlacingProblem, model: int, share: float) -> str:
-    """What would be needed for the part of a model that found no place."""
+    """Describe the machines that the unplaced share of a model would need."""
     demand = problem.demands[model]
     where = f" on {demand.machine}" if demand.machine else f" in zone {demand.zone}" if demand.zone else ""
     loads = problem.rows[:, :, model].max(axis=1) / problem.cap * share

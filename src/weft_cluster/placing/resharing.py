@@ -14,60 +14,63 @@ from weft_cluster.placing.filling import Filling, Piece
 from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem
 
 CANDIDATES = 4
-"""How many more machines a model might go to."""
+"""Number of further machines that each model may go to in the programme."""
 ELSEWHERE = 1e-3
 """Penalty for a machine that gets a new model, in machines."""
 LEAST_SHARE = 1e-7
-"""Shares below are taken for rounding."""
+"""Smaller shares are rounding."""
 SMALL_SHARE = 0.01
-"""Shares below are put elsewhere if there is room where the model is anyway."""
+"""Smaller shares are moved to other machines of the model if these have room."""
 ROUNDS = 4
-"""How often models are divided anew, each time with other machines that they might also go to..."""
+"""Most times that models are divided anew, each time with other further machines..."""
 PROGRESS = 0.05
-"""... as long as the rest shrinks by this share of it."""
+"""... while the unserved rest shrinks by at least this part of it."""
 OF_A_REPLICA = 0.2
-"""The least that a replica gets, as a part of an equal share."""
+"""Smallest share of a replica, as a part of an equal share."""
 LEAST_OF_A_MODEL = 1e-4
-"""Of a model, on each machine that has it."""
+"""Smallest share of a model on each machine that has it."""
 ALL_SERVED = 1 - 1e-6
 """Share of a model's requests from which it counts as served: the linear programme's tolerance below 1."""
 CROWDING = ((0.5, 1.0), (0.25, 2.0), (0.15, 4.0), (0.1, 8.0), (np.inf, 1000.0))
-"""How much worse a machine gets by being busier: pieces of its cap, and what each weighs; above the cap, most."""
+"""Piecewise linear penalty for a machine's load: (width as a part of its cap, weight); above the cap it is largest."""
 
 
 def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
-    """Return a filling of the same open machines with the least unserved, and the unserved pieces."""
-    left = _missing(filling)
+    """Divide models anew between the open machines, to serve as much as possible.
+
+    Returns the filling and the pieces that are still unserved.
+    """
+    left = _unserved_pieces(filling)
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
         programme.serve_once()
         if not programme.solved():
             break
         filling = programme.filling(1.0)
-        before, left = left, _missing(filling)
-        if not left or _sum(left) > (1 - PROGRESS) * _sum(before):
+        previous, left = left, _unserved_pieces(filling)
+        if not left or _total_share(left) > (1 - PROGRESS) * _total_share(previous):
             break
     return _drop_small_shares(filling), left
 
 
 def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
-    """The largest multiple of all rates that the filling's machines carry when divided anew; and the filling for it."""
-    most = 0.0
+    """Divide models anew to carry the largest multiple of all rates; return that multiple and the filling."""
+    best = 0.0
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
         times = programme.serve_many_times()
-        if not programme.solved() or (reached := float(times.solution_value())) <= (1 + PROGRESS / 10) * most:
+        if not programme.solved() or (reached := float(times.solution_value())) <= (1 + PROGRESS / 10) * best:
             break
-        most, filling = reached, programme.filling(reached)
-    return most, filling
+        best, filling = reached, programme.filling(reached)
+    return best, filling
 
 
-def _sum(pieces: list[Piece]) -> float:
+def _total_share(pieces: list[Piece]) -> float:
     return sum(piece.share for piece in pieces)
 
 
 def _drop_small_shares(filling: Filling) -> Filling:
-    """The filling without small shares, where the model's other machines have room for them."""
+    """Move small shares to other machines of the model that have room; the filling is changed and returned."""
     small = [
         (machine, model)
         for machine, models in enumerate(filling.shares)
@@ -82,13 +85,14 @@ def _drop_small_shares(filling: Filling) -> Filling:
     return filling
 
 
-def _missing(filling: Filling) -> list[Piece]:
+def _unserved_pieces(filling: Filling) -> list[Piece]:
+    """The shares of models that have no machine."""
     rests = 1.0 - filling.served()
     return [Piece(model, float(rests[model])) for model in np.flatnonzero(rests > LEAST_SHARE).tolist()]
 
 
 class _SharesProgramme:
-    """The linear programme: the share of each model on each machine where it is or might be."""
+    """The linear programme: the share of each model on each machine that has it or might get it."""
 
     def __init__(self, filling: Filling) -> None:
         from ortools.linear_solver import pywraplp
@@ -112,6 +116,7 @@ class _SharesProgramme:
             self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), ELSEWHERE)
 
     def _add(self, machine: int, model: int, least: float, most: float) -> Any:
+        """Add the variable of a model's share on a machine, within *least* and *most*."""
         problem = self._filling.problem
         self._shares[machine, model] = share = self._solver.NumVar(least, most, "")
         self._wholes[model].SetCoefficient(share, 1.0)
@@ -120,7 +125,7 @@ class _SharesProgramme:
         return share
 
     def serve_once(self) -> None:
-        """Every model once, except for a rest that is as small as can be."""
+        """Set the objective: serve every model once, with as small an unserved rest as possible."""
         self._goal.SetMinimization()
         sizes = self._filling.problem.rows.max(axis=(0, 1))
         for whole, size in zip(self._wholes, sizes.tolist(), strict=True):
@@ -130,7 +135,7 @@ class _SharesProgramme:
             self._goal.SetCoefficient(rest, size + 10 * ELSEWHERE)
 
     def serve_many_times(self) -> Any:
-        """Maximise a common multiple of all models' rates; return its variable."""
+        """Set the objective: the largest common multiple of all models' rates; return its variable."""
         self._goal.Clear()
         self._goal.SetMaximization()
         times = self._solver.NumVar(0.0, self._solver.infinity(), "")
@@ -140,6 +145,7 @@ class _SharesProgramme:
         return times
 
     def solved(self) -> bool:
+        """Solve the programme; return whether there is an optimal solution."""
         return bool(self._solver.Solve() == self._solver.OPTIMAL)
 
     def filling(self, times: float) -> Filling:
@@ -157,11 +163,11 @@ class _SharesProgramme:
 
 
 def _candidates(filling: Filling) -> list[tuple[int, int]]:
-    """Machines where models that use one resource could join others that use the other, as far as memory goes."""
+    """Pairs (machine, model) in which a model that uses one resource could join models that use the other."""
     problem, trial = filling.problem, Filling(filling.problem, filling.shares)
     trial.open[:] = filling.open
     caps = problem.cap[problem.kind_of]
-    lean = (filling.loads[:, 0] - filling.loads[:, 1]) / caps
+    lean = (filling.loads[:, 0] - filling.loads[:, 1]) / caps  # above 0: the machine rather computes
     free = 1 - filling.loads.max(axis=1) / caps
     candidates, leans = [], _leans(problem)
     for model in np.argsort(-np.abs(leans).mean(axis=0), kind="stable").tolist():
@@ -174,29 +180,32 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
             if joins[machine]:
                 trial.add(machine, model, 0.0)
                 candidates.append((machine, model))
-                free[machine] -= ROUNDING  # so that not all choose the same
+                free[machine] -= ROUNDING  # breaks ties, so that not all models choose the same machine
     return candidates
 
 
 def _leans(problem: PlacingProblem) -> Floats:
-    """(kind, model): how much more it computes than it moves, from 1 to -1."""
+    """Whether each model rather computes (up to 1) or uses the memory channel (down to -1); (kinds, models)."""
     both = problem.rows.sum(axis=1)
     leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(both > 0, both, 1.0)
     return leans
 
 
 def new_homes(filling: Filling, model: int) -> Bools:
-    """(machine): whether one more replica of a model may go there."""
-    problem, there = filling.problem, filling.where(model)
+    """Whether one more replica of a model may go to each machine."""
+    problem, homes = filling.problem, filling.where(model)
     allowed = filling.could_join(model)
-    allowed[there] = False
-    if problem.demands[model].apart == "zone" and len(there) < problem.demands[model].replicas:
-        allowed &= ~np.isin(problem.zone_of, problem.zone_of[there])
+    allowed[homes] = False
+    if problem.demands[model].apart == "zone" and len(homes) < problem.demands[model].replicas:
+        allowed &= ~np.isin(problem.zone_of, problem.zone_of[homes])
     return allowed
 
 
 def levelled(filling: Filling) -> Filling:
-    """The same models on the same machines, in shares at which the machines are least crowded (a linear programme)."""
+    """Divide every model between the machines that have it so that the machines are least crowded.
+
+    A linear programme with the penalty CROWDING; all requests are served, even above the caps.
+    """
     from ortools.linear_solver import pywraplp
 
     problem, solver = filling.problem, pywraplp.Solver.CreateSolver("GLOP")

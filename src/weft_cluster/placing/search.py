@@ -23,17 +23,18 @@ from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import reshare, reshare_for_load
 
 LITTLE = 0.1
-"""The share of a load that may be left for dividing anew to be worth a try."""
+"""Largest unplaced share of the load with which models are divided anew."""
 SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
-"""Shares of the bound that are packed for, to be divided anew: the one leaves no room, the other no balance."""
+"""Parts of the bound for which models are packed before they are divided anew: a high one leaves no room to move
+models, a low one leaves machines unbalanced."""
 PRECISION = 0.01
-"""How near to the fewest the search goes, as a share of them; it is exact below a hundred machines."""
+"""Relative precision of the fewest machines; the search is exact below a hundred."""
 Refine = Callable[[Filling], Filling | None]
-"""Makes a filling that carries the demands good enough; None where that cannot be."""
+"""Improves a filling until it is good enough; None if that is not possible."""
 TRIALS = 1
-"""How many changes are simulated for each machine."""
+"""Changes that are simulated for each machine."""
 HOPELESS = 1.25
-"""How many times as many late requests as the target allows are too many for moves to help."""
+"""Late requests, in multiples of what the target allows, from which moving models cannot help."""
 SAMPLE = 50
 """Machines that are simulated first; if their late requests are far above the target, the others are not simulated."""
 
@@ -46,20 +47,26 @@ class BoundedFilling:
     value: float
     bound: PlacingBound | None
     carried: int
-    """How many machines carry the load, whatever is on time; 0 where that was not the question."""
+    """Fewest machines found that carry the load, without regard to deadlines; 0 for other objectives."""
 
 
 def search(problem: PlacingProblem, objective: Objective, target: float | None, seed: int = 0) -> BoundedFilling:
-    """The best filling found for an objective."""
+    """Search the best filling for an objective.
+
+    target: required share of requests on time for the objectives machines and cost; None: not simulated.
+    """
     if objective in ("machines", "cost"):
-        return _few_machines(problem, objective, target, seed)
+        return _minimise_machines(problem, objective, target, seed)
     most = placing_bound(problem, "load")
     assert most is not None  # nothing at all can always be served
     scale, filling = most_load(problem, most)
     return BoundedFilling(filling, scale, most, 0)
 
 
-def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> BoundedFilling:
+def _minimise_machines(
+    problem: PlacingProblem, objective: Objective, target: float | None, seed: int
+) -> BoundedFilling:
+    """Search the filling with the fewest or cheapest machines; on all machines if the demands need more."""
     bound = placing_bound(problem, objective)
     carrying = fewest(problem, objective)
     filling = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
@@ -73,7 +80,10 @@ def _few_machines(problem: PlacingProblem, objective: Objective, target: float |
 
 
 class _OnTime:
-    """Makes enough requests be on time: evens out the loads, then moves models; other arrivals say whether it did."""
+    """Refines a filling until enough requests are on time: evens out the loads, then moves models.
+
+    The result is judged with other arrivals than those that the moves were chosen by.
+    """
 
     def __init__(self, target: float, seed: int) -> None:
         self._target, self._moving, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
@@ -88,7 +98,7 @@ class _OnTime:
         return even if self._late(even, used) <= 1 else None
 
     def _late(self, filling: Filling, machines: list[int]) -> float:
-        """How many times as many requests are late as the target allows."""
+        """Share of late requests on *machines*, over the share that the target allows."""
         return (1 - self._judge.attainment(filling, machines)) / (1 - self._target)
 
 
@@ -96,7 +106,10 @@ class _OnTime:
 
 
 def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambda filling: filling) -> Filling | None:
-    """The first filling that carries all and can be refined; None: not with all machines."""
+    """Search the fewest machines on which all models fit and the filling can be refined.
+
+    Returns the refined filling; None if all machines are not enough. Doubles the step upwards, then bisects.
+    """
     levels = _Levels(problem, objective)
     fillings: dict[int, Filling | None] = {}
 
@@ -107,20 +120,20 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
         return fillings[level] is not None
 
     low, high = -1, 0
-    near = max(1, int(PRECISION * levels[0][0].sum()))
-    step = near
+    precision = max(1, int(PRECISION * levels[0][0].sum()))
+    step = precision
     while not good(high):
         if levels[high][0].all():
             return None
         low, high, step = high, high + step, 2 * step
-    while high - low > near:
+    while high - low > precision:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)
     return fillings[high]
 
 
 class _Levels:
-    """Increasing sets of machines: at level 0 as many as the bound, at each further level about one more."""
+    """Increasing sets of machines to open: level 0 as many as the bound opens, each further level about one more."""
 
     def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
         self._problem, self._objective = problem, objective
@@ -128,24 +141,25 @@ class _Levels:
         self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
 
     def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
-        """(machine): whether it is open; and the bound by which it is."""
+        """Whether each machine is open at a level, and the bound that opens them; None for machines all alike."""
         if level not in self._known:
             self._known[level] = self._open(level)
         return self._known[level]
 
     def _open(self, level: int) -> tuple[Bools, PlacingBound | None]:
+        """Compute the machines that are open at a level, and the bound for their groups."""
         bound = self._bound
         if bound is not None and len(bound.groups) == 1:
-            return _first(self._problem, bound, level), None
+            return _open_by_bound(self._problem, bound, level), None
         if bound is not None and level:
             bound = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
         if bound is None:
             return np.ones(len(self._problem.machines), np.bool_), None
-        return _first(self._problem, bound), bound
+        return _open_by_bound(self._problem, bound), bound
 
 
-def _first(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
-    """(machine): whether it is among as many of its like as a bound opens, and *more*."""
+def _open_by_bound(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
+    """Open as many machines of each group as a bound does, and *more*; returns whether each machine is open."""
     opened = np.zeros(len(problem.machines), np.bool_)
     for group, count in zip(bound.groups, bound.opened, strict=True):
         opened[list(group.members[: math.ceil(count - ALMOST) + more])] = True
@@ -156,9 +170,10 @@ def _first(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools
 
 
 def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
-    """Place all models on the opened machines, divided if they do not fit whole; return the rest, too.
+    """Place all models on the opened machines, divided if they do not fit whole.
 
-    wanted: among which machines models are best divided.
+    Returns the filling and the pieces without a place. wanted: the bound by whose division among groups of machines
+    models are divided.
     """
     filling, left = pack_evenly(problem, opened, wanted)
     sizes = problem.rows.max(axis=(0, 1))
@@ -173,7 +188,7 @@ def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = N
 def pack_evenly(
     problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
 ) -> tuple[Filling, list[Piece]]:
-    """The same, one model after another, each where it adds least."""
+    """Place models one after another, each where it adds least; return the filling and the pieces without a place."""
     filling = Filling(problem)
     filling.open[:] = opened
     left = balance(filling, pieces(problem, wanted))
@@ -181,7 +196,7 @@ def pack_evenly(
 
 
 def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
-    """The largest multiple of the rates that was found to fit, and its filling; 0 where not all models fit."""
+    """Search the largest multiple of the rates that fits; return it with its filling, 0 if not all models fit."""
     best, largest = 0.0, Filling(problem)
     opened = np.ones(len(problem.machines), np.bool_)
     for scale in SCALES:
@@ -195,23 +210,26 @@ def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Fill
 
 
 MOST_PLACES = 120
-"""Machines times models up to which it is tried..."""
+"""Largest number of machines times models with which the exact packing is tried."""
 MOST_MS = 2000
-"""... and for how long."""
+"""Time limit of the exact packing."""
 OF_A_REPLICA = 0.2
-"""The least that a replica gets, as a part of an equal share."""
+"""Smallest share of a replica, as a part of an equal share."""
 # Shares below this are the solver's rounding, not a copy of the model; its tolerance is of the same size.
 LEAST_SHARE = 1e-7
 
 
 def is_small(problem: PlacingProblem, opened: Bools) -> bool:
-    """Whether a problem is solved here: few places, and no replicas in zones of their own."""
+    """Whether a problem may be packed exactly: few pairs of machine and model, and no replicas in different zones."""
     zones = any(demand.apart == "zone" and demand.replicas > 1 for demand in problem.demands)
     return int(opened.sum()) * len(problem.demands) <= MOST_PLACES and not zones
 
 
 def pack_exactly(problem: PlacingProblem, opened: Bools) -> Filling | None:
-    """All models on the opened machines; None where there is no way, or none was found in time."""
+    """Place all models on the opened machines by a mixed integer programme.
+
+    None if there is no solution, or none was found within MOST_MS.
+    """
     from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("SCIP")
@@ -259,8 +277,8 @@ def _add_machine(
     for row in range(2):
         loads = [float(problem.rows[kind, row, model]) * shares[machine, model] for model in models]
         solver.Add(sum(loads) <= float(problem.cap[kind]))
-    parts = problem.bytes[kind] / problem.room_bytes[kind]
-    solver.Add(sum(float(parts[model]) * present[machine, model] for model in models) <= 1)
+    memory_parts = problem.bytes[kind] / problem.room_bytes[kind]
+    solver.Add(sum(float(memory_parts[model]) * present[machine, model] for model in models) <= 1)
     for one, other in combinations(models, 2):
         if (
             problem.segment_s[kind, one] > problem.slack_s[kind, other]

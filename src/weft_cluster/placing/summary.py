@@ -27,7 +27,7 @@ def idle_machines(filling: Filling) -> tuple[str, ...]:
 
 
 def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
-    """What of each model goes nowhere, and what would be needed."""
+    """The share of each model without a machine, and the machines that it would need."""
     missing = np.minimum(1.0 - filling.served(), 1.0)
     return tuple(
         UnservedModel(
@@ -42,8 +42,9 @@ def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
 
 
 def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> PlacedMachine:
+    """The placed machine with its models, loads, and the resource that limits it."""
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
-    limit, who = _limit(filling, machine)
+    limit, limiting_model = _find_limit(filling, machine)
     models = tuple(_model(filling, machine, model, judge) for model in filling.shares[machine])
     return PlacedMachine(
         **problem.machines[machine]._asdict(),
@@ -57,12 +58,13 @@ def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> Place
         memory_bytes=sum(placed.memory_bytes for placed in models),
         memory_limit_bytes=int(problem.room_bytes[kind]),
         limit=limit,
-        limited_by=problem.demands[who].model,
+        limited_by=problem.demands[limiting_model].model,
         attainment=None if judge is None else judge.attainment(filling, [machine]),
     )
 
 
 def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None) -> PlacedModel:
+    """A placed model with its share of the requests and the loads that it causes."""
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     demand, share = problem.demands[model], filling.shares[machine][model]
     return PlacedModel(
@@ -77,34 +79,37 @@ def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None
     )
 
 
-def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
-    """The resource with the least left on a machine, and the model that uses most of it."""
+def _find_limit(filling: Filling, machine: int) -> tuple[Limit, int]:
+    """The resource with the least left on a machine, and the number of the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
     numbers, parts = list(shares), np.array(list(shares.values()))
-    takes: dict[Limit, list[float]] = {
+    uses: dict[Limit, list[float]] = {  # by model, as parts of the machine's cap or memory
         "compute": (parts * problem.rows[kind, 0, numbers] / problem.cap[kind]).tolist(),
         "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
         "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
     }
-    used = {key: sum(by_model) for key, by_model in takes.items()}
-    waits = [_waiting(problem, kind, one, numbers) for one in numbers]
-    used["deadline"], takes["deadline"] = max(waits), waits
+    used = {key: sum(by_model) for key, by_model in uses.items()}
+    waits = [_waiting(problem, kind, model, numbers) for model in numbers]
+    used["deadline"], uses["deadline"] = max(waits), waits
     limit = max(used, key=lambda key: used[key])
-    who = numbers[int(np.argmax(takes[limit]))]
-    own, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
-    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ own[numbers]:
-        limit = "other"  # what overlaps with nothing
-    return limit, who
+    limiting_model = numbers[int(np.argmax(uses[limit]))]
+    resource, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
+    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ resource[numbers]:
+        limit = "other"  # most of the load is time that overlaps with nothing
+    return limit, limiting_model
 
 
 def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
-    """The longest segment of a model's neighbours, as a share of its slack."""
+    """The longest segment among a model's neighbours, as a share of the model's slack; 0 without neighbours."""
     longest = max((float(problem.segment_s[kind, other]) for other in beside if other != model), default=0.0)
     return longest / max(float(problem.slack_s[kind, model]), ROUNDING) if longest else 0.0
 
 
 def filled(placement: Placement, problem: PlacingProblem) -> Filling:
-    """A placement on a problem's machines again, whether it keeps to the limits or not (``checking``)."""
+    """The filling of a placement on a problem's machines, even if it breaks limits.
+
+    PlacingError if the problem does not have a machine or a model of the placement.
+    """
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
     filling = Filling(problem)
@@ -128,7 +133,7 @@ def make_placement(
     judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
-    """Return the finished placement; *judge*, if any, adds the simulated attainment."""
+    """Make the placement of a filling; *judge*, if any, adds the simulated share of requests on time."""
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),

@@ -43,7 +43,7 @@ LOOKUP_EVERY_S = 0.25
 """Period at which a gate reads the registry, and retries of a server that asks to leave. Four times per heartbeat, so
 that a server that has left is known before its ``LEAVING_S`` ends."""
 UPSCALE_S = 10.0
-"""How long the load must exceed what servers carry before Ray adds one; as long as the window of the rates."""
+"""Time for which the load must exceed the servers' cap before Ray adds one; as long as the window of the rates."""
 LEAVING_S = 1.0
 """Time between leaving the registry and shutdown, so that all gates have stopped sending requests."""
 HANDOVER_S = 120.0
@@ -51,7 +51,7 @@ HANDOVER_S = 120.0
 REGISTRY_TIMEOUT_S = 3.0
 """Timeout of a call to the registry; then it is retried, for the registry may be replaced as well."""
 READY_S = 30.0
-"""How long a gate waits for servers before it listens; the one that it replaces listens meanwhile."""
+"""Timeout for a new gate's wait for servers before it listens; the gate that it replaces listens meanwhile."""
 ENDING_S = 180.0
 """Timeout of Ray for a whole shutdown: ``HANDOVER_S``, ``LEAVING_S``, and the server's own drain."""
 
@@ -85,14 +85,14 @@ class _Heartbeats:
         while time.monotonic() < end_s:
             with suppress(Exception):  # no answer: Ray's controller or the registry is gone or being replaced
                 async with asyncio.timeout(REGISTRY_TIMEOUT_S):
-                    if await asyncio.to_thread(_all_ends) or await self._registry.leave.remote(self._url):
+                    if await asyncio.to_thread(_application_ends) or await self._registry.leave.remote(self._url):
                         break
             await asyncio.sleep(LOOKUP_EVERY_S)
         self._task.cancel()
 
 
 class MachineServer:
-    """A whole server with the models of a machine, on a port of its own."""
+    """A Ray actor: a whole weft server with the models of a machine, on a port of its own."""
 
     async def __init__(  # type: ignore[misc]
         self, machine: PlacedMachine, sources: list[str], config: dict[str, Any], registry: Any
@@ -117,7 +117,7 @@ class MachineServer:
 
     def where(self) -> tuple[int, str]:
         """Return its process and its node, for tests that kill servers."""
-        return _here()
+        return _process_and_node()
 
     async def __del__(self) -> None:
         if self._heartbeats:  # it was ready
@@ -127,7 +127,7 @@ class MachineServer:
 
 
 class GateServer:
-    """A gate, and what Serve's own proxy shows of it."""
+    """A Ray actor: a gate on a thread of its own; Serve's proxy, if used, gets the gate's status."""
 
     async def __init__(  # type: ignore[misc]
         self, face: ServerConfig, settings: GateSettings, ca_file: str, registry: Any, machines: list[Any]
@@ -156,19 +156,19 @@ class GateServer:
         self._heartbeats = _Heartbeats(registry, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
     async def _look_up(self) -> None:
-        """Read the registry.
+        """Read the registry and give the servers to the gate.
 
         A server that answers and has not left stays known even if it is not listed, so that a restarted registry does
         not empty the gate.
         """
         listed: RegistrySnapshot = await self._registry.snapshot.remote()
-        answer = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
-        there = {url: machine for url, machine in (answer | listed.servers).items() if url not in listed.left}
-        await asyncio.to_thread(self._thread.know, there, listed.models or None)
+        answering = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
+        servers = {url: machine for url, machine in (answering | listed.servers).items() if url not in listed.left}
+        await asyncio.to_thread(self._thread.know, servers, listed.models or None)
 
     def where(self) -> tuple[int, str]:
         """Return its process and its node."""
-        return _here()
+        return _process_and_node()
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the cluster as this gate sees it, and the URLs of all gates."""
@@ -194,18 +194,18 @@ def app(args: dict[str, Any]) -> Any:
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
     config = {"models": list(placement.models)}  # Ray applies a change of user_config without a restart
     registry = _deployment(ServiceRegistry, "weft-directory", {"num_cpus": 0}, user_config=config).bind()
-    machines = [_machine(machine, settings, key).bind(
-        machine, sources_of(machine, settings), _config(settings, key), registry
+    machines = [_machine_deployment(machine, settings).bind(
+        machine, sources_of(machine, settings), _server_config(settings, key), registry
     ) for machine in placement.machines]  # fmt: skip
     ports = {"http_port": settings.port, "grpc_port": settings.grpc_port}
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
-    how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
-    gates = _deployment(GateServer, "weft-gate", settings.gate_actor, **how)
+    gate_options = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
+    gates = _deployment(GateServer, "weft-gate", settings.gate_actor, **gate_options)
     router = GateSettings(router=settings.router, key=key)
     return gates.bind(face, router, settings.ca_file, registry, machines)
 
 
-def _config(settings: RaySettings, key: str) -> dict[str, Any]:
+def _server_config(settings: RaySettings, key: str) -> dict[str, Any]:
     """Return the settings of a server: a free port, and the key that gates send."""
     if "api_key" in settings.server or "keys_file" in settings.server:
         raise InputError(
@@ -216,7 +216,8 @@ def _config(settings: RaySettings, key: str) -> dict[str, Any]:
     return {"host": settings.host, **config}
 
 
-def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
+def _machine_deployment(machine: PlacedMachine, settings: RaySettings) -> Any:
+    """The deployment of a machine's server; it scales up to ``settings.copies`` servers if that is above 1."""
     options = settings.actors.get(machine.kind, {"num_cpus": 1})
     scaled: dict[str, Any] = {"num_replicas": 1}
     if settings.copies > 1:
@@ -227,6 +228,7 @@ def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
 
 
 def _deployment(kind: type, name: str, options: dict[str, Any], **more: Any) -> Any:
+    """A Ray deployment of actor class *kind*; *options*: of the actor, *more*: further options of the deployment."""
     return serve.deployment(kind).options(
         name=name,
         ray_actor_options=options,
@@ -240,11 +242,12 @@ def _deployment(kind: type, name: str, options: dict[str, Any], **more: Any) -> 
     )
 
 
-def _here() -> tuple[int, str]:
+def _process_and_node() -> tuple[int, str]:
+    """The ids of the current process and of its Ray node."""
     return os.getpid(), get_runtime_context().get_node_id()
 
 
-def _all_ends() -> bool:
+def _application_ends() -> bool:
     """Return whether the whole application is being deleted, rather than one of its parts."""
     status = serve.status().applications.get(serve.get_replica_context().app_name)
     return status is None or status.status == "DELETING"

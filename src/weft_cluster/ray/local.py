@@ -16,7 +16,7 @@ from weft.base.errors import InputError, WeftError, first_line
 from weft_cluster.placing.placement import read_placement
 
 STARTING_S = 300.0
-"""How long servers may take to be ready."""
+"""Seconds within which all servers must be ready."""
 NODE_CPUS = 2  # CPUs that each local node offers to Ray: enough for the actors of a server, which ask for 1 each
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 """Ray settings with which a lost node is noticed after about three seconds; with the defaults it takes 30 s."""
@@ -32,17 +32,17 @@ class LostNode:
 
     machine: str
     after_s: float
-    """When that was, since the run began."""
+    """Time of the kill, since the run began."""
     noticed_s: float | None = None
-    """Requests were no longer sent to its server."""
+    """When gates stopped sending requests to the machine's server; None: not yet."""
     back_s: float | None = None
-    """Another one took requests in its place."""
+    """When another server of the machine took requests; None: not yet."""
 
     watch: threading.Thread | None = None
-    """Ends when it is served again, or is given up."""
+    """The thread that fills in the times; it ends when a new server takes requests, or after STARTING_S."""
 
     def wait(self, seconds: float) -> None:
-        """Until it is served again, but no longer than that."""
+        """Wait until a new server takes requests, for at most *seconds*."""
         if self.watch is not None:
             self.watch.join(seconds)
 
@@ -89,6 +89,7 @@ class LocalCluster:
         return self
 
     def _start(self) -> None:
+        """Start the nodes, Ray and the application, and wait until all models are served."""
         _set_environment()  # Ray reads it once, when it is imported
         from ray.cluster_utils import Cluster
 
@@ -104,13 +105,13 @@ class LocalCluster:
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         serve.start(proxy_location="Disabled")
         self._handle = serve.run(app(self.settings), name=APPLICATION, route_prefix=None)
-        self._wait()
+        self._wait_until_served()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """End all of it."""
+        """End Serve, Ray and all nodes."""
         self._ended.set()
         if self._cluster is None:
             return
@@ -122,8 +123,8 @@ class LocalCluster:
             ray.shutdown()
         self._cluster.shutdown()
 
-    def _wait(self) -> None:
-        """Until every model is served."""
+    def _wait_until_served(self) -> None:
+        """Wait until there is a gate and every machine and model has a server. InputError after STARTING_S."""
         end_s = time.monotonic() + STARTING_S
         while (
             not (status := self.status())["gates"] or status["missing"] or len(status["servers"]) < len(self.machines)
@@ -139,19 +140,19 @@ class LocalCluster:
 
     @property
     def urls(self) -> list[str]:
-        """Where gates are."""
+        """The URLs of the gates."""
         gates: list[str] = self.status()["gates"]
         return gates
 
     def where(self, machine: str) -> tuple[int, str]:
-        """The process of a machine's server, and its node."""
+        """The process id of a machine's server, and the id of its node."""
         from ray import serve
 
         answer: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
         return answer
 
     def gate_pid(self) -> int:
-        """The process of a gate; of the only one, where there is one."""
+        """The process id of a gate."""
         answer: tuple[int, str] = self._handle.where.remote().result()
         return answer[0]
 
@@ -187,7 +188,7 @@ class LocalCluster:
         return lost
 
     def kill_node(self, machine: str) -> None:
-        """End the node that a machine's server is on, with all that runs there, without a word."""
+        """Kill the node of a machine's server, and everything on it, without a graceful shutdown."""
         _, node_id = self.where(machine)
         for node in list(self._cluster.worker_nodes):
             if node.node_id == node_id:

@@ -34,7 +34,7 @@ class RegistrySnapshot(NamedTuple):
     """URL -> the machine whose models are there."""
     gates: list[str]
     left: list[str]
-    """Servers that are about to end."""
+    """URLs of servers that have permission to shut down; they get no new requests."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ class _Entry:
     heartbeat_s: float
     """When its last heartbeat came."""
     refused: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
-    """Of a gate: time of a heartbeat, and how many requests it had refused in all by then, by model."""
+    """For a gate: time of each recent heartbeat, and the total number of requests refused until then, by model."""
 
 
 class ServiceRegistry:
@@ -56,7 +56,9 @@ class ServiceRegistry:
         self._now = now
         self._models: tuple[str, ...] = ()
         self._entries: dict[str, _Entry] = {}
+        """By URL."""
         self._left: dict[str, float] = {}
+        """URL -> when it left."""
 
     def reconfigure(self, config: Mapping[str, Any]) -> None:
         """Take the models of a new placement; Ray calls this when the application is deployed again."""
@@ -70,7 +72,7 @@ class ServiceRegistry:
         Returns to a server the requests per second, by model, that would have been its own had gates not refused them.
         """
         now = self._now()
-        if url in self._left:  # it was on its way when that one left
+        if url in self._left:  # this heartbeat was sent before the server left
             return {}
         entry = self._entries.setdefault(url, _Entry(machine, now, now))
         entry.machine, entry.heartbeat_s = machine, now
@@ -86,7 +88,7 @@ class ServiceRegistry:
         A server may when settled other servers have all its models that the placement still has.
         """
         now, entry = self._now(), self._entries.get(url)
-        if entry is None:  # it has left, or was not heard of yet
+        if entry is None:  # it has left, or has sent no heartbeat yet
             return url in self._left
         if entry.machine is not None:
             others = {

@@ -23,7 +23,7 @@ from weft_cluster.placing.placement import PlacedMachine
 from weft_cluster.routing.router import ROUTERS, check_router
 
 KEY_VARIABLE = "WEFT_CLUSTER_KEY"
-"""The variable of the environment that holds what gates and servers know each other by."""
+"""The environment variable with the key that gates send to servers."""
 
 
 def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def _check_known(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _router(name: str) -> str:
+def _validate_router(name: str) -> str:
+    """Return the name of a router. Raises ValueError, as pydantic requires, if there is none of this name."""
     try:
         check_router(name)
     except InputError as error:
@@ -45,39 +46,39 @@ ServerKeys = Annotated[dict[str, Any], AfterValidator(_check_known)]
 
 
 class RaySettings(BaseModel, extra="forbid", frozen=True):
-    """All of it; a placement is enough."""
+    """The arguments of the Ray application; only *placement* is required."""
 
     placement: str
     """The folder of a placement (``weft place -o``, ``weft plan --machines -o``), or its file."""
     models: str = ""
-    """A folder that every machine has, with NAME.onnx for each model; where left out that of the placement."""
+    """A folder that every machine has, with NAME.onnx for each model; empty: the placement's folder."""
     gates: Annotated[int, Field(ge=1, le=1000)] = 1
-    """One on a node at most."""
+    """Number of gates, at most one per node."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8100
-    """Of gates; the next ones are tried where it is taken. Serve's own proxy has 8000."""
+    """HTTP port of the gates; the next ones are tried if it is taken. Serve's own proxy has 8000."""
     grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = 9100
-    """The same for gRPC; none where it is null."""
+    """gRPC port of the gates; null: no gRPC."""
     host: str = ""
-    """What gates and servers listen on; the node's address where left out."""
-    router: Annotated[str, AfterValidator(_router)] = next(iter(ROUTERS))
+    """The address that gates and servers listen on; empty: the node's address."""
+    router: Annotated[str, AfterValidator(_validate_router)] = next(iter(ROUTERS))
     copies: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Most servers that a machine of the placement may become under load."""
+    """Most servers for each machine of the placement under load."""
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """How busy a server may be before there are more."""
+    """Load of a server above which another one is added."""
     actors: dict[str, dict[str, Any]] = {}
     """Kind of machine -> the resources that Ray reserves for each: ``{"num_gpus": 1}``."""
     gate_actor: dict[str, Any] = {"num_cpus": 0}
-    """The same for each gate."""
+    """Resources that Ray reserves for each gate."""
     server: ServerKeys = {}
     """Settings of every server, as in the file of ``weft serve --config``."""
     gate: ServerKeys = {}
-    """The same for gates: api_key, keys_file, tls_cert, ..."""
+    """Settings of every gate towards its clients: api_key, keys_file, tls_cert, ..."""
     ca_file: str = ""
     """CA file that signed the servers' certificates, if they have any (``server.tls_cert``)."""
 
 
 def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
-    """The settings that a mapping describes; InputError if it is none."""
+    """Parse the arguments of the application. InputError if one is unknown or invalid."""
     try:
         return RaySettings.model_validate(dict(raw))
     except ValidationError as error:
@@ -103,7 +104,8 @@ def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
 COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
 """Names of a server's two predicted loads among its metrics."""
 LOWER = 0.1
-"""A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
+"""Margin below the cap that the remaining servers must keep before a server is removed, so that small changes of the
+rates do not add and remove servers in turn."""
 
 
 class ServerLoad(NamedTuple):
@@ -117,43 +119,47 @@ def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mappi
     """The loads of a machine at the *rates* that it serves plus those that gates *refused*, in requests per second."""
     compute = bandwidth = other = 0.0
     for placed in machine.models:
-        asked = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
-        times = asked / placed.rate if placed.rate else 0.0
+        rate = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
+        times = rate / placed.rate if placed.rate else 0.0
         compute, bandwidth, other = (
             compute + times * placed.compute,
             bandwidth + times * placed.bandwidth,
             other + times * placed.other,
         )
-    beside = 1 - machine.overlap
-    return ServerLoad(compute + beside * bandwidth + other, bandwidth + beside * compute + other)
+    unhidden = 1 - machine.overlap
+    return ServerLoad(compute + unhidden * bandwidth + other, bandwidth + unhidden * compute + other)
 
 
 def needed(loads: Sequence[ServerLoad], cap: float) -> int:
     """Return the number of servers, at least one, that keeps the total of *loads* below the cap of each."""
     if not loads:
         return 1
-    asked = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
-    count = max(1, math.ceil(asked / cap - 1e-9))
+    total = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
+    count = max(1, math.ceil(total / cap - 1e-9))
     if count >= len(loads):
         return count
-    return min(len(loads), max(1, math.ceil(asked / max(cap - LOWER, cap / 2) - 1e-9)))
+    # Fewer servers only if the rest stays below the cap by a margin.
+    return min(len(loads), max(1, math.ceil(total / max(cap - LOWER, cap / 2) - 1e-9)))
 
 
 class UtilisationPolicy:
-    """Ray's autoscaling by predicted loads; *busy_cap* is how busy a server may be."""
+    """The autoscaling policy that Ray calls: the number of servers by their predicted loads.
+
+    busy_cap: load of a server above which another one is added.
+    """
 
     def __init__(self, busy_cap: float = 0.8) -> None:
         self._cap = busy_cap
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
+        compute, bandwidth = (_latest_values(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
         loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
-        if len(loads) < context.current_num_replicas:  # some have not said anything yet
+        if len(loads) < context.current_num_replicas:  # a server that just started has not reported yet
             return context.target_num_replicas, {}
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(most, max(least, needed(loads, self._cap))), {}
 
 
-def _last(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
-    """The latest value of each server: its rates are averages of ten seconds already."""
+def _latest_values(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
+    """The latest value of a metric by server, not averaged: rates are averages over ten seconds already."""
     return {replica: series[-1].value for replica, series in metrics.get(name, {}).items() if series}

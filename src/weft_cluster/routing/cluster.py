@@ -35,7 +35,7 @@ class Node(NamedTuple):
     overlap: float
     """Share of the ideal overlap of computing and memory that it reaches, 0 to 1."""
     speed: float = 1.0
-    """How fast it really is, where it should be 1."""
+    """Its real speed, relative to its nominal one."""
 
 
 class NodeModel(NamedTuple):
@@ -44,9 +44,9 @@ class NodeModel(NamedTuple):
     node: int
     model: int
     share: float
-    """Of the requests for the model that go anywhere."""
+    """Share of the model's requests that go to this machine; the shares of a model add up to 1."""
     need: Need
-    """Need of a request there at the machine's nominal speed."""
+    """Need of a request on the machine at its nominal speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +60,9 @@ class Cluster:
     cv: Floats
     """(models): coefficient of variation of the gaps between them."""
     deadlines_s: Floats
-    """(models): from the client's request to its answer."""
+    """(models): longest time from the client's request to its answer."""
     placed: tuple[NodeModel, ...]
-    """Node by node, every model on one node at least."""
+    """Sorted by node; every model is on at least one."""
 
     def __repr__(self) -> str:
         rate = self.rates.sum()
@@ -71,7 +71,7 @@ class Cluster:
         return f"Cluster({there}: {asked} requests per s, {len(self.placed)} replicas)"
 
     def with_speeds(self, speeds: Mapping[str, float]) -> Cluster:
-        """The same with machines that are slower or faster than they should be: name -> speed."""
+        """The cluster with machines that are slower or faster than their nominal speed: name -> speed."""
         names = [node.name for node in self.nodes]
         for name, speed in speeds.items():
             if name not in names:
@@ -89,7 +89,10 @@ class Cluster:
 
 
 def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequence[Demand]) -> Cluster:
-    """Return the cluster that a placement describes. Requests that it leaves unserved are not sent."""
+    """The cluster that a placement describes; requests that it leaves unserved are not sent.
+
+    PlacingError if a demand, or the need of one on its machine, is missing.
+    """
     known = {demand.model: demand for demand in demands}
     nodes = tuple(Node(node.name, node.zone, kinds[node.kind].overlap) for node in placement.machines)
     placement_models = placement.models
@@ -143,9 +146,9 @@ class ClusterSetting:
     gates: int = 1
     """Gates that take requests in turn; each knows what it sent, and assumes that the others send the same."""
     hop_s: float = 0.0005
-    """From a gate to a machine, and as long back..."""
+    """Network delay from a gate to a machine, and again back."""
     zone_hops_s: Mapping[str, float] = field(default_factory=dict)
-    """... unless the machine is in one of these zones."""
+    """Zone -> delay to its machines, instead of *hop_s*."""
     report_s: float = 0.02
     """Period of the machines' reports."""
     age_s: float = 0.0
@@ -181,7 +184,7 @@ class ClusterSetting:
         return self.zone_hops_s.get(node.zone, self.hop_s)
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse what names machines or zones that are not there."""
+        """Raise an error if the setting names machines or zones that *cluster* lacks, or failures that overlap."""
         zones, names = {node.zone for node in cluster.nodes}, {node.name for node in cluster.nodes}
         for zone in self.zone_hops_s:
             if zone not in zones:
@@ -197,14 +200,17 @@ class ClusterSetting:
 
 
 def slowed(cluster: Cluster, share: float, speed: float, seed: int) -> Cluster:
-    """The cluster with a share of its machines, drawn, at another speed."""
+    """The cluster with a randomly drawn share of its machines at another speed."""
     return cluster.with_speeds(dict.fromkeys(_draw_machines(cluster, share, seed), speed))
 
 
 def failures(
     cluster: Cluster, share: float, length_s: float, duration_s: float, seed: int, *, from_s: float = 0.0
 ) -> tuple[Failure, ...]:
-    """A share of the machines, drawn, goes down once each, at any time."""
+    """Draw a share of the machines that fail once each, at a random time.
+
+    length_s: duration of each failure. from_s: earliest begin.
+    """
     rng = np.random.default_rng([seed, 2])
     names = _draw_machines(cluster, share, seed + 1)
     return tuple(
@@ -214,7 +220,7 @@ def failures(
 
 
 def _draw_machines(cluster: Cluster, share: float, seed: int) -> list[str]:
-    """Names of a share of the machines, in whole machines."""
+    """Draw the names of a share of the machines, rounded to whole machines."""
     rng = np.random.default_rng([seed, 3])
     chosen = rng.choice(len(cluster.nodes), round(share * len(cluster.nodes)), replace=False)
     return [cluster.nodes[number].name for number in sorted(chosen.tolist())]

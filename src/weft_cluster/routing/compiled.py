@@ -25,21 +25,25 @@ from weft_cluster.routing.router import ROUTERS
 Ints = npt.NDArray[np.int64]
 
 QUEUE_PLACES = 1024
-"""Requests of a model that may wait on a machine, and as many late ones; more are refused."""
+"""Capacity of a model's queue on a machine, and of its queue of late requests; more requests are refused."""
 LAYERS_AHEAD = 4096
-"""Places for pieces that a machine was given; many more than fit in its buffer."""
+"""Capacity for layers that a machine was given ahead; many more than fit in its weight buffer."""
 
 
 def serve(
     lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[TickedRequests], *, record: bool = False
 ) -> ClusterTally:
-    """Run a cluster until all requests are answered; *record*: keep where each went."""
+    """Run a cluster until all requests are answered.
+
+    record: keep the stream that each request was sent to.
+    """
     run = _CompiledRun(lowered, setting)
     period, left, routed = lowered.period, TickedRequests.none(), []
     for block in chain(blocks, [None]):
         requests = left if block is None else block.after(left)
-        whole = 0 if not len(requests.time) else int(requests.time[-1]) // period + (block is None)
-        sent = run.until(whole * period, requests)  # a period's last requests may be in the next block
+        # The period of the last request is left for the next block, which may have more requests of it.
+        whole_periods = 0 if not len(requests.time) else int(requests.time[-1]) // period + (block is None)
+        sent = run.until(whole_periods * period, requests)
         left = requests.rest(len(sent))
         routed += [sent] if record else []
     run.until(k.NONE, left)
@@ -47,10 +51,10 @@ def serve(
 
 
 class _CompiledRun:
-    """A run on its way."""
+    """The arrays of a compiled run, between blocks of requests."""
 
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting) -> None:
-        self._models, self._terms, self._rules = _static(lowered, setting)
+        self._models, self._terms, self._rules = _machine_arrays(lowered, setting)
         self._tables = _tables(lowered, self._models)
         self._how = c.ClusterRules(list(ROUTERS).index(setting.router), setting.gates, lowered.period, setting.lag)
         nodes, batches = len(lowered.policies), most_batches(late_work(lowered.policies[0], setting.late))
@@ -60,7 +64,10 @@ class _CompiledRun:
         self._heads = fresh_heads(self._state, lanes=1)
 
     def until(self, end: int, requests: TickedRequests) -> Ints:
-        """Run the periods that begin before *end*; NONE: until all is done. Returns where requests went."""
+        """Run the periods that begin before *end* (NONE: until all is done).
+
+        Returns the streams that requests were sent to, for those of *requests* that were routed.
+        """
         streams, at = len(self._tables.compute), self._cluster.at
         block = c.ClusterRequests(
             *requests,
@@ -85,8 +92,8 @@ class _CompiledRun:
         )
 
 
-def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
-    """All machines' programs and terms, concatenated; the tables have the rules of each machine."""
+def _machine_arrays(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
+    """The programs, terms and rules of all machines, concatenated; ``ClusterTables`` has what differs by machine."""
     terms = np.zeros((len(lowered.terms), k.TERMS), np.int64)
     for stream, (row, term) in enumerate(zip(terms, lowered.terms, strict=True)):
         row[: k.THINK + 1] = (stream, term.deadline, term.max_batch, term.timeout, -1, term.priority, term.think)
@@ -97,6 +104,7 @@ def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models,
 
 
 def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
+    """Lay out streams and machines as the kernel's tables."""
     replicas, streams = list(chain(*lowered.replicas)), np.array(list(chain(*lowered.streams)), np.int64)
 
     def by_stream(name: str) -> Ints:
@@ -113,8 +121,8 @@ def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
         compute=by_stream("compute"),
         fetch=by_stream("fetch"),
         besides=by_stream("besides"),
-        rest_compute=_rests(models.layers[:, k.COMPUTE], models.programs[:, k.FIRST]),
-        rest_fetch=_rests(models.layers[:, k.FETCH], models.programs[:, k.FIRST]),
+        rest_compute=_sums_to_end(models.layers[:, k.COMPUTE], models.programs[:, k.FIRST]),
+        rest_fetch=_sums_to_end(models.layers[:, k.FETCH], models.programs[:, k.FIRST]),
         buffer=np.array([policy.setting.buffer for policy in lowered.policies], np.int64),
         largest=np.array(
             [max((p.largest_fetch for p in policy.setting.programs), default=0) for policy in lowered.policies],
@@ -124,14 +132,15 @@ def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
     )
 
 
-def _rests(values: Ints, first: Ints) -> Ints:
-    """Sums from each layer to the end of its program."""
+def _sums_to_end(values: Ints, first: Ints) -> Ints:
+    """Sums of *values* from each layer to the end of its program; *first*: index of each program's first layer."""
     before = np.concatenate([[0], np.cumsum(values)])
     ends = np.repeat(before[first[1:]], np.diff(first))
     return np.asarray(ends - before[:-1])
 
 
 def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
+    """The state of idle machines; *batches*: largest number of batches in flight per stream."""
     nodes = len(lowered.policies)
     before, peak = np.empty((nodes, LAYERS_AHEAD), np.int64), np.empty((nodes, LAYERS_AHEAD), np.int64)
     before[:, 0], peak[:, 0] = 0, NEVER
@@ -140,6 +149,7 @@ def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
 
 
 def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterState:
+    """The state of gates before the first report: all machines are up and idle."""
     ring, gates = setting.lag + 1, setting.gates
 
     def zeros(*shape: int) -> Ints:

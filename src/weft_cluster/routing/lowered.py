@@ -23,34 +23,34 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterTally:
-    """Counts by stream and by machine."""
+    """Counts of a run, by stream and by machine."""
 
     counts: Ints
     """(streams, 10), by the columns of ``kernels.request_state``; latencies are those within machines."""
     histogram: Ints
     """Latencies of all streams, by ``request_state.bin_of``."""
     busy: Ints
-    """(machines): ticks in which its array was taken..."""
+    """(machines): ticks in which the array was busy."""
     through: Ints
-    """... and when it was through with what it was last given."""
+    """(machines): when the array's last work ended."""
     routed: Ints
-    """(requests): the stream that each went to; none where that was not asked for."""
+    """(requests): the stream that each was sent to; empty if that was not recorded."""
 
 
 class TickedRequests(NamedTuple):
-    """Requests as a run takes them."""
+    """A block of requests with times in ticks."""
 
     time: Ints
     model: Ints
     draws: Floats
-    """(requests, 2): from 0 to 1, for routers that draw lots."""
+    """(requests, 2): random numbers from 0 to 1, for routers that draw."""
 
     @classmethod
     def none(cls) -> TickedRequests:
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 2)))
 
     def after(self, others: TickedRequests) -> TickedRequests:
-        """These behind others."""
+        """The requests of *others*, followed by these."""
         return TickedRequests(
             np.concatenate([others.time, self.time]),
             np.concatenate([others.model, self.model]),
@@ -58,12 +58,12 @@ class TickedRequests(NamedTuple):
         )
 
     def rest(self, count: int) -> TickedRequests:
-        """All but the first *count*."""
+        """All requests but the first *count*."""
         return TickedRequests(self.time[count:], self.model[count:], self.draws[count:])
 
 
 def in_ticks(blocks: Iterable[RequestBlock], seed: int) -> Iterator[TickedRequests]:
-    """Requests block by block; *seed*: of the lots that routers draw."""
+    """Convert blocks of requests to ticks; *seed*: of the random numbers for routers."""
     rng = np.random.default_rng([seed, 1])
     for block in blocks:
         time = np.rint(block.times_s / CLOCK.tick_s).astype(np.int64)
@@ -72,20 +72,23 @@ def in_ticks(blocks: Iterable[RequestBlock], seed: int) -> Iterator[TickedReques
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoweredCluster:
-    """Streams are models on nodes, those of a node beside each other."""
+    """A cluster in ticks.
+
+    A stream is a model on a node; the streams of a node have consecutive numbers.
+    """
 
     policies: tuple[Policy, ...]
-    """Of each node, with the programs of its streams in order."""
+    """By node, with the programs of its streams in order."""
     terms: tuple[Terms, ...]
-    """Of each stream; its program is counted from its node's first."""
+    """By stream; the index of its program is relative to its node's first."""
     replicas: tuple[tuple[Replica, ...], ...]
-    """Of each model, as gates see them..."""
+    """By model, as gates see its replicas..."""
     streams: tuple[tuple[int, ...], ...]
-    """... and which streams they are."""
+    """... and the streams of these replicas."""
     begin: tuple[int, ...]
-    """The first stream of each node, and the number of them all."""
+    """The first stream of each node, and then the number of all streams."""
     models: tuple[int, ...]
-    """(streams): whose requests it serves."""
+    """(streams): the model."""
     besides: tuple[int, ...]
     """(streams): ticks from a client's request to its answer beyond those in its simulated machine; may be below 0."""
     failures: tuple[tuple[int, int, int], ...]
@@ -95,7 +98,7 @@ class LoweredCluster:
 
 
 def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
-    """Price every replica on its node."""
+    """Convert a cluster and a setting to ticks. PlacingError or InputError if the setting does not fit the cluster."""
     setting.check(cluster)
     begin = (0, *np.cumsum(np.bincount([one.node for one in cluster.placed], minlength=len(cluster.nodes))).tolist())
     priced = [_price(cluster, setting, placed_model) for placed_model in cluster.placed]
@@ -121,16 +124,17 @@ def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
 
 
 class _Priced(NamedTuple):
-    """A replica in ticks."""
+    """A replica with its costs in ticks."""
 
     pieces: Pieces
     due: int
     besides: int
     seen: Replica
-    """As gates see it; its share comes later."""
+    """The replica as gates see it; ``until`` is set later."""
 
 
 def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
+    """Price a model on its node: segments, deadline there, and time on the way."""
     node = cluster.nodes[placed.node]
     need, way_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
     pieces = pieces_of(need, node.overlap)
@@ -141,7 +145,7 @@ def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Pri
 
 
 def _replica_for_gates(node: int, need: Need, overlap: float, way_s: float) -> Replica:
-    """The replica as gates see it: on an idle machine a request takes its time alone."""
+    """The replica as gates see it; its times are such that on an idle machine a request takes its time alone."""
     pieces = pieces_of(need, overlap)
     array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel
     return Replica(node, array, channel, CLOCK.ticks(way_s + need.alone_s) - max(array, channel))
@@ -150,18 +154,20 @@ def _replica_for_gates(node: int, need: Need, overlap: float, way_s: float) -> R
 def _policy(
     cluster: Cluster, setting: ClusterSetting, priced: Sequence[_Priced], begin: Sequence[int], node: int
 ) -> Policy:
+    """The scheduling policy of a node, with the programs of its streams."""
     own = range(begin[node], begin[node + 1])
     programs = tuple(priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in own)
     return make_request_policy(setting.policy, Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS))
 
 
 def _replicas(cluster: Cluster, priced: Sequence[_Priced], streams: Sequence[int]) -> tuple[Replica, ...]:
+    """The replicas of a model as gates see them, with their cumulative shares; *streams*: of the model."""
     reach = np.cumsum([cluster.placed[stream].share for stream in streams]).tolist()
     return tuple(priced[stream].seen._replace(until=until) for stream, until in zip(streams, reach, strict=True))
 
 
 def _failures(cluster: Cluster, setting: ClusterSetting, period: int) -> tuple[tuple[int, int, int], ...]:
-    """In whole periods, one at least."""
+    """The failures in whole periods, each at least one long: (node, first period, period after the last)."""
     names = {node.name: number for number, node in enumerate(cluster.nodes)}
     failures = []
     for failure in setting.failures:

@@ -43,9 +43,10 @@ def place(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda stage: None,
 ) -> Placement:
-    """Place models on machines, and bound what any placement could do.
+    """Place models on machines, and compute a bound that no placement exceeds.
 
-    target: required share of requests on time, as simulated; None: nothing is simulated.
+    target: required share of requests on time, as simulated; None: nothing is simulated. on_progress: called with the
+    name of each stage that begins. InputError for an unknown objective or target; PlacingError if a model fits nowhere.
     """
     if objective not in OBJECTIVES:
         raise InputError(unknown_name("objective", objective, OBJECTIVES))
@@ -87,17 +88,17 @@ def _notes(result: BoundedFilling, target: float | None) -> list[str]:
 
 
 LEVELS = (np.inf, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Loads of machines up to which requests are accepted; infinite: all are."""
+"""Machine loads up to which requests are accepted; infinite: all requests are accepted."""
 COPY_SHARE = 0.001
-"""The share of a copy that is only there for the router to choose."""
+"""The share of a further copy, which only gives the router a choice."""
 WARMUP_S = 1.0
 """Simulated time whose requests do not count: queues are empty at first, so early requests are never late."""
 FEW = 5e-4
-"""Late requests that are not worth a copy, as a share."""
+"""Share of late requests up to which a model gets no further copy."""
 NOISE = 0.001
-"""By how much ours must be better on average than replicas by greed for it to be no accident..."""
+"""Mean lead in the share on time from which our placement is preferred to the greedy one..."""
 CONFIRMING = 4
-"""... with the arrivals of this many other seeds, and better with each of them."""
+"""... over this many other seeds, each of which must have a lead."""
 MOST_RUNS = 80
 """Cap on added copies: each costs one simulation; larger placements may still gain from more."""
 REQUESTS = 8000
@@ -107,11 +108,10 @@ REQUESTS = 8000
 def place_to_attain(problem: PlacingProblem, *, seed: int = 0, requests: int = REQUESTS) -> Placement:
     """Place models so that most requests are on time behind a router, on all machines.
 
-    Where not everything can be on time, the dearest requests are left out first, as the bound's linear programme does,
-    down to a load that is found by trying. The rest is spread evenly. Memory that is still free then gets copies of
-    models, so that the router can send a request wherever it is answered soonest: of those first whose requests are
-    late most often, on the least busy machine, both as the cluster's own simulator sees it. AlpaServe's greedy, by the
-    same simulator, is taken where that is not better.
+    If not all requests can be on time, the linear programme of the bound leaves out the most expensive ones, down to a
+    load that is found by trying; the rest is spread evenly. Free memory then gets copies of models, so that the router
+    has a choice: first of the models with the most late requests, on the least busy machine, both as simulated.
+    AlpaServe's greedy placement is taken unless ours is better in the same simulator.
     """
     search = Attaining(problem, seed, requests)
     filling = search.best()
@@ -131,14 +131,18 @@ class Simulated(NamedTuple):
     """Result of a simulated run of the cluster."""
 
     on_time: Floats
-    """(model): the share of all its requests."""
+    """(model): share of all its requests that are on time."""
     busy: Floats
-    """(machine)."""
+    """(machine): share of the time in which it is busy."""
     attainment: float
+    """Share of all requests that are on time."""
 
 
 class Attaining:
-    """Looks for the placement with most requests on time, with the arrivals of one seed."""
+    """Searches the placement with the most requests on time, with the arrivals of one seed.
+
+    requests: number of requests per simulation.
+    """
 
     def __init__(self, problem: PlacingProblem, seed: int = 0, requests: int = REQUESTS) -> None:
         self.problem, self._seed, self._requests = problem, seed, requests
@@ -146,26 +150,27 @@ class Attaining:
         self._seconds = WARMUP_S + requests / float(self._rates.sum())
 
     def best(self) -> Filling:
-        """The best of all levels, with copies as they help, unless replicas by greed alone are about as good."""
+        """The best placement over all LEVELS, with copies that help; the greedy one unless ours is clearly better."""
         fillings = [filling for level in LEVELS if (filling := self._spread(level)) is not None]
         tried = [(self.run(copied).attainment, copied, plain) for plain in fillings for copied in [with_copies(plain)]]
         _, copied, plain = max(tried, key=lambda trial: trial[0])
-        ours = max((self._with_wanted_copies(plain), copied), key=self.confirmed)
-        plainest = greedy(self.problem, lambda filling: self.run(filling).on_time)
-        leads = [one - other for one, other in zip(self._again(ours), self._again(plainest), strict=True)]
-        return ours if min(leads) > 0 and sum(leads) > NOISE * len(leads) else plainest
+        ours = max((self._add_wanted_copies(plain), copied), key=self.confirmed)
+        by_greed = greedy(self.problem, lambda filling: self.run(filling).on_time)
+        attained = zip(self._run_other_seeds(ours), self._run_other_seeds(by_greed), strict=True)
+        leads = [our_share - greedy_share for our_share, greedy_share in attained]
+        return ours if min(leads) > 0 and sum(leads) > NOISE * len(leads) else by_greed
 
     def confirmed(self, filling: Filling) -> float:
-        """Share on time with arrivals of other seeds than those that the filling was made with."""
-        return sum(self._again(filling)) / CONFIRMING
+        """Mean share on time with CONFIRMING other seeds than the one that the filling was made with."""
+        return sum(self._run_other_seeds(filling)) / CONFIRMING
 
-    def _again(self, filling: Filling) -> list[float]:
-        """The same, seed by seed."""
+    def _run_other_seeds(self, filling: Filling) -> list[float]:
+        """Share on time with each of the CONFIRMING other seeds."""
         seeds = range(self._seed + 1, self._seed + 1 + CONFIRMING)
         return [Attaining(self.problem, seed, self._requests).run(filling).attainment for seed in seeds]
 
     def run(self, filling: Filling) -> Simulated:
-        """Simulate a filling behind the router."""
+        """Simulate a filling behind the router, with the arrivals of this seed."""
         problem = filling.problem
         if not filling.used.any():
             return Simulated(np.zeros(len(problem.demands)), np.zeros(len(problem.machines)), 0.0)
@@ -181,23 +186,30 @@ class Attaining:
         return Simulated(on_time, busy, float(self._rates @ on_time / self._rates.sum()))
 
     def _spread(self, level: float) -> Filling | None:
-        """Spread the requests that are accepted at a level over all machines; None if a higher one accepts no more."""
-        problem, kept = self.problem, np.ones(len(self._rates))
+        """Spread the requests that are accepted up to a machine load of *level* over all machines.
+
+        None if the level accepts all requests, so that it is the same as no limit, or nothing can be served.
+        """
+        problem, kept = self.problem, np.ones(len(self._rates))  # kept: accepted share of each model
         if level < np.inf:
             bound = placing_bound(problem, "attainment", 1 / level)
             if bound is None or bound.value > 1 - 1e-6:
                 return None
-            kept = np.array([min(1.0, sum(its.get(m, 0.0) for its in bound.shares)) for m in range(len(kept))])
-        live = np.flatnonzero(kept > 0.01)
-        taken = _scale(problem.section(range(len(problem.machines)), live.tolist()), kept[live])
-        bound = placing_bound(taken, "load")
+            kept = np.array([min(1.0, sum(shares.get(m, 0.0) for shares in bound.shares)) for m in range(len(kept))])
+        models = np.flatnonzero(kept > 0.01)
+        accepted = _scale(problem.section(range(len(problem.machines)), models.tolist()), kept[models])
+        bound = placing_bound(accepted, "load")
         if bound is None:
             return None
-        _, filling = most_load(taken, bound)
-        parts = [{int(live[m]): part * float(kept[live[m]]) for m, part in models.items()} for models in filling.shares]
-        return Filling(problem, parts)
+        _, filling = most_load(accepted, bound)
+        # Back to the numbers and the whole rates of the models of the problem.
+        shares = [
+            {int(models[m]): share * float(kept[models[m]]) for m, share in placed_models.items()}
+            for placed_models in filling.shares
+        ]
+        return Filling(problem, shares)
 
-    def _with_wanted_copies(self, filling: Filling) -> Filling:
+    def _add_wanted_copies(self, filling: Filling) -> Filling:
         """Add copies one after another to the model with the most late requests; return the best filling."""
         best = (-1.0, filling)
         for _ in range(MOST_RUNS):
@@ -205,40 +217,43 @@ class Attaining:
             if ran.attainment > best[0]:
                 best = ran.attainment, Filling(filling.problem, filling.shares)
             late = filling.served() - ran.on_time
-            wanting = [m for m in np.argsort(-self._rates * late, kind="stable").tolist() if late[m] > FEW]
-            if not any(_copy(filling, model, ran.busy) for model in wanting):
+            models = [m for m in np.argsort(-self._rates * late, kind="stable").tolist() if late[m] > FEW]
+            if not any(_add_copy(filling, model, ran.busy) for model in models):
                 break
         return best[1]
 
 
 def with_copies(filling: Filling) -> Filling:
-    """Fill free memory with copies, first of models with the most load per copy and byte."""
+    """Fill free memory with copies, first of the models with the most load per copy and byte; returns a new filling."""
     problem, copied = filling.problem, Filling(filling.problem, filling.shares)
     worth = problem.rows.max(axis=(0, 1)) / np.maximum(problem.bytes.max(axis=0), 1.0)
     open_to = {model for model in range(len(worth)) if copied.where(model)}
     while open_to:
         model = max(open_to, key=lambda model: (worth[model] / len(copied.where(model)), -model))
-        if not _copy(copied, model, copied.loads.max(axis=1)):
+        if not _add_copy(copied, model, copied.loads.max(axis=1)):
             open_to.remove(model)
     return copied
 
 
-def _copy(filling: Filling, model: int, busy: Floats) -> bool:
-    """One more copy of a model on the least busy machine that may have it; whether there is one."""
+def _add_copy(filling: Filling, model: int, busy: Floats) -> bool:
+    """Add a copy of a model to the least busy machine that may have it; return whether there was one.
+
+    busy: load by machine.
+    """
     homes = filling.where(model)
     free: Bools = filling.could_join(model)
     free[homes] = False
     if not homes or not free.any():
         return False
-    most = max(homes, key=lambda home: filling.shares[home][model])
-    share = filling.take(most, model)
-    filling.add(most, model, share * (1 - COPY_SHARE))
+    largest = max(homes, key=lambda home: filling.shares[home][model])
+    share = filling.take(largest, model)
+    filling.add(largest, model, share * (1 - COPY_SHARE))
     filling.add(int(np.argmin(np.where(free, busy, np.inf))), model, share * COPY_SHARE)
     return True
 
 
 def _scale(problem: PlacingProblem, kept: Floats) -> PlacingProblem:
-    """The problem with only a share of each model's requests."""
+    """The problem with only the share *kept* of each model's requests."""
     names = ("compute", "memory", "other", "rows")
     demands = [demand.scaled(float(part)) for demand, part in zip(problem.demands, kept, strict=True)]
     return replace(problem, demands=tuple(demands), **{name: getattr(problem, name) * kept for name in names})
@@ -249,7 +264,10 @@ OnTime = Callable[[Filling], Floats]
 
 
 def fluid(filling: Filling) -> Floats:
-    """Fluid approximation: an overloaded machine serves an equal part of the requests of each of its models."""
+    """Approximate the share of each model's requests on time, without simulation.
+
+    An overloaded machine serves an equal part of the requests of each of its models, up to its cap.
+    """
     problem, served = filling.problem, np.zeros(len(filling.problem.demands))
     caps = problem.cap[problem.kind_of]
     for machine, models in enumerate(filling.shares):
@@ -260,12 +278,11 @@ def fluid(filling: Filling) -> Floats:
 
 
 def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
-    """AlpaServe's fast greedy (Li et al., OSDI 2023): replicas for the models that are served worst, while any fits.
+    """AlpaServe's fast greedy (Li et al., OSDI 2023): add replicas for the worst served models, while any fits.
 
-    Most unserved requests come first, on the machine with fewest requests. The published judge is a simulator; any
-    function will do that tells the share of each model's requests that are on time. Requests spread evenly over
-    replicas meanwhile, and in the end as the machines are least crowded. Models are not cut over machines here, for
-    anyone.
+    The model with the most late requests goes first, to the machine with the fewest requests. on_time_of: for a
+    filling, the share of each model's requests on time; the paper uses a simulator. Requests are divided equally among
+    replicas until the end, and then so that machines are least crowded. Models are not cut over several machines.
     """
     filling = Filling(problem)
     rates = np.array([demand.rate for demand in problem.demands])
@@ -275,21 +292,24 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
         for model in sorted(badly_served, key=lambda model: -rates[model] * (1 - on_time[model])):
             homes = np.flatnonzero(new_homes(filling, model))
             if len(homes):
-                asked = [sum(rates[one] * share for one, share in filling.shares[home].items()) for home in homes]
-                replicate(filling, model, int(homes[int(np.argmin(asked))]))
+                home_rates = [
+                    sum(rates[placed_model] * share for placed_model, share in filling.shares[home].items())
+                    for home in homes
+                ]
+                replicate(filling, model, int(homes[int(np.argmin(home_rates))]))
                 break
         else:
             return levelled(filling)
 
 
 def lacking(filling: Filling, on_time: Floats) -> list[int]:
-    """Models with late requests that another replica might help, or with fewer replicas than required."""
+    """The models with late requests or with fewer replicas than required."""
     demands = enumerate(filling.problem.demands)
     return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
 
 
 def replicate(filling: Filling, model: int, machine: int) -> None:
-    """One more replica, with an equal share of the requests."""
+    """Add a replica of a model on *machine*; all replicas get equal shares of the requests."""
     homes = [*filling.where(model), machine]
     for home in homes[:-1]:
         filling.take(home, model)

@@ -20,7 +20,7 @@ from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedReques
 
 
 def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[TickedRequests]) -> ClusterTally:
-    """Run a cluster until all requests are answered."""
+    """Run a cluster until all requests are answered: period by period, first the gates, then the machines."""
     machines = [_Machine(lowered, node, setting.late) for node in range(len(lowered.policies))]
     gates = [_Gate(lowered, setting, len(machines)) for _ in range(setting.gates)]
     requests = enumerate((*request, draws) for block in blocks for *request, draws in zip(*block, strict=True))
@@ -29,9 +29,9 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
     routed: list[int] = []
     period = 0
     while waiting is not None:
-        _fail(lowered, machines, period)
+        _apply_failures(lowered, machines, period)
         for gate in gates:
-            gate.learn(period, reports)
+            gate.update_estimates(period, reports)
         until = (period + 1) * lowered.period
         while waiting is not None and waiting[1][0] < until:
             number, (now, model, draws) = waiting
@@ -42,17 +42,19 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
             machine.run(until)
         reports.append([machine.report(until) for machine in machines])
         period += 1
-    _fail(lowered, machines, period)
+    _apply_failures(lowered, machines, period)
     for machine in machines:
         machine.run(NO_DEADLINE)
     return _make_tally(lowered, machines, routed)
 
 
 def _node(lowered: LoweredCluster, stream: int) -> int:
+    """The node of a stream."""
     return next(node for node, first in enumerate(lowered.begin[1:]) if stream < first)
 
 
-def _fail(lowered: LoweredCluster, machines: Sequence[_Machine], period: int) -> None:
+def _apply_failures(lowered: LoweredCluster, machines: Sequence[_Machine], period: int) -> None:
+    """Stop the machines that fail in a period, and start those that come back."""
     for node, begin, end in lowered.failures:
         if begin == period:
             machines[node].stop()
@@ -61,19 +63,19 @@ def _fail(lowered: LoweredCluster, machines: Sequence[_Machine], period: int) ->
 
 
 class _Gate:
-    """A gate: a router with its reports, and with what it sent since."""
+    """A gate: a router with the machines' reports, and the work that it sent since."""
 
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting, machines: int) -> None:
         self._lowered, self._lag, self._gates = lowered, setting.lag, setting.gates
         self._router = ROUTERS[setting.router]
         self._turns = [0] * len(lowered.replicas)
         self._sent: list[list[list[int]]] = []
-        """By period and machine: work for the array and for the channel."""
+        """[period][machine]: work sent for the array and for the channel."""
         self._machines = machines
         self._estimates: list[Estimate] = []
 
-    def learn(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
-        """A period begins: take the newest report there is, and carry it on."""
+    def update_estimates(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
+        """Begin a period: take the newest report that has arrived, plus what was sent since; *reports*: by period."""
         newest = max(0, period - self._lag)
         self._estimates = [
             known._replace(in_flight=now.waiting) for known, now in zip(reports[newest], reports[period], strict=True)
@@ -86,14 +88,14 @@ class _Gate:
         self._sent.append([[0, 0] for _ in range(self._machines)])
 
     def route(self, model: int, now: int, draws: tuple[float, ...]) -> int:
-        """The stream that a request goes to."""
+        """Choose the stream for a request, and count its work."""
         request = RoutedRequest(self._lowered.replicas[model], self._turns[model], (draws[0], draws[1]))
         self._turns[model] += 1
         place = self._router(self._estimates, request, now)
-        self._note(request.replicas[place], now)
+        self._count_sent(request.replicas[place], now)
         return self._lowered.streams[model][place]
 
-    def _note(self, replica: Replica, now: int) -> None:
+    def _count_sent(self, replica: Replica, now: int) -> None:
         self._estimates[replica.machine] = self._estimates[replica.machine].sent(replica, now, self._gates)
         sent = self._sent[-1][replica.machine]
         sent[0] += replica.compute
@@ -119,19 +121,19 @@ class _Sent(Arrivals):
 
 
 class _Machine:
-    """One engine at a time: when the machine goes down it is lost, and another one begins when it comes back."""
+    """A simulated machine: an engine that is lost when the machine fails, and a new one when it comes back."""
 
     def __init__(self, lowered: LoweredCluster, node: int, late: str) -> None:
         self._policy, self._first, self._late = lowered.policies[node], lowered.begin[node], late
         self._terms = lowered.terms[self._first : lowered.begin[node + 1]]
         self.endings: list[tuple[int, int, int]] = []
-        """Stream, arrival and end of each request; of lost ones DROPPED in its place."""
+        """(stream, arrival, end) of each request; the end of a lost one is DROPPED."""
         self.computed = 0
         self._up = False
         self.start(0)
 
     def start(self, now: int) -> None:
-        """Begin with nothing."""
+        """Start an idle engine."""
         self._up = True
         self._feed, self._executor = _Sent(self._terms), SimulatedNpu(self._policy.setting)
         self._engine, self._source = request_engine(
@@ -142,7 +144,7 @@ class _Machine:
         self._executor.idle_until(now)
 
     def stop(self) -> None:
-        """Lose everything."""
+        """Stop the engine; all requests on the machine are lost."""
         self._up = False
         for stream in range(len(self._terms)):
             queue = self._source.queues[stream]
@@ -158,15 +160,15 @@ class _Machine:
 
     @property
     def through(self) -> int:
-        """When the last work that it was given ends."""
+        """When the array's last work ends."""
         return self._executor.ready().array_free
 
     def take(self, stream: int, now: int) -> None:
-        """A request was sent here."""
+        """Queue a request that a gate sent."""
         self._feed.coming.append((stream - self._first, now))
 
     def run(self, until: int) -> None:
-        """Serve until then."""
+        """Serve until a time; NO_DEADLINE: until all is done. A machine that is down loses what was sent."""
         if not self._up:
             self.endings += [(self._first + stream, arrival, DROPPED) for stream, arrival in self._feed.coming]
             self._feed.coming.clear()
@@ -180,7 +182,7 @@ class _Machine:
             self._engine.account()
 
     def report(self, now: int) -> Estimate:
-        """Its report: the work ahead of a new request that is on time."""
+        """The machine's report: the work ahead of a new request that is on time."""
         if not self._up:
             return Estimate(up=False, as_of=now)
         device = self._executor.ready()
@@ -198,6 +200,7 @@ class _Machine:
 
 
 def _make_tally(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
+    """Count the endings of all machines as the compiled run does, without the warm-up."""
     counts, histogram = np.zeros((len(lowered.terms), 10), np.int64), np.zeros(k.BINS, np.int64)
     for stream, arrival, end in (ending for machine in machines for ending in machine.endings):
         if arrival < lowered.warm:

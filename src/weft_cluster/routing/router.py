@@ -15,21 +15,25 @@ from weft_cluster.kernels import routing_rules as rules
 
 
 class Estimate(NamedTuple):
-    """Estimate of a machine's queue; times are ticks."""
+    """A gate's estimate of a machine's queue; times are ticks."""
 
     array: int = 0
-    """Work of its array ahead of a new request that is on time..."""
+    """Work of the array ahead of a new request that is on time..."""
     channel: int = 0
-    """... and for its memory channel."""
+    """... and of the memory channel."""
     waiting: int = 0
-    """Requests that are there, as it last reported."""
+    """Requests on the machine, by its last report."""
     up: bool = True
     as_of: int = 0
+    """The time of *array* and *channel*."""
     in_flight: int = 0
-    """Requests sent there and not answered yet; the sender counts them, without a report."""
+    """Requests sent to the machine and not answered yet, as the sender counts them."""
 
     def sent(self, replica: Replica, now: int, gates: int = 1) -> Estimate:
-        """The estimate after a request went there; each of several gates takes the others to do as it does."""
+        """The estimate after a request was sent.
+
+        Each of several gates assumes that the others send the same, so the work counts once per gate.
+        """
         return self._replace(
             array=rules.aged(self.array, self.as_of, now) + replica.compute * gates,
             channel=rules.aged(self.channel, self.as_of, now) + replica.fetch * gates,
@@ -47,10 +51,10 @@ class Estimate(NamedTuple):
 
 
 class Replica(NamedTuple):
-    """A model on a machine, as a router sees it; times are ticks."""
+    """A model on a machine, with the times of a request as a router expects them, in ticks."""
 
     machine: int
-    """Its place among the estimates."""
+    """Index of the machine's estimate."""
     compute: int
     """Time of a request on the machine's array..."""
     fetch: int
@@ -62,22 +66,22 @@ class Replica(NamedTuple):
 
 
 class RoutedRequest(NamedTuple):
-    """A request that looks for a machine."""
+    """A request that a router chooses a replica for."""
 
     replicas: Sequence[Replica]
-    """Of its model; one at least."""
+    """The replicas of its model, at least one."""
     turn: int
-    """How many requests for its model were routed here before."""
+    """Number of requests for its model that this gate routed before."""
     draws: tuple[float, float] = (0.0, 0.0)
-    """Two numbers from 0 to 1, for routers that draw lots."""
+    """Two random numbers from 0 to 1, for routers that draw."""
 
 
 Router = Callable[[Sequence[Estimate], RoutedRequest, int], int]
-"""From the estimates of all machines, a request and the time to one of the request's replicas, by its place."""
+"""From the estimates of all machines, a request and the time in ticks to the index of one of the request's replicas."""
 
 
 def slack(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """Where it is expected to be answered first, and so with most time to spare; of equals the next in turn."""
+    """The replica that is expected to answer first, so with the most slack; of equals the next in turn."""
     count = len(request.replicas)
     order = [(request.turn + step) % count for step in range(count)]
     running = [place for place in order if estimates[request.replicas[place].machine].up]
@@ -85,33 +89,33 @@ def slack(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> in
 
 
 def two_choices(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """Of two replicas that are drawn, the one where fewer requests were (Mitzenmacher's power of two choices)."""
-    place, other = _two(estimates, request)
+    """The better of two drawn replicas by reported requests (Mitzenmacher's power of two choices)."""
+    place, other = _draw_two(estimates, request)
     here, there = (estimates[request.replicas[index].machine].waiting for index in (place, other))
     return other if there < here else place
 
 
 def two_in_flight(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """Of two replicas that are drawn, the one with fewer requests in flight, as proxies balance load."""
-    place, other = _two(estimates, request)
+    """The better of two drawn replicas by requests in flight, as proxies balance load."""
+    place, other = _draw_two(estimates, request)
     here, there = (estimates[request.replicas[index].machine].in_flight for index in (place, other))
     return other if there < here else place
 
 
 def two_aged(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """Of two replicas that are drawn, the one where it is expected to be answered first."""
-    place, other = _two(estimates, request)
+    """The better of two drawn replicas by the expected time of the answer."""
+    place, other = _draw_two(estimates, request)
     here, there = (expected(estimates, request.replicas[index], now) for index in (place, other))
     return other if there < here else place
 
 
 def random(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """One that is drawn, by shares."""
+    """A replica drawn with the probabilities of the shares."""
     return _by_share(estimates, request, request.draws[0])
 
 
 def round_robin(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
-    """One after another, as often as their shares say."""
+    """The replicas in turn, as often as their shares say, without randomness."""
     return _by_share(estimates, request, rules.place_of_turn(request.turn))
 
 
@@ -133,7 +137,7 @@ def check_router(name: str) -> None:
 
 
 def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
-    """When a request would be answered by a replica."""
+    """The time, in ticks, at which a replica is expected to answer a request that is sent now."""
     known = estimates[replica.machine]
     return rules.finish(
         now,
@@ -146,15 +150,18 @@ def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
 
 
 def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float) -> int:
-    """The replica whose share contains a random draw, or the next one that is up."""
+    """Index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
     replicas, count = request.replicas, len(request.replicas)
     place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
     order = [(place + step) % count for step in range(count)]
     return next((index for index in order if estimates[replicas[index].machine].up), place)
 
 
-def _two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:
-    """One by shares and another one; the first twice where there is no other that runs."""
+def _draw_two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:
+    """Indices of two replicas: one drawn by shares, another drawn evenly.
+
+    The first one twice if there is no other or that is down.
+    """
     place = _by_share(estimates, request, request.draws[0])
     if len(request.replicas) == 1:
         return place, place

@@ -24,39 +24,40 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClusterRun:
-    """What became of the requests, warm-up left out."""
+    """The results of a simulated run, without the warm-up."""
 
     setting: ClusterSetting
     models: tuple[str, ...]
     machines: tuple[str, ...]
     duration_s: float
     arrived: Ints
-    """(models)."""
+    """(models): requests."""
     late: Ints
-    """(models): answered after their deadlines."""
+    """(models): requests answered after their deadlines."""
     refused: Ints
-    """(models): found no place in a queue."""
+    """(models): requests that found a full queue."""
     lost: Ints
-    """(models): on a machine that went down, or sent to one that was down."""
+    """(models): requests on a machine that failed, or sent to one that was down."""
     latency_s: Floats
-    """(models): the mean from a client's request to its answer; NaN where nothing was answered."""
+    """(models): mean time from a client's request to its answer; NaN if no request was answered."""
     by_machine: Ints
-    """(machines): requests that were sent there."""
+    """(machines): requests that were sent to it."""
     missed_by_machine: Ints
+    """(machines): requests sent to it that were late, refused or lost."""
     busy: Floats
-    """(machines): share of the time until it was through that its array, as simulated, was taken."""
+    """(machines): share of the time, until its last work ended, in which the simulated array was busy."""
 
     def __repr__(self) -> str:
         return f"ClusterRun({self.setting.router}: {self.arrived.sum()} requests, {self.missed:.3%} missed)"
 
     @property
     def missed_by_model(self) -> Floats:
-        """(models): share of the requests that were late, refused or lost."""
+        """The share of each model's requests that were late, refused or lost."""
         return np.asarray((self.late + self.refused + self.lost) / np.maximum(1, self.arrived))
 
     @property
     def missed(self) -> float:
-        """The same of all requests."""
+        """Share of all requests that were late, refused or lost."""
         return float((self.late + self.refused + self.lost).sum() / max(1, self.arrived.sum()))
 
     @property
@@ -66,6 +67,7 @@ class ClusterRun:
 
     @property
     def mean_latency_s(self) -> float | None:
+        """Mean latency of all answered requests; None if there is none."""
         answered = self.arrived - self.refused - self.lost
         return float(np.nansum(self.latency_s * answered) / answered.sum()) if answered.sum() else None
 
@@ -114,21 +116,23 @@ def simulate_cluster(
 ) -> ClusterRun:
     """Route requests to the machines of a cluster and serve them there.
 
-    day: how all rates rise and fall. requests: in place of those that are sampled by the cluster's rates; for models by
-    their numbers. compiled: False runs the plain engine, with the same answers.
+    day: how all rates rise and fall. requests: blocks of requests to use instead of sampling by the cluster's rates;
+    models are given by number. compiled: False runs the plain engine, with the same results. InputError if the warm-up
+    is longer than the run.
     """
-    how = setting or ClusterSetting()
-    if how.warmup_s >= duration_s:
-        raise InputError(f"warmup_s = {how.warmup_s:g} leaves nothing of duration_s = {duration_s:g}")
+    setting = setting or ClusterSetting()
+    if setting.warmup_s >= duration_s:
+        raise InputError(f"warmup_s = {setting.warmup_s:g} leaves nothing of duration_s = {duration_s:g}")
     sampled = generated(cluster.rates, cluster.cv, day or Day(), duration_s, seed) if requests is None else requests
-    lowered, ticked = lower_cluster(cluster, how), in_ticks(sampled, seed)
+    lowered, ticked = lower_cluster(cluster, setting), in_ticks(sampled, seed)
     run = compiled_run.serve if compiled else plain_run.serve
-    return _count_run(cluster, how, lowered, run(lowered, how, ticked), duration_s)
+    return _count_run(cluster, setting, lowered, run(lowered, setting, ticked), duration_s)
 
 
 def _count_run(
     cluster: Cluster, setting: ClusterSetting, lowered: LoweredCluster, tally: ClusterTally, duration_s: float
 ) -> ClusterRun:
+    """Sum the counts of a run by model and by machine, and add the time on the way to latencies."""
     counts, models = tally.counts, np.array(lowered.models, np.int64)
     nodes = np.array([placed.node for placed in cluster.placed], np.int64)
     late = counts[:, k.VIOLATED] - counts[:, k.DROPPED] - counts[:, k.REFUSED]

@@ -48,7 +48,7 @@ class TimedTrace:
         return np.bincount(self.caller, minlength=len(self.callers)).astype(np.int64)
 
     def flow(self, window_s: float) -> Ints:
-        """Requests of all callers in each window; a last window that is cut short is left out."""
+        """Requests of all callers in each window of *window_s*; an incomplete last window is left out."""
         windows = whole_windows(self.span_s, window_s)
         return np.bincount((self.times_s / window_s).astype(np.int64), minlength=windows)[:windows].astype(np.int64)
 
@@ -85,7 +85,7 @@ class CountedTrace:
         return np.asarray(self.counts.sum(axis=1))
 
     def flow(self, window_s: float) -> Ints:
-        """Requests of all callers in each window, its length rounded to a multiple of the recorded one."""
+        """Requests of all callers in each window; *window_s* is rounded to a multiple of the recorded window."""
         return grouped(self.counts.sum(axis=0), max(1, round(window_s / self.window_s)))
 
     def timed(self, rng: Rng) -> TimedTrace:
@@ -106,7 +106,7 @@ def whole_windows(span_s: float, window_s: float) -> int:
 
 
 def grouped(counts: Ints, size: int) -> Ints:
-    """Sums of every *size* neighbours along the last axis; a remainder at the end is left out."""
+    """Sums of groups of *size* neighbours along the last axis; an incomplete group at the end is left out."""
     groups = counts.shape[-1] // size
     sums: Ints = counts[..., : groups * size].reshape(*counts.shape[:-1], groups, size).sum(axis=-1)
     return sums
@@ -121,7 +121,10 @@ Reader = Callable[[str, list[str], Iterator[Row]], CallerTrace]
 
 
 def read_trace(*paths: str | Path) -> CallerTrace:
-    """Read a trace of any of the three kinds; several files are the days of Functions 2019, joined to one trace."""
+    """Read a trace of one of the three kinds; several files are days of Functions 2019, joined to one trace.
+
+    WorkloadError if a file cannot be read or is of no known kind.
+    """
     if not paths:
         raise WorkloadError("no trace to read; name a file")
     traces = [_read(Path(path)) for path in paths]
@@ -134,6 +137,7 @@ def read_trace(*paths: str | Path) -> CallerTrace:
 
 
 def _read(path: Path) -> CallerTrace:
+    """Read one file. WorkloadError if that fails."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
@@ -145,6 +149,7 @@ def _read(path: Path) -> CallerTrace:
 
 
 def _reader_of(where: str, header: Sequence[str]) -> Reader:
+    """The reader for a file with this header. WorkloadError if there is none."""
     for columns, reader in SCHEMAS.items():
         if list(header[: len(columns)]) == list(columns):
             return reader
@@ -153,6 +158,7 @@ def _reader_of(where: str, header: Sequence[str]) -> Reader:
 
 
 def _functions_2019(where: str, header: list[str], rows: Iterator[Row]) -> CountedTrace:
+    """Read invocations per minute of a day."""
     if header[4:] != [str(minute + 1) for minute in range(len(header) - 4)] or len(header) == 4:
         raise WorkloadError(f"{where}: after Trigger come the minutes 1, 2, ..., and nothing else")
     names, counts = [], []
@@ -172,7 +178,7 @@ def _functions_2019(where: str, header: list[str], rows: Iterator[Row]) -> Count
 
 
 def _functions_2021(where: str, header: list[str], rows: Iterator[Row]) -> TimedTrace:
-    """The file has ends and durations; an invocation arrived its duration before its end."""
+    """Read single invocations; the file has ends and durations, so an arrival is the end minus the duration."""
     names: dict[str, int] = {}
     callers, times = [], []
     for number, row in rows:
@@ -186,7 +192,7 @@ def _functions_2021(where: str, header: list[str], rows: Iterator[Row]) -> Timed
 
 
 def _llm_2023(where: str, header: list[str], rows: Iterator[Row]) -> TimedTrace:
-    """The file is of one service, which is the only caller."""
+    """Read the requests of one service, which is the only caller."""
     times = []
     for number, row in rows:
         try:
@@ -205,6 +211,7 @@ SCHEMAS: dict[tuple[str, ...], Reader] = {
 
 
 def _timed_trace(where: str, names: tuple[str, ...], times: list[float], callers: list[int]) -> TimedTrace:
+    """Sort requests by time, counted from the first. WorkloadError for less than two requests or invalid times."""
     if len(times) < 2:
         raise WorkloadError(f"{where}: a trace needs at least two requests, this one has {len(times)}")
     times_s = np.array(times)
@@ -216,7 +223,7 @@ def _timed_trace(where: str, names: tuple[str, ...], times: list[float], callers
 
 
 def _join_days(days: Sequence[CountedTrace]) -> CountedTrace:
-    """Days one after another; a caller that a day does not list sent nothing on it."""
+    """Join days one after another; a caller that a day does not list sent nothing on it."""
     names = tuple(dict.fromkeys(chain.from_iterable(day.callers for day in days)))
     place = {name: index for index, name in enumerate(names)}
     parts = []

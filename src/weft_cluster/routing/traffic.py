@@ -47,7 +47,7 @@ DEEPEST_WAVE = 0.99
 STEEPEST = 20.0
 """Largest exponent of Zipf's law that is tried; there the second model is requested a million times less often."""
 ENOUGH = 20
-"""Fewest gaps, or requests in a window, from which a caller's coefficient of variation is estimated."""
+"""Fewest gaps, or requests in a window, for estimating a caller's coefficient of variation."""
 MOST_GENERATED = 4_000_000
 """Requests up to which traffic is generated to be compared with the trace; more would take long."""
 
@@ -77,26 +77,27 @@ class Day(BaseModel):
     wave: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """How far rates rise above their mean at the peak of a day, and fall below it half a day later."""
     peak_s: NotNegative = 0.0
-    """When the peak comes, from the start on."""
+    """Time of the first peak, from the start on."""
     day_s: Positive = 86400.0
     surge: tuple[Surge, ...] = ()
 
     def passed(self, times_s: Floats) -> Floats:
-        """Even time, in which all rates are constant, at instants of the day."""
-        passed = self._waved(times_s)
+        """Convert instants of the day to even time, in which all rates are constant."""
+        passed = self._integrate_wave(times_s)
         for surge in self.surge:
             begin, end = surge.start_s, surge.start_s + surge.length_s
-            within = self._waved(np.clip(times_s, begin, end)) - self._waved(np.array([begin]))
+            within = self._integrate_wave(np.clip(times_s, begin, end)) - self._integrate_wave(np.array([begin]))
             passed = passed + (surge.factor - 1) * within
         return passed
 
-    def _waved(self, times_s: Floats) -> Floats:
+    def _integrate_wave(self, times_s: Floats) -> Floats:
+        """Even time at instants of the day if there were no surges: the integral of the wave."""
         turn = tau / self.day_s
         risen = np.sin(turn * (times_s - self.peak_s)) + np.sin(turn * self.peak_s)
         return np.asarray(times_s + self.wave / turn * risen)
 
     def instants(self, passed: Floats, begin: float, end: float, duration_s: float) -> Floats:
-        """Instants of the day for even times between *begin* and *end*."""
+        """Convert even times, all between *begin* and *end*, to instants of the day, by interpolation."""
         if not self.wave and not self.surge:
             return passed
         first, last = self._instant(begin, duration_s), self._instant(end, duration_s)
@@ -131,7 +132,7 @@ class Traffic(Day):
         return np.asarray(self.rate * weights / weights.sum())
 
     def requests(self, duration_s: float, seed: int = 0) -> Iterator[RequestBlock]:
-        """Blocks of all requests until *duration_s*."""
+        """Yield blocks of all requests until *duration_s*."""
         return generated(self.rates, np.full(self.models, self.cv), self, duration_s, seed)
 
 
@@ -220,24 +221,25 @@ def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
     if not len(requests) or requests.sum() < 2 or trace.span_s <= 0:
         raise WorkloadError(f"{trace}: too few requests to fit anything to")
     unknown = []
-    wave, peak_s = _wave(trace)
+    wave, peak_s = _fit_wave(trace)
     if trace.span_s < DAY_S:
         unknown.append(f"the wave of a day: the trace is {trace.span_s / 3600:.2g} h long; taken to be flat")
     if len(requests) == 1:
         unknown.append("who is asked for how often: the trace has one caller; zipf = 0")
-    even = Traffic(rate=1.0, models=len(requests), zipf=_zipf(requests), wave=wave, peak_s=peak_s)
+    even = Traffic(rate=1.0, models=len(requests), zipf=_fit_zipf(requests), wave=wave, peak_s=peak_s)
     rate = float(requests.sum()) / float(even.passed(np.array([trace.span_s]))[0])
-    cv = _variation(trace, even)
+    cv = _fit_variation(trace, even)
     if cv is None:
         unknown.append(f"how gaps vary: no caller has {ENOUGH} requests and more; cv = 1")
     traffic = even.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
     return TrafficFit(traffic, tuple(_similarity(trace, requests, traffic, seed)), tuple(unknown))
 
 
-def _zipf(requests: Ints) -> float:
-    """The maximum-likelihood exponent for numbers of requests in descending order.
+def _fit_zipf(requests: Ints) -> float:
+    """The maximum-likelihood exponent of Zipf's law for numbers of requests in descending order.
 
-    There the expected logarithm of the rank equals the observed one; it falls with the exponent, so bisection finds it.
+    At it the expected logarithm of the rank equals the observed one. The former falls with the exponent, so bisection
+    finds it.
     """
     ranks = np.log(np.arange(1, len(requests) + 1, dtype=np.float64))
     mean = float((requests * ranks).sum() / requests.sum())
@@ -255,8 +257,8 @@ def _zipf(requests: Ints) -> float:
     return round(high, 6)
 
 
-def _wave(trace: CallerTrace) -> tuple[float, float]:
-    """Height and peak of the sine with the least squared distance from the flow; (0, 0) for less than a day."""
+def _fit_wave(trace: CallerTrace) -> tuple[float, float]:
+    """Height and peak time of the sine with the least squared distance from the flow; (0, 0) for less than a day."""
     if trace.span_s < DAY_S:
         return 0.0, 0.0
     window_s = DAY_S / WAVE_WINDOWS
@@ -269,14 +271,19 @@ def _wave(trace: CallerTrace) -> tuple[float, float]:
     return round(float(height), 6), round(float(np.arctan2(sine, cosine) % tau) / tau * DAY_S, 3)
 
 
-def _variation(trace: CallerTrace, even: Traffic) -> float | None:
-    """The coefficient of variation of the median caller's gaps; None where no caller has enough of them."""
-    variations = _of_gaps(trace, even) if isinstance(trace, TimedTrace) else _of_counts(trace, even)
+def _fit_variation(trace: CallerTrace, even: Traffic) -> float | None:
+    """Median over the callers of the coefficient of variation of their gaps; None if no caller has enough.
+
+    even: the fitted wave, which defines even time.
+    """
+    variations = (
+        _variations_of_gaps(trace, even) if isinstance(trace, TimedTrace) else _variations_of_counts(trace, even)
+    )
     return round(float(np.clip(np.median(variations), 1e-3, 100)), 6) if variations else None
 
 
-def _of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
-    """The coefficient of variation of each caller with ENOUGH gaps, in even time."""
+def _variations_of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
+    """The coefficient of variation of the gaps, in even time, of each caller that has ENOUGH."""
     passed = even.passed(trace.times_s)
     order = np.argsort(trace.caller, kind="stable")
     variations = []
@@ -287,8 +294,11 @@ def _of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
     return variations
 
 
-def _of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
-    """The same from counts in windows long enough for ENOUGH requests, of callers that fill ENOUGH windows."""
+def _variations_of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
+    """The coefficient of variation of each caller's gaps, from the variance of counts.
+
+    In windows long enough for ENOUGH requests; callers that do not fill ENOUGH windows are left out.
+    """
     edges = even.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
     lengths = np.diff(edges) / trace.window_s
     variations = []
@@ -297,12 +307,13 @@ def _of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
         if len(counts) // size < ENOUGH:
             continue
         sums = grouped(counts, size)
-        expected = _sums(lengths, size) * sums.sum() / _sums(lengths, size).sum()
+        expected = _group_sums(lengths, size) * sums.sum() / _group_sums(lengths, size).sum()
         variations.append(float(np.sqrt(np.mean((sums - expected) ** 2 / expected))))
     return variations
 
 
-def _sums(lengths: Floats, size: int) -> Floats:
+def _group_sums(lengths: Floats, size: int) -> Floats:
+    """Sums of groups of *size* neighbours; an incomplete group at the end is left out."""
     whole = len(lengths) // size * size
     return np.asarray(lengths[:whole].reshape(-1, size).sum(axis=1))
 

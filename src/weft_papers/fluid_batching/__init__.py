@@ -56,12 +56,13 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
+    """List the parts of the reproduction, in order; each is run later, on *bench*."""
     row, point = lengths
 
-    def traffic_of(plan: fig7_traffic.TrafficSweep, tick: Tick) -> Exhibit:
+    def draw_traffic(plan: fig7_traffic.TrafficSweep, tick: Tick) -> Exhibit:
         return fig7_traffic.figure(paper, out, fig7_traffic.sweep(paper, bench, point, plan, tick))
 
-    def panels(tick: Tick) -> list[fig7_traffic.DeadlinePanel]:
+    def run_deadline_panels(tick: Tick) -> list[fig7_traffic.DeadlinePanel]:
         return [fig7_traffic.panel(paper, bench, point, plan, tick) for plan in fig7_traffic.PANELS]
 
     return [
@@ -69,9 +70,9 @@ def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step
         ("Fig. 1b", lambda tick: fig10_strategies.figure_1b(out)),
         ("Fig. 10", lambda tick: fig10_strategies.figure_10(out, fig10_strategies.scenes())),
         ("Table II", lambda tick: table2_comparison.table_2(out, table2_comparison.compare(paper, bench, row, tick))),
-        ("Fig. 7", lambda tick: traffic_of(fig7_traffic.FIGURES[0], tick)),
-        ("Fig. 8", lambda tick: traffic_of(fig7_traffic.FIGURES[1], tick)),
-        ("Fig. 9", lambda tick: fig7_traffic.figure_9(out, panels(tick))),
+        ("Fig. 7", lambda tick: draw_traffic(fig7_traffic.FIGURES[0], tick)),
+        ("Fig. 8", lambda tick: draw_traffic(fig7_traffic.FIGURES[1], tick)),
+        ("Fig. 9", lambda tick: fig7_traffic.figure_9(out, run_deadline_panels(tick))),
         ("bandwidth", lambda tick: sensitivity.bandwidth(paper, out, bench, 2 * point, tick)),
         ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
         ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),
@@ -79,6 +80,7 @@ def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step
 
 
 def _settings(lengths: Lengths) -> dict[str, Any]:
+    """Describe the assumptions and the hardware of the runs, for the JSON report."""
     return {
         "weft": __version__,
         "bandwidth_gb_s": {board: load_platform(board).bandwidth_gb_s for board in ("zc706", "zcu104")},

@@ -31,18 +31,23 @@ ABLATION = {"FC": "FC", "R": "R", "P": "P", "fluid": "fluid, fixed PEs", STACKED
 
 
 class StrategyPanel(NamedTuple):
-    """A panel of Fig. 10."""
+    """A panel of Fig. 10: a network on a board at one memory bandwidth."""
 
     spot: Spot
     bandwidth_gb_s: float
     why: str
+    """Why this bandwidth."""
 
 
 def scenes() -> tuple[StrategyPanel, ...]:
+    """The panels of Fig. 10: two boards, each at the bandwidth of Table II and at the one that gives Fig. 10.
+
+    The bandwidth of Fig. 10 is calibrated on ZC706; ZCU104 gets the same share of its board's peak.
+    """
     small, large = SPOTS[0], SPOTS[3]
     zc706, zcu104 = load_platform(small.board), load_platform(large.board)
     fast = zc706.calibrated_gb_s("figure-10")
-    like = fast / zc706.calibrated_gb_s("board") * zcu104.calibrated_gb_s("board")
+    same_share = fast / zc706.calibrated_gb_s("board") * zcu104.calibrated_gb_s("board")
     return (
         StrategyPanel(small, zc706.bandwidth_gb_s, "calibrated to Table II"),
         StrategyPanel(large, zcu104.bandwidth_gb_s, "calibrated to Table II"),
@@ -51,7 +56,7 @@ def scenes() -> tuple[StrategyPanel, ...]:
             fast,
             f"Fig. 10 as described; {100 * fast / zc706.calibrated_gb_s('board'):.0f} % of the board's peak",
         ),
-        StrategyPanel(large, round(like, 1), "the same share of the board's peak"),
+        StrategyPanel(large, round(same_share, 1), "the same share of the board's peak"),
     )
 
 
@@ -63,36 +68,44 @@ class Quarters(NamedTuple):
 
     spot: Spot
     gops: dict[str, tuple[float, ...]]
+    """Way of batching -> GOP/s of the quarters, first to last."""
     peak: float
+    """GOP/s of the board."""
 
 
 def quarters(spot: Spot) -> Quarters:
-    """One NPU, Table I's; all but the last line without stackable PEs."""
-    built = tabled(spot)
-    devices = {name: built.model_copy(update={"batching": how, "stackable": False}) for name, how in STATIC.items()}
-    devices[STACKED] = built
+    """GOP/s on the NPU of Table I under every way of batching; only the last one has stackable PEs."""
+    printed_npu = tabled(spot)
+    devices = {
+        name: printed_npu.model_copy(update={"batching": batching, "stackable": False})
+        for name, batching in STATIC.items()
+    }
+    devices[STACKED] = printed_npu
     gops = {name: _quarter_gops(spot, device) for name, device in devices.items()}
     return Quarters(spot, gops, peak_gops(spot))
 
 
 def peak_gops(spot: Spot) -> float:
+    """GOP/s of all DSPs of the board; a MAC counts as two operations."""
     board = load_platform(spot.board)
     return 2 * board.dsps * board.clock_mhz / 1e3
 
 
 def _quarter_gops(spot: Spot, device: TiledNpu) -> tuple[float, ...]:
+    """GOP/s of a batch of MAX_BATCH in each part of the network between two exits, without the exits' heads."""
     model = network(spot.model, EXITS)
     times_s = layer_times_s(model, device, MAX_BATCH)
     heads = tuple(f"{leave.name}/" for leave in model.exits)
     gops = []
     for subnet in subnets(model):
-        kept = [index for index in subnet if not model.layers[index].name.startswith(heads)]
-        macs = MAX_BATCH * sum(model.layers[index].macs for index in kept)
-        gops.append(2e-9 * macs / sum(times_s[index] for index in kept))
+        layers = [index for index in subnet if not model.layers[index].name.startswith(heads)]
+        macs = MAX_BATCH * sum(model.layers[index].macs for index in layers)
+        gops.append(2e-9 * macs / sum(times_s[index] for index in layers))
     return tuple(gops)
 
 
 def figure_1b(out: Path) -> Exhibit:
+    """Draw Fig. 1b: GOP/s of every way of batching in each quarter of two networks."""
     spots = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
     labels, y = [f"subnet {number}" for number in range(1, EXITS + 2)], Axis(label=f"GOP/s at B = {MAX_BATCH}")
     panels = [
@@ -115,10 +128,10 @@ def figure_1b(out: Path) -> Exhibit:
 
 
 def _quarter_row(one: Quarters) -> Row:
-    """The text claims that different parts benefit the most from different ways of batching."""
+    """Row on the text's claim that different parts of a network benefit the most from different ways of batching."""
     uniform = ("SERIAL", "FC", "R", "P")
-    best = [max(uniform, key=lambda name: one.gops[name][place]) for place in range(EXITS + 1)]
-    gains = [one.gops["fluid"][place] / one.gops[name][place] for place, name in enumerate(best)]
+    best = [max(uniform, key=lambda name: one.gops[name][quarter]) for quarter in range(EXITS + 1)]
+    gains = [one.gops["fluid"][quarter] / one.gops[name][quarter] for quarter, name in enumerate(best)]
     why = (
         f"drawn, not printed; best uniform way from the first to the last quarter: {', '.join(best)}; fluid with fixed "
         f"PEs over it: {', '.join(f'{gain:.2f}' for gain in gains)}; one NPU for all, at "
@@ -134,12 +147,14 @@ def _quarter_row(one: Quarters) -> Row:
 
 @lru_cache(maxsize=256)
 def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) -> float:
+    """GOP/s of whole passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
     device = searched(spot, ABLATION[line], bandwidth_gb_s).device()
     model = network(spot.model)
     return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))
 
 
 def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] = BATCHES) -> Exhibit:
+    """Draw Fig. 10: throughput over the batch size, each way of batching on its own hardware."""
     picture = _picture(out, shown, batches)
     rows = [row for scene in shown for row in _ablation_rows(scene, batches)]
     body = [
@@ -165,6 +180,7 @@ def _picture(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) 
 
 
 def _panel(scene: StrategyPanel, batches: Sequence[int]) -> Panel:
+    """A panel of throughput over the batch size: a curve per way of batching, and the peak."""
     curves = [
         Curve(
             batches, [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches], line,
@@ -178,6 +194,7 @@ def _panel(scene: StrategyPanel, batches: Sequence[int]) -> Panel:
 
 
 def _ablation_rows(scene: StrategyPanel, batches: Sequence[int]) -> list[Row]:
+    """Rows of a panel of Fig. 10: fluid batching against the peak, the best other way, and fixed PEs."""
     spot, bandwidth = scene.spot, scene.bandwidth_gb_s
     peak, at = peak_gops(spot), f"{spot.name} at {bandwidth:g} GB/s"
 

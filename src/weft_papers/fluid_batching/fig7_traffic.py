@@ -42,17 +42,18 @@ from weft_papers.fluid_batching.lab import (
 from weft_papers.layerweaver.lab import mean
 
 OVERLOAD = 2.0
-"""Times the highest rate drawn: the queue is never empty."""
+"""Multiple of the highest rate drawn at which schedulers are overloaded: the queue is never empty."""
 LISTED = (SERIAL, FC_ADAPTIVE[0], R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
 """The schedulers with rows of their own; longer timeouts sustain the same, and are in the detailed tables."""
 LIMITED = (SERIAL, R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
+"""The schedulers for which the largest load with at most 1 % violations is searched."""
 HIGHEST_MS = 20_000.0
 """The highest latency that is drawn."""
 
 
 @dataclass(frozen=True)
 class TrafficSweep:
-    """What one figure shows over the rate of arrivals."""
+    """One figure over the arrival rate: its points and, once run, their outcomes."""
 
     figure: str
     spot: Spot
@@ -67,6 +68,7 @@ class TrafficSweep:
     """How many samples each seed draws."""
     outcomes: Outcomes = field(default_factory=dict)
     limits: dict[BatchScheduler, Sustained] = field(default_factory=dict)
+    """Scheduler -> the largest load with at most 1 % violations."""
 
     def point(self, scheduler: BatchScheduler, rate: float) -> RunPoint:
         return RunPoint(self.spot, scheduler, rate, self.deadline_ms, self.samples)
@@ -75,7 +77,7 @@ class TrafficSweep:
         return self.outcomes[self.point(scheduler, rate)]
 
     def borne(self, scheduler: BatchScheduler) -> RunMeans:
-        """What comes of more than anybody bears."""
+        """The outcome under overload: OVERLOAD times the highest rate of the figure."""
         return self.outcomes[self.point(scheduler, OVERLOAD * self.rates[-1])]
 
 
@@ -86,24 +88,28 @@ FIGURES = (
 
 
 def sweep(paper: Paper, bench: Bench, samples: int, plan: TrafficSweep, tick: Tick | None = None) -> TrafficSweep:
-    """Run a figure's points."""
+    """Run the points of a figure and search its limits; return *plan* with the outcomes filled in.
+
+    samples: how many each seed draws.
+    """
     deadline_ms = paper[f"slo_{plan.spot.board}"].value
     whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
     points = [whole.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
-    extra = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
-    traffic = bench.measure([*points, *extra, _fast(whole)], tick)
-    borne = [whole.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
-    tasks = [(question(point), point.device) for point in borne]
-    limits = dict(zip(plan.limited, bench.run_all(_limit, tasks, tick), strict=True))
-    return replace(whole, outcomes=traffic, limits=limits)
+    overload = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
+    outcomes = bench.measure([*points, *overload, _fast_point(whole)], tick)
+    first_points = [whole.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
+    tasks = [(question(point), point.device) for point in first_points]
+    limits = dict(zip(plan.limited, bench.run_all(_sustain_task, tasks, tick), strict=True))
+    return replace(whole, outcomes=outcomes, limits=limits)
 
 
-def _limit(task: tuple[Question, TiledNpu]) -> Sustained:
+def _sustain_task(task: tuple[Question, TiledNpu]) -> Sustained:
+    """``sustain`` with one argument, for a process pool."""
     return sustain(*task)
 
 
-def _fast(traffic: TrafficSweep) -> RunPoint:
-    """Fluid Batching at the highest rate with the bandwidth at which Fig. 10 comes out."""
+def _fast_point(traffic: TrafficSweep) -> RunPoint:
+    """Fluid Batching at the figure's highest rate, at the board's equivalent of the bandwidth that gives Fig. 10."""
     zc706, board = load_platform("zc706"), load_platform(traffic.spot.board)
     share = zc706.calibrated_gb_s("figure-10") / zc706.calibrated_gb_s("board")
     fast = round(share * board.calibrated_gb_s("board"), 1)
@@ -114,6 +120,7 @@ def _fast(traffic: TrafficSweep) -> RunPoint:
 
 
 def figure(paper: Paper, out: Path, traffic: TrafficSweep) -> Exhibit:
+    """Draw Fig. 7 or 8 from a sweep that was run, with its rows and tables."""
     rows = [
         *_sustained_rows(paper, traffic),
         *_limit_rows(traffic),
@@ -127,8 +134,9 @@ def figure(paper: Paper, out: Path, traffic: TrafficSweep) -> Exhibit:
 
 
 def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
+    """Rows with the throughput of each listed scheduler under overload; the paper prints Fluid Batching's."""
     rows = []
-    for scheduler in (one for one in LISTED if one in traffic.schedulers):
+    for scheduler in [listed for listed in LISTED if listed in traffic.schedulers]:
         rate = traffic.borne(scheduler).rate
         theirs = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
         why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than anybody bears"
@@ -143,6 +151,7 @@ def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
 
 
 def _limit_rows(traffic: TrafficSweep) -> list[Row]:
+    """Rows with the largest arrival rate at which at most 1 % of the samples are late."""
     return [
         Row(
             traffic.figure, f"largest rate of {scheduler.name} with at most 1 % late, {traffic.spot.name}", None,
@@ -155,12 +164,13 @@ def _limit_rows(traffic: TrafficSweep) -> list[Row]:
 
 
 def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
+    """Rows on utilisation: the gain over SERIAL at low rates, and the value at the highest rate."""
     low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
     gains = [traffic.at(FLUID, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
     ratios = [traffic.at(FLUID, rate).efficiency / traffic.at(SERIAL, rate).efficiency for rate in low]
     plain = [traffic.at(PLAIN, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
     highest = traffic.rates[-1]
-    full, fast = traffic.at(FLUID, highest), traffic.outcomes[_fast(traffic)]
+    full, fast = traffic.at(FLUID, highest), traffic.outcomes[_fast_point(traffic)]
     device = traffic.point(FLUID, highest).device
     most = 100 * highest * macs_per_sample(traffic.spot.model) / device.macs_per_s
     return [
@@ -174,13 +184,15 @@ def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
             traffic.figure, f"utilisation of Fluid Batching at {highest:g}/s, {traffic.spot.name}",
             paper["utilisation_high"].value, full.efficiency, "%",
             f"of the peak while computing, bound by {device.bandwidth_gb_s:g} GB/s; {fast.efficiency:.1f} % at "
-            f"{dict(_fast(traffic).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over all "
-            f"the time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be this",
+            f"{dict(_fast_point(traffic).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over "
+            f"all the time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be "
+            "this",
         ),
     ]  # fmt: skip
 
 
 def _latency_rows(traffic: TrafficSweep) -> list[Row]:
+    """Rows with the mean latency of three schedulers over SERIAL's at low rates."""
     low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
     rows = []
     for scheduler in (FLUID, PLAIN, OURS):
@@ -201,6 +213,7 @@ def _latency_rows(traffic: TrafficSweep) -> list[Row]:
 
 
 def _table(traffic: TrafficSweep) -> Table:
+    """Table of all outcomes of a sweep: a line per scheduler and arrival rate."""
     body = []
     for scheduler in traffic.schedulers:
         for rate in traffic.rates:
@@ -219,6 +232,7 @@ def _table(traffic: TrafficSweep) -> Table:
 
 
 def _overload_table(traffic: TrafficSweep) -> Table:
+    """Table of each scheduler's throughput under overload, and of its largest rate with 1 % late."""
     body = []
     for scheduler in traffic.schedulers:
         limit, borne = traffic.limits.get(scheduler), traffic.borne(scheduler)
@@ -229,6 +243,7 @@ def _overload_table(traffic: TrafficSweep) -> Table:
 
 
 def _picture(out: Path, traffic: TrafficSweep) -> Figure:
+    """Draw throughput, latencies and utilisation over the arrival rate, a curve per scheduler."""
     panels = []
     for quantity, heading in (
         ("rate", "(a) answers per second"),
@@ -252,7 +267,7 @@ def _picture(out: Path, traffic: TrafficSweep) -> Figure:
 
 
 def curves(values: dict[BatchScheduler, list[float]], places: Sequence[float]) -> list[Curve]:
-    """A line per scheduler; the three timeouts of one kind of hardware by their dashes."""
+    """One curve per scheduler over *places*, the x values; a timeout (S, M, L) is shown by its dashes."""
     fluid = (PLAIN, FLUID, OURS, BALANCED)
     return [
         Curve(
@@ -271,13 +286,13 @@ FEW = 1.0
 
 @dataclass(frozen=True)
 class DeadlinePanel:
-    """One network on one board at one rate."""
+    """A panel of Fig. 9: violations over the deadline, for one network on one board at one arrival rate."""
 
     letter: str
     spot: Spot
     deadlines_ms: Sequence[float]
     usual_ms: float
-    """The deadline of the rows: one of the above, stringent for the load."""
+    """The deadline of the rows: one of *deadlines_ms*, stringent for the load."""
     schedulers: Sequence[BatchScheduler] = DRAWN
     rate: float = 0.0
     samples: int = 0
@@ -291,9 +306,9 @@ class DeadlinePanel:
         return self.outcomes[self.point(scheduler, deadline_ms)]
 
     def shortest(self, scheduler: BatchScheduler) -> float | None:
-        """The shortest deadline tried that hardly anybody misses."""
-        kept = [deadline for deadline in self.deadlines_ms if self.at(scheduler, deadline).late <= FEW]
-        return min(kept, default=None)
+        """The shortest deadline tried with at most FEW percent violations, or None if every one has more."""
+        met = [deadline for deadline in self.deadlines_ms if self.at(scheduler, deadline).late <= FEW]
+        return min(met, default=None)
 
 
 PANELS = (
@@ -303,6 +318,7 @@ PANELS = (
 
 
 def panel(paper: Paper, bench: Bench, samples: int, plan: DeadlinePanel, tick: Tick | None = None) -> DeadlinePanel:
+    """Run the points of a panel of Fig. 9; return *plan* with the outcomes filled in."""
     rate = paper[f"deadline_rate_{plan.spot.board}"].value
     whole = replace(plan, rate=rate, samples=samples)
     points = [whole.point(scheduler, deadline) for scheduler in plan.schedulers for deadline in plan.deadlines_ms]
@@ -310,11 +326,13 @@ def panel(paper: Paper, bench: Bench, samples: int, plan: DeadlinePanel, tick: T
 
 
 def figure_9(out: Path, panels: Sequence[DeadlinePanel]) -> Exhibit:
+    """Draw Fig. 9 from panels that were run, with rows and tables."""
     rows = tuple(row for one in panels for row in _rows(one))
     return Exhibit(rows, tuple(_table_9(one) for one in panels), (_picture_9(out, panels),))
 
 
 def _rows(deadlines: DeadlinePanel) -> list[Row]:
+    """Rows of a panel of Fig. 9: violations per scheduler, and the number of deadlines with no more than SERIAL's."""
     rows = [_late_row(deadlines, scheduler) for scheduler in LISTED if scheduler in deadlines.schedulers]
     for scheduler in (FLUID, OURS):
         fewer = [
@@ -331,6 +349,7 @@ def _rows(deadlines: DeadlinePanel) -> list[Row]:
 
 
 def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
+    """Row with a scheduler's violations at the panel's usual deadline."""
     shortest, longest = deadlines.shortest(scheduler), deadlines.deadlines_ms[-1]
     kept = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
@@ -340,6 +359,7 @@ def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
 
 
 def _table_9(deadlines: DeadlinePanel) -> Table:
+    """Table of the violations of every scheduler at every deadline."""
     body = tuple(
         (scheduler.name, *(f"{deadlines.at(scheduler, deadline).late:.2f}" for deadline in deadlines.deadlines_ms))
         for scheduler in deadlines.schedulers
@@ -351,6 +371,7 @@ def _table_9(deadlines: DeadlinePanel) -> Table:
 
 
 def _picture_9(out: Path, deadline_panels: Sequence[DeadlinePanel]) -> Figure:
+    """Draw violations over the deadline, a panel per network and a curve per scheduler."""
     x, y = Axis(label="SLO (ms)"), Axis(label="violations (%)", low=0, high=100)
     panels = []
     for one in deadline_panels:

@@ -39,7 +39,7 @@ DECISION_US = 25.0
 
 
 class Spot(NamedTuple):
-    """A network on a board."""
+    """A network on an FPGA board: a row of Tables I and II."""
 
     model: str
     board: str
@@ -59,38 +59,39 @@ class Spot(NamedTuple):
 
 
 SPOTS = tuple(Spot(model, board) for model in EXIT_RATES for board in ("zc706", "zcu104"))
-"""The devices in the order of Tables I and II."""
+"""The rows of Tables I and II, in their order."""
 
 
 class HardwareSearch(NamedTuple):
-    """Hardware: how it takes a batch, and which batch sizes its design was searched for."""
+    """A design search: how the NPU computes a batch, and the batch sizes that the design is optimised for."""
 
     batching: Batching
     stackable: bool
     only: int | None = None
-    """One batch size; all of 1 to 8, equally weighted, where left out."""
+    """The one batch size to optimise for; None: all of 1 to 8, equally weighted."""
 
 
 SEARCHES = {
-    "fluid": HardwareSearch("fluid", True),
-    "fluid, fixed PEs": HardwareSearch("fluid", False),
-    "R": HardwareSearch("r", False, MAX_BATCH),
-    "P": HardwareSearch("p", False, MAX_BATCH),
-    "FC": HardwareSearch("fc", False, MAX_BATCH),
-    "serial": HardwareSearch("none", False, 1),
+    "fluid": HardwareSearch("fluid", stackable=True),
+    "fluid, fixed PEs": HardwareSearch("fluid", stackable=False),
+    "R": HardwareSearch("r", stackable=False, only=MAX_BATCH),
+    "P": HardwareSearch("p", stackable=False, only=MAX_BATCH),
+    "FC": HardwareSearch("fc", stackable=False, only=MAX_BATCH),
+    "serial": HardwareSearch("none", stackable=False, only=1),
 }
+"""Name of a kind of hardware -> the search for its design."""
 
 
 @lru_cache(maxsize=64)
 def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> Exploration:
-    """Search the design space of a kind of hardware, by default at the board's calibrated bandwidth."""
+    """Search the design space of *hardware*, a key of SEARCHES, by default at the board's calibrated bandwidth."""
     search = SEARCHES[hardware]
-    most = search.only or MAX_BATCH
+    max_batch = search.only or MAX_BATCH
     return explore(
         [network(spot.model)],
         load_platform(spot.board),
-        max_batch=most,
-        weights=[0.0] * (most - 1) + [1.0] if search.only else None,
+        max_batch=max_batch,
+        weights=[0.0] * (max_batch - 1) + [1.0] if search.only else None,
         batching=search.batching,
         stackable=search.stackable,
         bandwidth_gb_s=bandwidth_gb_s,
@@ -99,13 +100,13 @@ def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> 
 
 @lru_cache(maxsize=64)
 def npu(spot: Spot, hardware: str) -> TiledNpu:
-    """The NPU a scheduler runs on: the paper's, or the best of a baseline's own search."""
+    """The NPU of a kind of hardware: the paper's for "fluid", else the best design of its own search."""
     device = tabled(spot) if hardware == "fluid" else searched(spot, hardware).device()
     return device.model_copy(update={"decision_us": DECISION_US})
 
 
 def tabled(spot: Spot, preset: str | None = None) -> TiledNpu:
-    """The NPU of Table I; or another preset."""
+    """The NPU that Table I prints for *spot*, or *preset*. Raises DeviceError if that is no tiled NPU."""
     device = load_device(preset or spot.preset)
     if not isinstance(device, TiledNpu):
         raise DeviceError(f"{device.name}: the paper's NPUs are tiled, this one is not")
@@ -113,6 +114,7 @@ def tabled(spot: Spot, preset: str | None = None) -> TiledNpu:
 
 
 def tile(device: TiledNpu) -> str:
+    """The tile sizes of a design as the paper writes them: <T_R, T_P, T_C>."""
     return f"<{device.t_r}, {device.t_p}, {device.t_c}>"
 
 
@@ -128,7 +130,7 @@ def macs_per_sample(model: str, head: str = "fc") -> float:
 
 
 SEEDS = (1000, 1001, 1002)
-"""Our policy was tuned on others."""
+"""Our policy was tuned on other seeds."""
 
 Change = tuple[str, str | float]
 Task = TypeVar("Task")
@@ -141,12 +143,14 @@ class BatchScheduler(NamedTuple):
     name: str
     policy: str
     hardware: str
+    """A key of SEARCHES."""
     late: str = "keep"
+    """What becomes of late samples."""
     options: tuple[tuple[str, Option], ...] = ()
 
 
 TIMEOUTS = {"S": 5, "M": 45, "L": 95}
-"""Percent of the deadline."""
+"""Timeouts of adaptive batching, in percent of the deadline."""
 
 SERIAL = BatchScheduler("SERIAL", "serial", "serial")
 FC_ADAPTIVE, R_ADAPTIVE = (
@@ -182,7 +186,7 @@ DASHES: dict[str, Dash] = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
 
 @dataclass(frozen=True)
 class RunPoint:
-    """One run: everything but the seed."""
+    """The settings of one run, without the seed."""
 
     spot: Spot
     scheduler: BatchScheduler
@@ -203,6 +207,7 @@ class RunPoint:
         return base.model_copy(update={"decision_us": DECISION_US, **dict(self.changes)})
 
     def workload(self) -> Workload:
+        """Poisson arrivals of one network with early exits, long enough for *samples* samples."""
         stream = Stream(
             model=self.spot.model,
             rate=self.rate,
@@ -221,7 +226,7 @@ class RunMeans(NamedTuple):
 
     mean_ms: float
     late: float
-    """Percent of the samples."""
+    """Percent of the samples that miss their deadline."""
     p99_ms: float
     rate: float
     """Answers per second until the last one."""
@@ -232,7 +237,7 @@ class RunMeans(NamedTuple):
     calls: float
     """Scheduler calls per sample."""
     apart: float
-    """How far the seeds with the most and the fewest violations lie apart, in points."""
+    """Difference between the seeds with the most and the fewest violations, in percentage points."""
 
     @property
     def used(self) -> float:
@@ -244,7 +249,8 @@ Outcomes = dict[RunPoint, RunMeans]
 
 
 def served(point: RunPoint, device: TiledNpu) -> RunMeans:
-    """Run a point with each seed."""
+    """Simulate a point with each seed on *device* and average the results."""
+    # Preparing a case does not depend on load and scheduler: fixed values there let points share a cache entry.
     case = replace(
         _prepare_cached(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload()
     )
@@ -279,7 +285,7 @@ def _prepare_cached(point: RunPoint, device: TiledNpu) -> Case:
 
 
 def question(point: RunPoint) -> Question:
-    """The largest load at which at most 1 % of the samples are late."""
+    """The search for the largest load at which at most 1 % of the point's samples are late; not run yet."""
     scheduler = point.scheduler
     return Question(
         point.workload(), scheduler.policy, scheduler.name, scheduler.late, scheduler.options, seeds=len(SEEDS)
@@ -287,7 +293,7 @@ def question(point: RunPoint) -> Question:
 
 
 class Bench:
-    """Runs points on all cores, each once; keeps its processes until it is left."""
+    """Runs points on all cores and remembers their outcomes; a context manager that owns the worker processes."""
 
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or os.cpu_count() or 1
@@ -303,7 +309,7 @@ class Bench:
         self._workers.close()
 
     def measure(self, points: Iterable[RunPoint], tick: Tick | None = None) -> Outcomes:
-        """Run the points that were not run before; the outcome of all."""
+        """Run the points that were not run before; return the outcome of every point."""
         wanted = list(dict.fromkeys(points))
         new = [point for point in wanted if point not in self._known]
         tasks = [(point, point.device) for point in new]
@@ -323,4 +329,5 @@ class Bench:
 
 
 def _serve_task(task: tuple[RunPoint, TiledNpu]) -> RunMeans:
+    """``served`` with one argument, for a process pool."""
     return served(*task)

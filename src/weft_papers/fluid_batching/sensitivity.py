@@ -38,11 +38,11 @@ BANDWIDTHS = (80, 90, 95, 100, 105, 110, 120)
 """Percent of the calibrated one."""
 DECISIONS_US = (0, 10, 25, 50)
 TOLERATED, TOLERATED_POINTS = 0.1, 3.0
-"""How far the mean latency and the violations may lie from the printed ones: the bands drawn."""
+"""How far the mean latency (relative) and the violations (points) may lie from the printed ones: the bands drawn."""
 WIDEST = 2.2
-"""Times the printed value: where the picture of the readings ends."""
+"""Multiple of the printed value at which the picture of the readings ends."""
 QUANTITIES = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violations (%)"))
-"""Field of an outcome, of the published numbers, and label."""
+"""Field of RunMeans, its name in the keys of the published numbers, and the label."""
 
 
 @dataclass(frozen=True)
@@ -54,34 +54,38 @@ class RowStudy:
     schedulers: Sequence[BatchScheduler]
     values: Sequence[int]
     samples: int
-    varied: Callable[[RunPoint, int], RunPoint]
+    """How many samples each seed draws."""
+    vary: Callable[[RunPoint, int], RunPoint]
+    """Returns a point with the number set to a value."""
     outcomes: Outcomes
 
     def point(self, spot: Spot, scheduler: BatchScheduler, value: int) -> RunPoint:
-        return self.varied(table_point(self.paper, spot, scheduler, self.samples), value)
+        return self.vary(table_point(self.paper, spot, scheduler, self.samples), value)
 
     def at(self, spot: Spot, scheduler: BatchScheduler, value: int) -> RunMeans:
         return self.outcomes[self.point(spot, scheduler, value)]
 
     def over(self, one: BatchScheduler, other: BatchScheduler, quantity: str, spot: Spot, value: int) -> float:
-        below = getattr(self.at(spot, other, value), quantity)
-        return float(getattr(self.at(spot, one, value), quantity) / max(1e-9, below))
+        """A quantity (a field of RunMeans) under scheduler *one* divided by that under *other*."""
+        divisor = getattr(self.at(spot, other, value), quantity)
+        return float(getattr(self.at(spot, one, value), quantity) / max(1e-9, divisor))
 
     def measure(self, bench: Bench, tick: Tick | None) -> RowStudy:
-        points = [self.point(*one) for one in self._all()]
+        """Run all points; return the study with their outcomes."""
+        points = [self.point(*combination) for combination in self._combinations()]
         return replace(self, outcomes=bench.measure(points, tick))
 
     def table(self, title: str, value_name: str) -> Table:
+        """Table with a line per row of Table II, scheduler and value."""
         body = []
-        for spot, scheduler, value in self._all():
-            one = self.at(spot, scheduler, value)
-            body.append(
-                (spot.name, scheduler.name, f"{value}", f"{one.mean_ms:.1f}", f"{one.late:.2f}", f"{one.p99_ms:.1f}")
-            )
+        for spot, scheduler, value in self._combinations():
+            means = self.at(spot, scheduler, value)
+            numbers = f"{means.mean_ms:.1f}", f"{means.late:.2f}", f"{means.p99_ms:.1f}"
+            body.append((spot.name, scheduler.name, f"{value}", *numbers))
         header = ("network, board", "scheduler", value_name, "mean ms", "late %", "p99 ms")
         return Table(title, header, tuple(body))
 
-    def _all(self) -> list[tuple[Spot, BatchScheduler, int]]:
+    def _combinations(self) -> list[tuple[Spot, BatchScheduler, int]]:
         return [(s, scheduler, value) for s in self.spots for scheduler in self.schedulers for value in self.values]
 
 
@@ -94,7 +98,7 @@ def bandwidth(
     percents: Sequence[int] = BANDWIDTHS,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """Table II over the one number that was fitted."""
+    """Rerun Table II over the memory bandwidth, the one number that was fitted; *percents* of the calibrated one."""
     plan = RowStudy(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
     study = plan.measure(bench, tick)
     title = "Bandwidth: Table II over the value fitted to each board (dashed: printed, with its tolerance)"
@@ -104,20 +108,23 @@ def bandwidth(
 
 
 def _at_bandwidth(point: RunPoint, percent: int) -> RunPoint:
+    """The point with the bandwidth of its device scaled to *percent* percent."""
     return replace(point, changes=(("bandwidth_gb_s", point.device.bandwidth_gb_s * percent / 100),))
 
 
 def _bandwidth_row(study: RowStudy, spot: Spot) -> Row:
+    """Row on Fluid Batching's violations at the lowest and the highest bandwidth tried."""
     low, high = study.values[0], study.values[-1]
-    less, more = study.at(spot, FLUID, low), study.at(spot, FLUID, high)
+    at_low, at_high = study.at(spot, FLUID, low), study.at(spot, FLUID, high)
     ratios = [study.over(OURS, FLUID, "late", spot, value) for value in study.values]
     ours = study.point(spot, FLUID, 100).device.bandwidth_gb_s
     why = (
-        f"not printed; mean {less.mean_ms:.0f} ms; with {high} % {more.late:.2f} % and {more.mean_ms:.0f} ms; {ours:g} "
-        f"GB/s is 100 %; violations of top-up over Fluid Batching's from {min(ratios):.2f} to {max(ratios):.2f}"
+        f"not printed; mean {at_low.mean_ms:.0f} ms; with {high} % {at_high.late:.2f} % and {at_high.mean_ms:.0f} ms; "
+        f"{ours:g} GB/s is 100 %; violations of top-up over Fluid Batching's from {min(ratios):.2f} to "
+        f"{max(ratios):.2f}"
     )
     quantity = f"violations of Fluid Batching with {low} % of the bandwidth, {spot.name}"
-    return Row("bandwidth", quantity, None, less.late, "%", why)
+    return Row("bandwidth", quantity, None, at_low.late, "%", why)
 
 
 def decisions(
@@ -129,7 +136,7 @@ def decisions(
     costs_us: Sequence[int] = DECISIONS_US,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """Time of one scheduler decision: LazyBatching decides at every layer."""
+    """Rerun Table II over the time of one scheduler decision: LazyBatching decides at every layer."""
     study = RowStudy(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
     title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
     picture = _picture(out, study, "sensitivity-decisions", title, "microseconds for a decision")
@@ -138,10 +145,12 @@ def decisions(
 
 
 def _at_cost(point: RunPoint, cost_us: int) -> RunPoint:
+    """The point with *cost_us* microseconds for each scheduler decision."""
     return replace(point, changes=(("decision_us", float(cost_us)),))
 
 
 def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
+    """Row with the mean latency of LazyBatching (*lazy*: on which NPU) over Fluid Batching's, at one decision cost."""
     means, late = (
         [study.over(lazy, FLUID, quantity, spot, cost_us) for spot in study.spots] for quantity in ("mean_ms", "late")
     )
@@ -155,6 +164,7 @@ def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
 
 
 def _picture(out: Path, study: RowStudy, name: str, title: str, label: str) -> Figure:
+    """Draw mean latency and violations over the varied number, a column of panels for each row of Table II."""
     panels = []
     for field, printed, quantity in QUANTITIES:
         for spot in study.spots:
@@ -173,6 +183,7 @@ def _picture(out: Path, study: RowStudy, name: str, title: str, label: str) -> F
 
 
 def _printed_marks(study: RowStudy, spot: Spot, field: str) -> list[Drawable]:
+    """Lines at the printed values of *field*, "mean" or "late", and a band of tolerance around Fluid Batching's."""
     marks: list[Drawable] = []
     for scheduler, key in ((FLUID, "fluid"), (LAZY, "lazy")):
         if scheduler in study.schedulers:
@@ -184,8 +195,9 @@ def _printed_marks(study: RowStudy, spot: Spot, field: str) -> list[Drawable]:
 
 
 def _tolerance(printed: float, field: str, *, upright: bool) -> Shade:
-    room = TOLERATED * printed if field == "mean" else TOLERATED_POINTS
-    return Shade(max(0.0, printed - room), printed + room, COLOURS[FLUID], upright)
+    """The band of values around a printed one that count as equal; *upright*: the values are on the x axis."""
+    margin = TOLERATED * printed if field == "mean" else TOLERATED_POINTS
+    return Shade(max(0.0, printed - margin), printed + margin, COLOURS[FLUID], upright)
 
 
 # how the text is read
@@ -229,7 +241,7 @@ def readings(
     shown: Sequence[Reading] = READINGS,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """Fluid Batching's row of Table II under each way to read the text, the bandwidth as calibrated."""
+    """Rerun Fluid Batching's rows of Table II under each way to read the text, with the calibrated bandwidth."""
     points = {
         (reading, spot): point
         for reading in shown
@@ -264,45 +276,47 @@ Readings = dict[tuple[Reading, Spot], RunMeans]
 
 
 def _reading_row(paper: Paper, reading: Reading, means: Readings) -> Row:
-    mine = {spot: one for (other, spot), one in means.items() if other is reading}
-    apart = {spot: one.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, one in mine.items()}
-    points = {spot: one.late - paper[f"fluid_late_{spot.key}"].value for spot, one in mine.items()}
-    within = sum(abs(apart[s] - 1) <= TOLERATED and abs(points[s]) <= TOLERATED_POINTS for s in mine)
-    why = f"{within} of {len(mine)} within 10 % and 3 points; " + ", ".join(
-        f"{s.name} {one.mean_ms:.0f} ms {one.late:.1f} %" for s, one in mine.items()
+    """Row with Fluid Batching's mean latency over the printed one, and how many rows are within the tolerance."""
+    by_spot = {spot: result for (other, spot), result in means.items() if other is reading}
+    ratios = {spot: result.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, result in by_spot.items()}
+    points = {spot: result.late - paper[f"fluid_late_{spot.key}"].value for spot, result in by_spot.items()}
+    within = sum(abs(ratios[s] - 1) <= TOLERATED and abs(points[s]) <= TOLERATED_POINTS for s in by_spot)
+    why = f"{within} of {len(by_spot)} within 10 % and 3 points; " + ", ".join(
+        f"{s.name} {result.mean_ms:.0f} ms {result.late:.1f} %" for s, result in by_spot.items()
     )
     return Row(
-        "readings", f"Fluid Batching's mean over the printed, {reading.name}", None, geomean(apart.values()), "x", why
+        "readings", f"Fluid Batching's mean over the printed, {reading.name}", None, geomean(ratios.values()), "x", why
     )
 
 
 def _readings_picture(
     paper: Paper, out: Path, shown: Sequence[Reading], spots: Sequence[Spot], means: Readings
 ) -> Figure:
+    """Draw mean latency and violations of each reading as dots; values beyond the picture's end as labelled arrows."""
     panels = []
     y = Axis(names=[reading.name for reading in shown], low=len(shown) - 0.5, high=-0.5)
     for field, key, quantity in QUANTITIES:
         for spot in spots:
             printed = paper[f"fluid_{key}_{spot.key}"].value
-            most = WIDEST * printed
+            limit = WIDEST * printed
             values = {
                 place: getattr(means[reading, spot], field)
                 for place, reading in enumerate(shown)
                 if (reading, spot) in means
             }
-            beyond = {place: value for place, value in values.items() if value > most}
-            within = {place: value for place, value in values.items() if value <= most}
+            beyond = {place: value for place, value in values.items() if value > limit}
+            within = {place: value for place, value in values.items() if value <= limit}
             marks = [
                 ReferenceLine(printed, colour=COLOURS[FLUID], upright=True),
                 _tolerance(printed, key, upright=True),
                 Curve([*within.values()], [*within], None, COLOURS[FLUID], "o", "", size=6),
-                Curve([most] * len(beyond), [*beyond], None, COLOURS[FLUID], ">", "", size=6),
+                Curve([limit] * len(beyond), [*beyond], None, COLOURS[FLUID], ">", "", size=6),
                 Texts(
-                    [0.97 * most] * len(beyond), [*beyond], [f"{value:.0f}" for value in beyond.values()],
+                    [0.97 * limit] * len(beyond), [*beyond], [f"{value:.0f}" for value in beyond.values()],
                     align="right", offset=(0, -3),
                 ),
             ]  # fmt: skip
-            panels.append(Panel(marks, spot.name, Axis(label=quantity, low=0, high=1.08 * most), y))
+            panels.append(Panel(marks, spot.name, Axis(label=quantity, low=0, high=1.08 * limit), y))
     title = "Readings: Fluid Batching at the rows of Table II (dashed: printed, with its tolerance)"
     layout = {"size": (13, 6.4), "columns": len(spots), "share_y": True}
     return pictures.picture(out, "sensitivity-readings", title, panels, **layout)

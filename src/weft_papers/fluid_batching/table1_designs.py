@@ -30,9 +30,11 @@ from weft_papers.fluid_batching.lab import (
 
 FIGURE = "Table I"
 MISPRINTED = Spot("inception-v3", "zcu104")
+"""The row of Table I whose design is a misprint: it does not take the resources that the row prints."""
 PRINTED = "zcu104-inception-v3-printed"
+"""The device preset with that design as printed."""
 USED = ("fluid", "R", "FC", "serial")
-"""Hardware of the schedulers."""
+"""The kinds of hardware that the schedulers run on: keys of SEARCHES."""
 WIDEST_TREE = 24
 """The widest MAC tree that is drawn."""
 
@@ -56,6 +58,7 @@ def shares(device: TiledNpu, board: Board) -> BoardShares:
 
 
 def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
+    """Reproduce Table I: the designs, their shares of the boards, and what the design search finds."""
     searches = {spot: _time_search(spot) for spot in spots}
     rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
     rows += [_storage_row(paper, spot) for spot in spots]
@@ -65,11 +68,12 @@ def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
 
 def _time_search(spot: Spot) -> Searched:
     started = perf_counter()
-    exploration = searched.__wrapped__(spot, "fluid")
+    exploration = searched.__wrapped__(spot, "fluid")  # past the cache, so that the search itself is timed
     return Searched(exploration, perf_counter() - started)
 
 
 def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
+    """Rows with the percentage of the board's DSPs and BRAM that the design takes."""
     device, board = tabled(spot), load_platform(spot.board)
     rows = []
     for what, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
@@ -84,6 +88,7 @@ def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
 
 
 def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
+    """Rows with the tile sizes that the search finds, and its duration."""
     best = search.exploration.device()
     where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.exploration)} designs"
     if spot == MISPRINTED:
@@ -101,12 +106,13 @@ def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
 
 
 def _score(exploration: Exploration, device: TiledNpu) -> float:
-    """A design's score over the best one's."""
-    place = np.flatnonzero((exploration.tile.t_p == device.t_p) & (exploration.tile.t_c == device.t_c))[0]
-    return float(exploration.scores[place] / exploration.scores[exploration.best])
+    """The score of *device* in the search over that of the best design."""
+    index = np.flatnonzero((exploration.tile.t_p == device.t_p) & (exploration.tile.t_c == device.t_c))[0]
+    return float(exploration.scores[index] / exploration.scores[exploration.best])
 
 
 def _storage_row(paper: Paper, spot: Spot) -> Row:
+    """Row with the registers that the scheduler's look-up table takes, in percent of the board's."""
     board, theirs = load_platform(spot.board), paper[f"registers_{spot.key}"].value
     table = lookup_table(network(spot.model, EXITS), tabled(spot), MAX_BATCH)
     registers = board.registers or 1
@@ -122,6 +128,7 @@ def _storage_row(paper: Paper, spot: Spot) -> Row:
 
 
 def _batch_16(paper: Paper) -> Row:
+    """Row with the time of a whole pass of 16 samples of ResNet-50 on ZCU104."""
     spot = Spot("resnet50", "zcu104")
     ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
     why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")
@@ -129,6 +136,7 @@ def _batch_16(paper: Paper) -> Row:
 
 
 def _designs(searches: dict[Spot, Searched]) -> Table:
+    """Table of the printed designs beside the ones that the search finds."""
     body = []
     for spot, (exploration, _) in searches.items():
         device, best = tabled(spot), exploration.device()
@@ -145,6 +153,7 @@ def _designs(searches: dict[Spot, Searched]) -> Table:
 
 
 def _baselines(spots: Sequence[Spot]) -> Table:
+    """Table of the hardware that each scheduler runs on."""
     body = []
     for spot in spots:
         for hardware in USED:
@@ -160,8 +169,10 @@ def _baselines(spots: Sequence[Spot]) -> Table:
 
 
 def _picture(out: Path, searches: dict[Spot, Searched]) -> Figure:
+    """Draw the best score for each width of a MAC tree, with the found and the printed design marked."""
     trees, panels = np.arange(1, WIDEST_TREE + 1), []
     for spot, (exploration, _) in searches.items():
+        # Scores are sums over the batch sizes 1 to MAX_BATCH.
         best = [exploration.scores[exploration.tile.t_p == tree].max() / MAX_BATCH for tree in trees]
         marks = [Curve(trees, best, "best T_C for each T_P", pictures.MODELS[0], "o", size=3.5)]
         for name, device, mark, size, colour in (

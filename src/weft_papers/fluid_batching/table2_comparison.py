@@ -43,11 +43,12 @@ LISTED = (LAZY, FLUID, PLAIN, OURS, BALANCED)
 """The schedulers with rows of their own; the others are in the detailed table."""
 BARS = SHOWN[1:]
 PRINTED = {LAZY: "lazy", FLUID: "fluid"}
+"""The schedulers whose numbers the paper prints -> their name in the keys of the published numbers."""
 
 
 @dataclass(frozen=True)
 class SchedulerComparison:
-    """The rows of the table, each under every scheduler."""
+    """The outcomes of every row of Table II under every scheduler."""
 
     paper: Paper
     samples: int
@@ -62,32 +63,36 @@ class SchedulerComparison:
         return self.outcomes[self.point(spot, scheduler)]
 
     def over(self, one: BatchScheduler, other: BatchScheduler, field: str) -> list[float]:
-        """A quantity under one scheduler over that under another, row by row."""
+        """A quantity (a field of RunMeans) under scheduler *one* divided by that under *other*, row by row."""
         return [getattr(self.at(spot, one), field) / getattr(self.at(spot, other), field) for spot in self.spots]
 
     def printed(self, spot: Spot, scheduler: BatchScheduler, field: str) -> float:
+        """The printed "mean" (ms) or "late" (%) of a scheduler in PRINTED."""
         return self.paper[f"{PRINTED[scheduler]}_{field}_{spot.key}"].value
 
 
 def table_point(paper: Paper, spot: Spot, scheduler: BatchScheduler, samples: int) -> RunPoint:
-    """A row of the table."""
+    """The run of a row of Table II: its printed arrival rate and deadline under *scheduler*."""
     return RunPoint(spot, scheduler, paper[f"rate_{spot.key}"].value, paper[f"slo_{spot.key}"].value, samples)
 
 
 def compare(
     paper: Paper, bench: Bench, samples: int, tick: Tick | None = None, spots: Sequence[Spot] = SPOTS
 ) -> SchedulerComparison:
+    """Run every row of Table II under every scheduler shown; *samples*: how many each seed draws."""
     points = [table_point(paper, spot, scheduler, samples) for spot in spots for scheduler in SHOWN]
     return SchedulerComparison(paper, samples, spots, bench.measure(points, tick))
 
 
 def table_2(out: Path, comparison: SchedulerComparison) -> Exhibit:
+    """Reproduce Table II, the abstract's claims on it, and the comparison with our policy."""
     rows = [row for spot in comparison.spots for scheduler in LISTED for row in _rows(comparison, spot, scheduler)]
     rows += [*_gain_rows(comparison), *_headlines(comparison), *_ours_rows(comparison), _calls_row(comparison)]
     return Exhibit(tuple(rows), (_table(comparison),), (_picture(out, comparison),))
 
 
 def _rows(comparison: SchedulerComparison, spot: Spot, scheduler: BatchScheduler) -> list[Row]:
+    """Rows with mean latency and violations; for schedulers that the paper does not print also with the p99."""
     outcome = comparison.at(spot, scheduler)
     values = {"mean": (outcome.mean_ms, " ms"), "late": (outcome.late, "%")}
     if scheduler not in PRINTED:
@@ -109,6 +114,7 @@ def _why(
     ours: float,
     theirs: float | None,
 ) -> str:
+    """Explain a number of Table II: load, hardware, and the difference from the printed number if there is one."""
     device = npu(spot, scheduler.hardware)
     point, outcome = comparison.point(spot, scheduler), comparison.at(spot, scheduler)
     load = f"{point.rate:g}/s, {point.deadline_ms:g} ms"
@@ -128,7 +134,7 @@ def _why(
 
 
 def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
-    """Fluid Batching against LazyBatching, as the text sums it up."""
+    """Rows with LazyBatching's latency and violations over Fluid Batching's, as geometric means over Table II."""
     printed = {
         field: [_printed_gain(comparison, spot, field) for spot in comparison.spots] for field in ("mean", "late")
     }
@@ -148,7 +154,7 @@ def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
 
 
 def _resnet_row(comparison: SchedulerComparison) -> Row:
-    """The one mean that the text prints."""
+    """Row with the gain over LazyBatching on ResNet-50, the one mean that the text prints."""
     ours = [
         ratio
         for spot, ratio in zip(comparison.spots, comparison.over(LAZY, FLUID, "mean_ms"), strict=True)
@@ -161,11 +167,12 @@ def _resnet_row(comparison: SchedulerComparison) -> Row:
 
 
 def _printed_gain(comparison: SchedulerComparison, spot: Spot, field: str) -> float:
+    """LazyBatching's printed "mean" or "late" over Fluid Batching's."""
     return comparison.printed(spot, LAZY, field) / comparison.printed(spot, FLUID, field)
 
 
 def _headlines(comparison: SchedulerComparison) -> list[Row]:
-    """The abstract's two numbers, which do not follow from the table."""
+    """Rows with the abstract's two numbers, which do not follow from the table."""
     rows = []
     for key, field, printed_field, what in (
         ("latency_gain", "mean_ms", "mean", "mean latency"),
@@ -184,7 +191,7 @@ def _headlines(comparison: SchedulerComparison) -> list[Row]:
 
 
 def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
-    """Our policy against Fluid Batching's, on the same NPU and the same arrivals."""
+    """Rows with the other policies on the fluid NPU over Fluid Batching, under the same arrivals."""
     rows = []
     for scheduler, field, what in (
         (OURS, "late", "violations"),
@@ -207,6 +214,7 @@ def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
 
 
 def _calls_row(comparison: SchedulerComparison) -> Row:
+    """Row with the scheduler calls of LazyBatching over those of Fluid Batching."""
     spot = comparison.spots[0]
     lazy, fluid = (comparison.at(spot, scheduler).calls for scheduler in (LAZY, FLUID))
     return Row(
@@ -222,6 +230,7 @@ def _values_text(values: Sequence[float]) -> str:
 
 
 def _table(comparison: SchedulerComparison) -> Table:
+    """Table of all outcomes: a line per row of Table II and scheduler."""
     body = []
     for spot in comparison.spots:
         for scheduler in SHOWN:
@@ -249,6 +258,7 @@ def _table(comparison: SchedulerComparison) -> Table:
 
 
 def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
+    """Draw latencies and violations as bars per scheduler, with the printed values as strokes."""
     panels = []
     for field, printed, label in (
         ("mean_ms", "mean", "mean latency (ms)"),

@@ -38,8 +38,8 @@ def reproduce(
 ) -> Reproduction:
     """Run all loads and draw the pictures and a page into *out*.
 
-    queries: rounds of work, by which runs are longer. measured: a file of ``benchmarks/gpu_abreast.py`` instead of the
-    one that is shipped, if one is.
+    queries: rounds of work; the simulated time of a run is proportional to it. measured: a result file of
+    ``benchmarks/gpu_abreast.py`` to read instead of the shipped one. Raises InputError for other options or lengths.
     """
     if (cost, seq_len) != (COST, SEQ_LEN):
         raise InputError(f"{NAME}: its models are measured, not modelled; leave seq_len and cost out")
@@ -60,6 +60,7 @@ def reproduce(
 
 
 def _settings(seconds: float, records: lab.Records) -> dict[str, Any]:
+    """Describe the device and the runs, for the JSON report."""
     device = h200()
     return {
         "weft": __version__,

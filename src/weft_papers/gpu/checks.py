@@ -25,12 +25,14 @@ SHOWN = 20  # worst pairs in the table; all are in the benchmark's file
 
 
 def predicted(out: Path) -> Exhibit:
+    """Compare the contention model with measured pairs of models, each predicted by a fit that left it out."""
     measured = read_pairs()
     errors = left_out(measured)
     return Exhibit((_row(measured, errors),), (_table(errors),), (_picture(out, errors),))
 
 
 def _row(measured: GpuPairs, errors: list[PairError]) -> Row:
+    """Row with the mean relative error of the predicted speeds, beside the goal."""
     worst = max(errors, key=lambda pair: pair.error)
     why = (
         f"mean of {len(errors)} pairs and ways to share, each left out of the fit with its two models; worst "
@@ -43,6 +45,8 @@ def _row(measured: GpuPairs, errors: list[PairError]) -> Row:
 
 
 def _table(errors: list[PairError]) -> Table:
+    """Table of the SHOWN pairs with the largest errors, worst first."""
+
     def both(speeds: tuple[float, ...]) -> str:
         return ", ".join(f"{speed:.2f}" for speed in speeds)
 
@@ -56,8 +60,10 @@ def _table(errors: list[PairError]) -> Table:
 
 
 def _picture(out: Path, errors: list[PairError]) -> Figure:
+    """Draw predicted over measured speeds, in one colour for free streams and one for cuts of the GPU."""
     dots = []
     for name, colour, on_streams in (("streams", COLOURS["streams"], True), ("cuts", COLOURS["abreast"], False)):
+        # A cut names its two shares, as in "84+48"; free streams have no "+".
         pairs = [error for error in errors if ("+" not in error.pair.how) is on_streams]
         measured = [speed for error in pairs for speed in error.pair.speeds]
         dots.append(Curve(measured, [speed for error in pairs for speed in error.speeds], name, colour, "o", ""))
@@ -76,6 +82,8 @@ SECONDS = 0.1  # simulated time: thousands of decisions, enough for a median
 
 @dataclass(frozen=True)
 class _Timed(Abreast):
+    """``abreast`` that records the processor time of every decision."""
+
     took_ns: list[int] = field(default_factory=list)
 
     def decide(self, view: View) -> Start | None:
@@ -86,6 +94,7 @@ class _Timed(Abreast):
 
 
 def decisions() -> Exhibit:
+    """Measure the processor time of a decision of ``abreast`` under two loads."""
     loads = {
         "four models without end": [endless(model) for model in list(FIVE)[:4]],
         "five models at a load of .8": [at_random(model, 0.8 / len(FIVE), times) for model, times in FIVE.items()],
@@ -94,6 +103,7 @@ def decisions() -> Exhibit:
 
 
 def _decision_row(name: str, streams: list[dict[str, object]]) -> Row:
+    """Row with the median processor time of a decision while *streams* are simulated, beside the goal."""
     case = case_of(streams, SECONDS)
     timed = _Timed(case.setting_of(Abreast))
     serve(case, timed, "weave", 1)

@@ -35,13 +35,15 @@ from weft_papers.gpu.lab import (
 
 FIGURE = "five models"
 HALF, NO_MORE = 0.5, 1.0
+"""The goals: missed deadlines over the best rival's, as geometric mean, and at most."""
 COUNTS = (0.02, 0.5)
-"""Loads count at which the best rival misses a part within."""
+"""A load counts if the share of deadlines that the best rival misses lies between these."""
 SEEDS = (1,)
 SHOWN = (*ONE_FOR_ALL, *(f"{rule} {BARE}" for rule in WITHOUT))
 
 
 def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    """Compare the deadlines that five models miss under every rule, over the load; *seconds*: simulated per run."""
     loads = [f"{load:g}" for load in LOADS]
     every = sources("deadlines", loads, lambda load: deadlines(float(load), seconds, SEEDS), records, tick)
     rows = [row for source in every for row in _rows(source)]
@@ -52,27 +54,31 @@ def _missed_share(results: RuleResults, rule: str) -> float:
     return float(results[rule]["missed"])
 
 
-def _best(results: RuleResults) -> str:
+def _best_rival(results: RuleResults) -> str:
+    """The rule other than ours that misses the fewest deadlines."""
     return min((rule for rule in results if rule != OURS), key=lambda rule: _missed_share(results, rule))
 
 
 def _rows(source: LoadResults) -> list[Row]:
-    rivals = {load: _missed_share(results, _best(results)) for load, results in source.results.items()}
+    """Rows with our missed deadlines over the best rival's; none if no load counts."""
+    rivals = {load: _missed_share(results, _best_rival(results)) for load, results in source.results.items()}
     over = {load: _missed_share(source.results[load], OURS) / rival for load, rival in rivals.items() if rival}
     counted = [max(1e-3, missed) for load, missed in over.items() if COUNTS[0] <= rivals[load] <= COUNTS[1]]
     if not counted:
         return []
-    most = max(over, key=over.__getitem__)
+    worst_load = max(over, key=over.__getitem__)
     return [
         Row(f"{FIGURE}, {source.name}", "missed deadlines over the best rival's, geomean", HALF,
             geometric_mean(counted), "x", f"loads at which that misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
             "what is left are mostly requests of one model that come together, due in twice its length"),
-        Row(f"{FIGURE}, {source.name}", "the same, at most", NO_MORE, over[most], "x",
-            f"at a load of {most}, where {_best(source.results[most])} misses {100 * rivals[most]:.1f} %"),
+        Row(f"{FIGURE}, {source.name}", "the same, at most", NO_MORE, over[worst_load], "x",
+            f"at a load of {worst_load}, where {_best_rival(source.results[worst_load])} misses "
+            f"{100 * rivals[worst_load]:.1f} %"),
     ]  # fmt: skip
 
 
 def _table(source: LoadResults) -> Table:
+    """Table of missed deadlines: a line per load, a column per rule."""
     rules = list(next(iter(source.results.values())))
     body = [
         (
@@ -88,6 +94,7 @@ def _table(source: LoadResults) -> Table:
 
 
 def _picture(out: Path, shown: list[LoadResults]) -> Figure:
+    """Draw missed deadlines over the load, a panel per source and a curve per rule that the source has."""
     panels = []
     for source in shown:
         loads = [float(load) for load in source.results]
@@ -112,6 +119,7 @@ of any budget. A lower part would let a budget win that starves the best-effort 
 
 
 def against_orion(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    """Compare our rule with Orion's on the paper's pairs of an urgent and a best-effort model."""
     pairs = [f"{first} beside {other}" for first in FIRST_OF_ORION for other in BESIDE_OF_ORION]
 
     def simulate(pair: str) -> RuleResults:
@@ -124,12 +132,14 @@ def against_orion(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
 
 
 def best_orion(results: RuleResults) -> str:
-    most = max(float(results[rule]["beside"]) for rule in ORIONS)
-    able = [rule for rule in ORIONS if results[rule]["beside"] >= DONE * most]
-    return min(able, key=lambda rule: float(results[rule]["p99"]))
+    """Orion's rule with the budget by which it is judged; see DONE."""
+    most_work = max(float(results[rule]["beside"]) for rule in ORIONS)
+    eligible = [rule for rule in ORIONS if results[rule]["beside"] >= DONE * most_work]
+    return min(eligible, key=lambda rule: float(results[rule]["p99"]))
 
 
 def _orion_rows(source: LoadResults) -> list[Row]:
+    """Rows with our p99 and our best-effort work over those under Orion's rule, each for the worst pair."""
     loads = source.results
     tails = {pair: results[OURS]["p99"] / results[best_orion(results)]["p99"] for pair, results in loads.items()}
     done = {pair: results[OURS]["beside"] / results[best_orion(results)]["beside"] for pair, results in loads.items()}
@@ -145,6 +155,7 @@ def _orion_rows(source: LoadResults) -> list[Row]:
 
 
 def _orion_table(source: LoadResults) -> Table:
+    """Table of all pairs: p99 of the urgent model and share of the best-effort work done, under every rule."""
     rules = (*ORIONS, "reef", OURS)
     body = [
         (
@@ -159,6 +170,7 @@ def _orion_table(source: LoadResults) -> Table:
 
 
 def _orion_picture(out: Path, shown: list[LoadResults]) -> Figure:
+    """Draw the urgent model's p99 alone, under Orion's rule and under ours, for every pair."""
     best = "orion, best budget"
     panels = []
     for source in shown:

@@ -41,6 +41,7 @@ time, and the least share of any model over its fair one."""
 
 
 def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    """Compare the work done by models that all have endless work, under every rule; *seconds*: simulated per run."""
     loads = ["+".join(models) for models in TOGETHER]
     every = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
     rows = [row for source in every for row in _rows(source)]
@@ -59,11 +60,12 @@ def _sum(results: RuleResults, rule: str) -> float:
 
 
 def _rows(source: LoadResults) -> list[Row]:
+    """Rows with our work over the rivals', and the smallest share that a model gets; goals in the paper's place."""
     loads = source.results
     over_best = {load: _sum(results, OURS) / _sum(results, best_rival(results)) for load, results in loads.items()}
     least = {load: float(results[OURS]["least of fair"]) for load, results in loads.items()}
     worst, poorest = min(over_best, key=over_best.__getitem__), min(least, key=least.__getitem__)
-    first = [results for load, results in loads.items() if load in ["+".join(pair) for pair in TOGETHER[:FIRST]]]
+    filling = [results for load, results in loads.items() if load in ["+".join(pair) for pair in TOGETHER[:FIRST]]]
     rows = [
         Row(f"{FIGURE}, {source.name}", "work done over the best fair rival's, at least", KEPT, over_best[worst], "x",
             f"{worst}; {best_rival(loads[worst])} does most of the rivals there. A fixed cut is chosen for each pair "
@@ -71,22 +73,24 @@ def _rows(source: LoadResults) -> list[Row]:
         Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, least[poorest], "x",
             f"{poorest}; whoever falls below .9 of the fair share counts for more until it has that"),
     ]  # fmt: skip
-    if first:
-        streams = geometric_mean(_sum(results, OURS) / _sum(results, "streams") for results in first)
-        one = geometric_mean(
-            _sum(results, OURS) / (_sum(results, "fifo") if "fifo" in results else 1.0) for results in first
+    if filling:
+        over_streams = geometric_mean(_sum(results, OURS) / _sum(results, "streams") for results in filling)
+        # One model at a time has a sum of speeds of 1 by definition; a measurement may have its own value.
+        over_one = geometric_mean(
+            _sum(results, OURS) / (_sum(results, "fifo") if "fifo" in results else 1.0) for results in filling
         )
-        why = f"geomean of {len(first)} pairs in which one fills the GPU"
+        why = f"geomean of {len(filling)} pairs in which one fills the GPU"
         rows += [
-            Row(f"{FIGURE}, {source.name}", "work done over free streams'", OVER_STREAMS, streams, "x",
+            Row(f"{FIGURE}, {source.name}", "work done over free streams'", OVER_STREAMS, over_streams, "x",
                 f"{why}: on streams the one with longer kernels starves the other"),
-            Row(f"{FIGURE}, {source.name}", "work done over one at a time", OVER_ONE, one, "x",
+            Row(f"{FIGURE}, {source.name}", "work done over one at a time", OVER_ONE, over_one, "x",
                 f"{why}: memory and multiprocessors are used at the same time"),
         ]  # fmt: skip
     return rows
 
 
 def _table(source: LoadResults) -> Table:
+    """Table of the sums of speeds on free streams, under the best rival and under our rule."""
     body = []
     for load, results in source.results.items():
         rival = best_rival(results)
@@ -98,6 +102,7 @@ def _table(source: LoadResults) -> Table:
 
 
 def _picture(out: Path, shown: list[LoadResults]) -> Figure:
+    """Draw the sum of speeds on free streams, under the best rival and under our rule, for every set of models."""
     panels = []
     for source in shown:
         loads = source.results.values()
@@ -115,13 +120,14 @@ def _picture(out: Path, shown: list[LoadResults]) -> Figure:
 
 URGENT_BESIDE = "urgent beside heavy"
 TAIL, LEFT = 1.15, 0.97
-"""The goals: p99 over that on an idle GPU; the other's rate over that under the best rival with this p99."""
+"""The goals: p99 over that on an idle GPU; the other model's rate over that under the best rival with this p99."""
 WITHIN = 15.0
 """Percent by which the simulated p99 may be off."""
 SHOWN = ("priority", "priority-streams", "orion 100 us", "orion 400 us", "split 0 swapped", "reef", OURS)
 
 
 def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    """Compare the p99 of an urgent model beside one with endless work, and the latter's rate, under every rule."""
     loads = [f"{u} beside {h}/{load:g}" for load in URGENT_LOADS[1:2] for u, h in BESIDE]
 
     def simulate(load: str) -> RuleResults:
@@ -139,23 +145,25 @@ TWO = "What is lost are up to two segments of the other, the one that runs and t
 
 
 def _tail(results: RuleResults, rule: str) -> float:
+    """The urgent model's p99 under *rule* over its p99 on an idle GPU."""
     return float(results[rule]["p99"]) / float(results[ALONE]["p99"])
 
 
 def _relative_rate(load: str, results: RuleResults) -> float:
-    """Return the other's rate over that under the best rival that keeps the p99.
+    """The rate of the model with endless work under our rule, over its rate under the best rival that keeps the p99.
 
-    Where no rival does, over what the urgent one leaves.
+    If no rival keeps it: over the part of the GPU that the urgent model's load leaves. *load*: "pair/load".
     """
-    kept = [
+    rival_rates = [
         float(results[rule]["beside"])
         for rule in results
         if rule in URGENT and rule != OURS and _tail(results, rule) <= TAIL
     ]
-    return float(results[OURS]["beside"]) / max(kept, default=1 - float(load.split("/")[1]))
+    return float(results[OURS]["beside"]) / max(rival_rates, default=1 - float(load.split("/")[1]))
 
 
 def _urgent_rows(source: LoadResults) -> list[Row]:
+    """Rows with our largest p99 and our smallest rate of the other model, beside the goals."""
     tails = {load: _tail(results, OURS) for load, results in source.results.items()}
     left = {load: _relative_rate(load, results) for load, results in source.results.items()}
     slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
@@ -173,23 +181,27 @@ def _urgent_rows(source: LoadResults) -> list[Row]:
 
 
 def _errors(record: Rows) -> list[Row]:
-    """How far the p99 that is simulated of the same models is from the measured one."""
-    off = {
+    """Row with the mean relative error of the simulated p99 of measured loads; none if nothing was measured.
+
+    A simulation of the measured row X is recorded as "simulated X".
+    """
+    errors = {
         f"{name}, {rule}": abs(float(record[f"simulated {name}"][rule]["p99"]) / float(results["p99"]) - 1)
         for name, row in record.items()
         if f"simulated {name}" in record and name.startswith("urgent/")
         for rule, results in row.items()
         if rule in record[f"simulated {name}"]
     }
-    if not off:
+    if not errors:
         return []
-    ours = [error for name, error in off.items() if name.endswith(OURS)]
-    worst = max(off, key=off.__getitem__)
-    why = f"mean over {len(off)} loads and rules; {OURS} alone {100 * mean(ours):.0f} %, worst {worst}"
-    return [Row(f"{URGENT_BESIDE}, {MEASURED}", "simulated p99, off by", WITHIN, 100 * mean(off.values()), "%", why)]
+    ours = [error for name, error in errors.items() if name.endswith(OURS)]
+    worst = max(errors, key=errors.__getitem__)
+    why = f"mean over {len(errors)} loads and rules; {OURS} alone {100 * mean(ours):.0f} %, worst {worst}"
+    return [Row(f"{URGENT_BESIDE}, {MEASURED}", "simulated p99, off by", WITHIN, 100 * mean(errors.values()), "%", why)]
 
 
 def _urgent_table(source: LoadResults) -> Table:
+    """Table of all loads: the urgent model's p99 over that alone, and the other model's speed, under each rule."""
     body = []
     for load, results in source.results.items():
         cells = [
@@ -202,13 +214,14 @@ def _urgent_table(source: LoadResults) -> Table:
 
 
 def _urgent_picture(out: Path, results: list[LoadResults]) -> Figure:
+    """Draw the urgent model's p99 over that on an idle GPU, for every pair and under four rules."""
     shown = ("priority", "orion 100 us", "orion 400 us", OURS)
     colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
     panels = []
     for source in results:
         labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.results]
-        had = [rule for rule in shown if all(rule in results for results in source.results.values())]
-        series = {rule: [_tail(results, rule) for results in source.results.values()] for rule in had}
+        available = [rule for rule in shown if all(rule in results for results in source.results.values())]
+        series = {rule: [_tail(results, rule) for results in source.results.values()] for rule in available}
         heading = f"{source.title}; dashed: what was aimed at; bars at the edge go on"
         y = Axis(label="p99 over an idle GPU", low=0, high=3)
         panels.append(Panel([Bars(labels, series, colours), ReferenceLine(TAIL)], heading, Axis(size=7), y))

@@ -27,6 +27,7 @@ from weft.workloads.requests import Workload
 from weft_papers.base import Tick
 
 Rules = Mapping[str, dict[str, Option]]
+"""Name of a rule, which begins with its policy -> options of the policy."""
 RuleResults = dict[str, dict[str, Any]]
 """Rule -> its results, by name."""
 
@@ -62,18 +63,20 @@ FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
 """Orion's urgent models (ResNet50 and MobileNetV2, batch 4) in sizes that fill as much of an H200, and their loads:
 20.8 requests a second of what one takes on a V100, by the profiles that come with Orion."""
 BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 0.39, "encoder-b16": 0.33}
-"""The same of its best effort: ResNet50, MobileNetV2, BERT, and an encoder for Transformer-XL; no ResNet101 here."""
+"""Orion's best-effort models and their loads: ResNet50, MobileNetV2, BERT, and an encoder in place of Transformer-XL;
+ResNet101 is left out."""
 SEEDS = (1, 2, 3)
 WARM_S = 0.05  # simulated time that does not count: queues fill within some lengths of the longest model
 FAR_MS = 1e5
 """A deadline that is never missed."""
 OURS, ALONE = "abreast", "alone"
 LATE = ("weave", "demote")
-"""What may become of late requests: as the rule has it, or after all others."""
+"""What may become of late requests: treated as the rule treats all, or served after all others."""
 
 
 @cache
 def h200() -> Host:
+    """The simulated H200: the preset, with the costs of its models."""
     device = load_device("h200")
     assert isinstance(device, Host)
     return device
@@ -81,11 +84,12 @@ def h200() -> Host:
 
 @cache
 def none_ahead() -> Host:
-    """The same, given a segment only when the last one has ended; the time that passes between is not simulated."""
+    """The H200 without a segment queued ahead: the next starts when the last ended, without the gap between them."""
     return h200().model_copy(update={"ahead": 0})
 
 
 def case_of(streams: Sequence[Mapping[str, Any]], seconds: float, device: Host | None = None) -> Case:
+    """Prepare a simulation of *streams* for *seconds* after the warm-up; *device*: the H200 if None."""
     raw = {
         "duration_s": seconds + WARM_S,
         "warmup_s": WARM_S,
@@ -110,27 +114,32 @@ def run(
 
 
 def alone_s(model: str) -> float:
-    """The duration of a model alone on the GPU."""
+    """Seconds that a query of a model takes alone on the GPU."""
     return h200().models[model].total_s(1)
 
 
 def endless(model: str) -> dict[str, Any]:
+    """A stream that always has requests: two clients, each sending the next on an answer; no deadline."""
     return {"model": model, "arrival": "closed", "clients": 2, "deadline_ms": FAR_MS}
 
 
 def at_random(model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
-    """Poisson requests at a load of the GPU; the deadline is *times* the model's duration alone."""
+    """A stream of Poisson requests that take *load* of the GPU's time; deadline: *times* the duration alone."""
     took_s = alone_s(model)
     return {"model": model, "rate": load / took_s, "deadline_ms": times * took_s * 1e3, "priority": priority}
 
 
 def rates(report: RequestReport, seconds: float) -> list[float]:
-    """The part of its rate alone that each stream had."""
+    """The speed of each stream: its completed work in seconds alone on the GPU, over *seconds*."""
     return [round(stream.completed * alone_s(stream.model) / seconds, 3) for stream in report.streams]
 
 
 def saturated(models: Sequence[str], seconds: float) -> RuleResults:
-    """The speed of each model over that alone, their sum, and the least of them over its fair share."""
+    """Simulate models with endless work under every rule.
+
+    Results of a rule: "each", the models' speeds over those alone; "sum" of them; "least of fair", the smallest speed
+    over a fair share.
+    """
     results = {}
     for rule, options in SATURATED.items():
         speeds = rates(run([endless(model) for model in models], rule, options, seconds), seconds)
@@ -140,13 +149,14 @@ def saturated(models: Sequence[str], seconds: float) -> RuleResults:
 
 
 def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
-    """p50 and p99 of an urgent model in multiples of its duration alone, and the speed of the other model.
+    """Simulate an urgent model beside one with endless work under every rule.
 
-    Late requests are served like others: some of those behind the p99 are late even on an idle GPU.
+    Results of a rule: "p50" and "p99" of the urgent model in multiples of its duration alone; "beside", the speed of
+    the other. Late requests are served like others: the slowest 1 % are partly late even on an idle GPU.
     """
-    asked, results = at_random(model, load, 2, priority=9), {}
+    urgent_stream, results = at_random(model, load, 2, priority=9), {}
     for rule, options in {ALONE: {}, **URGENT}.items():
-        streams = [asked] if rule == ALONE else [asked, endless(beside)]
+        streams = [urgent_stream] if rule == ALONE else [urgent_stream, endless(beside)]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
         results[rule] = _tails(report, model)
         if rule != ALONE:
@@ -155,15 +165,16 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
 
 
 def _tails(report: RequestReport, model: str) -> dict[str, Any]:
+    """p50 and p99 of the first stream, in multiples of the duration of *model* alone."""
     first, took_s = report.streams[0], alone_s(model)
     return {"p50": round((first.p50_s or 0.0) / took_s, 3), "p99": round((first.p99_s or 0.0) / took_s, 3)}
 
 
 def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> RuleResults:
-    """Missed deadlines of five models, over all and of the worst one; late requests as is better for the rule.
+    """Share of missed deadlines of five models at a total *load*, under every rule.
 
-    Our policy may leave a lane without a segment queued ahead; policies that run one model at a time are also measured
-    without one, to compare them fairly.
+    Our policy may leave a lane without a segment queued ahead. To compare fairly, the policies WITHOUT, which run one
+    model at a time, are also simulated on a device that never queues one.
     """
     results = {rule: _measure_missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
     return results | {
@@ -179,9 +190,11 @@ def _measure_missed(
     seeds: Sequence[int],
     device: Host | None = None,
 ) -> dict[str, Any]:
+    """Missed deadlines under one rule: "missed" of all requests, "worst" of a model, with the better "late" of LATE."""
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
-    own, by_late = policy_called(rule).traits.late_work, {}
-    for late in LATE[:1] if own is LateWork.LAST else LATE:
+    own_treatment, by_late = policy_called(rule).traits.late_work, {}
+    # A policy that serves late requests last by itself would be simulated twice alike.
+    for late in LATE[:1] if own_treatment is LateWork.LAST else LATE:
         reports = [run(streams, rule, options, seconds, seed, late, device) for seed in seeds]
         missed, worst = mean(r.violation_rate for r in reports), mean(r.worst_violation_rate for r in reports)
         by_late[late] = {"missed": round(missed, 4), "worst": round(worst, 4), "late": late}
@@ -189,12 +202,15 @@ def _measure_missed(
 
 
 def orions(model: str, beside: str, seconds: float) -> RuleResults:
-    """p50 and p99 of Orion's urgent model, and the share of the evenly arriving best-effort requests that were done."""
-    asked, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
+    """Simulate a pair of Orion's under every rule; *beside*: its best-effort model, whose requests arrive evenly.
+
+    Results of a rule: "p50" and "p99" of the urgent model, "beside" the share of the best-effort work that was done.
+    """
+    urgent_stream, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
     load = BESIDE_OF_ORION[beside]
     other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}
     for rule, options in {ALONE: {}, **ORIONS, "reef": {}, OURS: {}}.items():
-        streams = [asked] if rule == ALONE else [asked, other]
+        streams = [urgent_stream] if rule == ALONE else [urgent_stream, other]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
         results[rule] = _tails(report, model)
         if rule != ALONE:
@@ -205,11 +221,11 @@ def orions(model: str, beside: str, seconds: float) -> RuleResults:
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Row -> rule -> its results."""
 KINDS = ("saturated/", "urgent/", "deadlines/", "orion/", "simulated ")
-"""Prefixes of rows. The last: simulations of measured rows, with the models as measured there."""
+"""Prefixes of rows. The last one: simulations of measured rows, with the model profiles of that measurement."""
 
 
 class Records(NamedTuple):
-    """All that is kept."""
+    """The recorded results: of longer simulations, and measured on a real GPU."""
 
     simulated: Rows
     measured: Rows
@@ -221,6 +237,7 @@ def read(measured: Path | None = None) -> Records:
 
 
 def _rows(name: str, path: Path | None = None) -> Rows:
+    """Read the rows of known kinds from *path*, else from the shipped file *name*; empty if that does not exist."""
     shipped = resources.files("weft_papers") / "data" / "gpu" / name
     if path is None and not shipped.is_file():
         return {}
@@ -245,7 +262,7 @@ COLOURS = {
 
 
 class LoadResults(NamedTuple):
-    """What the loads of a kind came to, by name."""
+    """The results of all loads of one kind from one source: simulated, recorded or measured."""
 
     name: str
     results: dict[str, RuleResults]
@@ -258,12 +275,12 @@ class LoadResults(NamedTuple):
 def sources(
     kind: str, loads: Sequence[str], simulate: Callable[[str], RuleResults], records: Records, tick: Tick
 ) -> list[LoadResults]:
-    """Simulate the loads, and look up recorded results of their kind."""
+    """Simulate the loads now, and add recorded results of the same kind; sources without any are left out."""
     now = {}
     for done, load in enumerate(loads):
         tick(done, len(loads))
         now[load] = simulate(load)
-    recorded = [(RECORDED, _of(kind, records.simulated)), (MEASURED, _of(kind, records.measured))]
+    recorded = [(RECORDED, _select_kind(kind, records.simulated)), (MEASURED, _select_kind(kind, records.measured))]
     return [LoadResults(NOW, now), *(LoadResults(name, results) for name, results in recorded if results)]
 
 
@@ -272,7 +289,8 @@ def drawn(every: list[LoadResults]) -> list[LoadResults]:
     return every[1:] or every
 
 
-def _of(kind: str, rows: Rows) -> dict[str, RuleResults]:
+def _select_kind(kind: str, rows: Rows) -> dict[str, RuleResults]:
+    """The rows named "*kind*/load", by load."""
     prefix = f"{kind}/"
     return {
         name.removeprefix(prefix): {rule: dict(numbers) for rule, numbers in row.items()}

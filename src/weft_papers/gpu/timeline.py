@@ -21,13 +21,13 @@ from weft_papers.gpu.lab import FIVE, OURS, at_random, case_of, h200
 
 LOAD, SEED, SHOWN_S = 0.8, 1, 0.03
 DUE = {model: times if times == 2 else 500 for model, times in FIVE.items()}
-"""In how many times its length each is due: two are tight, and three in no hurry, so that all of a rule is seen."""
+"""Model -> deadline in multiples of its duration: two are tight and three loose, so that a rule shows both cases."""
 RULES = ("edf", "streams", OURS)
 PAGE = "shares.html"
 
 
 class RanOnShare(NamedTuple):
-    """A segment of a stream on a share, and when; milliseconds of the stretch that is shown."""
+    """A segment of a stream on a share of the GPU; begin and end in milliseconds of the interval shown."""
 
     stream: int
     begin: float
@@ -36,7 +36,7 @@ class RanOnShare(NamedTuple):
 
 
 class AskedFor(NamedTuple):
-    """A request, when it came, and whether it was late."""
+    """A request: its arrival in milliseconds of the interval shown, and whether it missed its deadline."""
 
     stream: int
     arrival: float
@@ -44,7 +44,7 @@ class AskedFor(NamedTuple):
 
 
 class SharedStretch(NamedTuple):
-    """What happened under a rule."""
+    """Segments and requests of the interval shown, under one rule."""
 
     rule: str
     ran: list[RanOnShare]
@@ -52,17 +52,20 @@ class SharedStretch(NamedTuple):
 
 
 class SharePiece(NamedTuple):
-    """A rectangle: some SMs of a stream for a while."""
+    """A rectangle of the picture: multiprocessors that a stream has from *begin* to *end* (ms)."""
 
     stream: int
     begin: float
     end: float
     first: float
+    """The lowest multiprocessor."""
     sms: float
+    """The number of multiprocessors."""
     share: str
 
 
 def shares_over_time(out: Path) -> Exhibit:
+    """Draw which model has which multiprocessors under three rules, as a picture and as a page."""
     stretches = [_stretch(rule) for rule in RULES]
     picture = _picture(out, stretches)
     data = {"models": list(FIVE), "sms": _sms(), "length": SHOWN_S * 1e3, "load": LOAD, "runs": _runs(stretches)}
@@ -77,7 +80,7 @@ def _sms() -> int:
 
 
 def _stretch(rule: str) -> SharedStretch:
-    """Some milliseconds after the run has warmed up."""
+    """Simulate five models under a rule and keep SHOWN_S seconds after the warm-up."""
     case = case_of([at_random(model, LOAD / len(DUE), times) for model, times in DUE.items()], SHOWN_S)
     executors: list[SimulatedHost] = []
 
@@ -109,15 +112,15 @@ def _stretch(rule: str) -> SharedStretch:
 
 
 def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
-    """Rectangles for what ran; models on streams of the whole GPU are drawn with equal parts of it."""
+    """Rectangles for segments, cut at every begin and end; models on streams of the whole GPU get equal parts of it."""
     times = sorted({time for run in ran for time in (run.begin, run.end)})
     rectangles: list[SharePiece] = []
     for begin, end in pairwise(times):
         active = [run for run in ran if run.begin <= begin and run.end >= end]
         on_whole = sorted((run for run in active if run.share.sms == sms), key=lambda run: run.stream)
-        for at, run in enumerate(on_whole):
+        for position, run in enumerate(on_whole):
             part = sms / len(on_whole)
-            rectangles.append(SharePiece(run.stream, begin, end, at * part, part, str(run.share)))
+            rectangles.append(SharePiece(run.stream, begin, end, position * part, part, str(run.share)))
         for run in active:
             if run.share.sms < sms:
                 rectangles.append(SharePiece(run.stream, begin, end, run.share.first, run.share.sms, str(run.share)))
@@ -125,7 +128,7 @@ def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
 
 
 def _runs(stretches: Sequence[SharedStretch]) -> list[dict[str, Any]]:
-    """For the page: numbers by row."""
+    """The data of the page, a mapping per rule; rectangles and requests are rows of numbers."""
     return [
         {
             "rule": stretch.rule,
@@ -144,6 +147,7 @@ def _picture(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
 
 
 def _strip(stretch: SharedStretch) -> Panel:
+    """The panel of one rule: multiprocessors over time, requests marked above, late ones by a cross."""
     sms, colours = _sms(), pictures.MODELS
     streams, begins, ends, firsts, heights, _ = zip(*pieces(stretch.ran, sms), strict=True)
     widths = [end - begin for begin, end in zip(begins, ends, strict=True)]

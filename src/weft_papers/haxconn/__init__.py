@@ -51,16 +51,19 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
+    """List the parts of the reproduction, in order; their searches run later, in *lab*, which runs each once."""
     fitted = lab.fitted.demand
 
-    def grids(tick: Tick) -> tuple[table8_pairs.Grid, table8_pairs.Grid]:
+    def search_grids(tick: Tick) -> tuple[table8_pairs.Grid, table8_pairs.Grid]:
         return table8_pairs.grid(lab, tick=tick), table8_pairs.grid(lab, lab.fitted, tick=tick)
 
-    def varied(tick: Tick) -> Exhibit:
+    def vary_assumptions(tick: Tick) -> Exhibit:
         knobs = sensitivity.knobs(fitted)
         # Where networks hardly slow each other, constants of their contention change nothing.
         bases = [AS_SHIPPED, *[lab.fitted] * (len(knobs) - 1)]
-        studies = [sensitivity.study(paper, lab, *one, tick=tick) for one in zip(knobs, bases, strict=True)]
+        studies = [
+            sensitivity.study(paper, lab, knob, base, tick=tick) for knob, base in zip(knobs, bases, strict=True)
+        ]
         return sensitivity.sensitivity(out, studies)
 
     return [
@@ -71,14 +74,15 @@ def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
         ("Table 7", lambda tick: table7_overhead.table_7(paper, out, table7_overhead.measure())),
         ("Fig. 7", lambda tick: table7_overhead.figure_7(paper, out, table7_overhead.run(paper))),
         ("Fig. 6", lambda tick: fig1_schedules.figure_6(paper, out, fig1_schedules.meet(lab, tick=tick), fitted)),
-        ("Table 8", lambda tick: table8_pairs.table_8(paper, out, *grids(tick))),
-        ("Fig. 5", lambda tick: table8_pairs.figure_5(paper, out, *grids(tick))),
+        ("Table 8", lambda tick: table8_pairs.table_8(paper, out, *search_grids(tick))),
+        ("Fig. 5", lambda tick: table8_pairs.figure_5(paper, out, *search_grids(tick))),
         ("contention", lambda tick: contention.value(out, contention.studies(paper, lab, tick))),
-        ("sensitivity", varied),
+        ("sensitivity", vary_assumptions),
     ]
 
 
 def _settings(paper: Paper, lab: Laboratory) -> dict[str, Any]:
+    """Describe the assumptions of the runs, for the JSON report."""
     return {
         "weft": __version__,
         "profiles": "derived, except GoogLeNet in Table 2 and Fig. 6 and the pair with measured groups",

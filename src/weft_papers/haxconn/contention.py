@@ -43,43 +43,44 @@ class Blind(NamedTuple):
     """The best schedule of a planner that ignores contention."""
 
     expected_s: float
-    """Its makespan as that planner expects it, without contention."""
+    """The schedule's makespan as that planner expects it, without contention."""
     judged_s: float
-    """Its makespan as simulated, with contention."""
+    """The schedule's makespan as simulated, with contention."""
     best_s: float
     """The makespan of the best schedule with contention."""
 
 
 @dataclass(frozen=True)
 class ContentionStudy:
-    """Some problems, each with and without knowledge of contention."""
+    """A set of problems, each scheduled with and without knowledge of contention."""
 
     name: str
     blind: Sequence[Blind]
 
     @property
     def losses(self) -> list[float]:
-        """How much longer it takes than the best, in percent."""
-        return [100 * (one.judged_s / one.best_s - 1) for one in self.blind]
+        """How much longer the blind schedule takes than the best one, in percent, problem by problem."""
+        return [100 * (result.judged_s / result.best_s - 1) for result in self.blind]
 
     @property
     def errors(self) -> list[float]:
-        """How far its own estimate lies below the truth, in percent of the truth."""
-        return [100 * (1 - one.expected_s / one.judged_s) for one in self.blind]
+        """How far the blind planner's estimate lies below the simulated makespan, in percent of the latter."""
+        return [100 * (1 - result.expected_s / result.judged_s) for result in self.blind]
 
 
 def blinded(optimum: LeastMakespan) -> Blind:
+    """Compare the solver's optimum with the blind planner's schedule of the same problem."""
     problem = optimum.outcome.problem
-    calm = Problem(without_contention(problem.soc), problem.tasks)
-    expected_s = min(max(ends_s(calm, way)) for way in BASELINES[BLIND](problem, "latency"))
+    without = Problem(without_contention(problem.soc), problem.tasks)
+    expected_s = min(max(ends_s(without, schedule)) for schedule in BASELINES[BLIND](problem, "latency"))
     return Blind(expected_s, optimum.baselines[BLIND], optimum.best_s)
 
 
 def random_problem(seed: int, groups: int = GROUPS) -> Problem:
-    """Draw two models on Xavier.
+    """Draw a problem of two models of *groups* layer groups on Xavier.
 
-    A group takes 0.1 to 0.6 ms on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the GPU and 0.3 to 0.7
-    of it on the DLA; moves take 0.01 to 0.1 ms.
+    Uniformly drawn for each group: 0.1 to 0.6 ms on the GPU, 1.2 to 2.2 times that on the DLA; a demand of 30 to 105
+    GB/s on the GPU, 0.3 to 0.7 times that on the DLA; 0.01 to 0.1 ms to move its output.
     """
     rng = np.random.default_rng(seed)
     tasks = []
@@ -102,6 +103,7 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
 
 
 def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> ContentionStudy:
+    """Study one random problem for each seed."""
     schedules = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
     return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", schedules)
 
@@ -113,18 +115,21 @@ def studies(
     networks: Sequence[str] = tuple(NETWORKS),
     seeds: Sequence[int] = SEEDS,
 ) -> list[ContentionStudy]:
+    """Study the cases of Tables 6 and 8, with demands as shipped and as fitted, and random problems."""
     rows = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     cells = [pair(*place) for place in places(networks, diagonal=False)]
     results = []
     for change in (AS_SHIPPED, lab.fitted):
         for cases, name in ((rows, "experiments of Table 6"), (cells, "pairs of Table 8")):
             what = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
-            known = lab.find([case.under(change) for case in cases], tick)
-            results.append(ContentionStudy(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
+            optima = lab.find([case.under(change) for case in cases], tick)
+            blind = [blinded(optimum) for optimum in optima.values()]
+            results.append(ContentionStudy(f"{len(cases)} {name}{what}", blind))
     return [*results, random_study(seeds)]
 
 
 def value(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
+    """Report what knowledge of contention is worth: rows, a table and a picture of all studies."""
     rows = [row for study in results for row in _rows(study)]
     header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
     body = tuple(
@@ -139,6 +144,7 @@ def value(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
 
 
 def _rows(study: ContentionStudy) -> list[Row]:
+    """Rows with the mean loss of the blind schedules, and the mean error of the blind planner's estimates."""
     worse = sum(loss > 1 for loss in study.losses)
     return [
         Row(
@@ -154,6 +160,7 @@ def _rows(study: ContentionStudy) -> list[Row]:
 
 
 def _picture(out: Path, results: Sequence[ContentionStudy]) -> Figure:
+    """Draw losses and errors as cumulative distributions over the problems of each study."""
     panels = []
     for field, label in (("losses", "longer than the optimum (%)"), ("errors", "own estimate too low (%)")):
         curves = []
@@ -168,6 +175,7 @@ def _picture(out: Path, results: Sequence[ContentionStudy]) -> Figure:
 
 
 def _style(study: ContentionStudy) -> tuple[str, str]:
+    """Colour and dash of a study's curve: colour by the demands or random problems, dash by the table."""
     if "random" in study.name:
         return SHADES[2], "-"
     return SHADES["demands times" in study.name], "-" if "Table 8" in study.name else "--"

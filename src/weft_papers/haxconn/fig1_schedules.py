@@ -27,13 +27,14 @@ GPU, DLA = 0, 1
 
 
 def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
-    """The three cases, the last with one switch per network as in the paper and with any number."""
+    """Simulate the three cases of Fig. 1, by name; Case 3 twice, with one switch per network and with any number."""
     problem = PAIR.problem
-    once = PAIR._replace(max_switches=1)
+    once = PAIR._replace(max_switches=1)  # the paper's schedules switch units once per network
     optima = lab.find([PAIR, once], tick)
     steps = problem.tables.steps.tolist()
-    alone_s = float(problem.tables.time[0, : steps[0], GPU].sum())
-    serial = Schedule(tuple((GPU,) * count for count in steps), ((0.0,) * steps[0], (alone_s,) * steps[1]))
+    first_s = float(problem.tables.time[0, : steps[0], GPU].sum())
+    # The second argument: the earliest starts. No step of ResNet101 starts before VGG-19 has ended.
+    serial = Schedule(tuple((GPU,) * count for count in steps), ((0.0,) * steps[0], (first_s,) * steps[1]))
     apart = Schedule(((GPU,) * steps[0], (DLA,) * steps[1]))
     named = {
         "Case 1: both on the GPU": simulate(problem, serial),
@@ -45,6 +46,7 @@ def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
 
 
 def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
+    """Reproduce Fig. 1: VGG-19 and ResNet101 serially, one per unit, and optimally scheduled."""
     cases = outcomes(lab, tick)
     serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in cases.values())
     dla = report_of(list(cases.values())[1]).tasks[1].slow_down
@@ -68,6 +70,7 @@ def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None)
 
 
 def _table_1(cases: dict[str, Outcome]) -> Table:
+    """Table of the cases of Fig. 1: makespans, ends, loads of the units, loss to contention."""
     body = []
     for name, outcome in cases.items():
         report = report_of(outcome)
@@ -97,6 +100,7 @@ def _table_1(cases: dict[str, Outcome]) -> Table:
 
 
 def _picture_1(out: Path, cases: dict[str, Outcome]) -> Figure:
+    """Draw the schedules of the cases of Fig. 1 over time."""
     title = f"{FIGURE_1}: VGG-19 and ResNet101 on Xavier"
     path = out / "fig1-cases.png"
     make_folder(out)
@@ -106,7 +110,6 @@ def _picture_1(out: Path, cases: dict[str, Outcome]) -> Figure:
 
 
 FIGURE = "Fig. 6"
-GPU, DLA = 0, 1
 NAIVE = "GoogLeNet on the GPU, the other on the DLA"
 PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "densenet121"))
 """DenseNet has no time on Xavier's DLA."""
@@ -114,12 +117,15 @@ PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "dens
 
 @dataclass(frozen=True)
 class Meeting:
-    """GoogLeNet with another network, whose demands are as shipped or scaled."""
+    """GoogLeNet at the same time as another network, on the GPU and the DLA."""
 
     partner: str
     scaled: bool
+    """Whether the partner's memory demands are scaled by the fitted factor."""
     naive: Outcome
+    """One network per unit."""
     best: Outcome
+    """The schedule that ends first."""
 
     def slow_down(self, outcome: Outcome) -> float:
         """How much contention slows GoogLeNet down."""
@@ -133,53 +139,62 @@ class Meeting:
 
 
 def case(partner: str, demand: float) -> SocCase:
-    """GoogLeNet as measured, repeated for as long as the other network runs."""
-    other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
-    assert other is not None and own is not None
-    googlenet = CaseNetwork("googlenet", max(1, round(other / own)), origin="measured")
+    """GoogLeNet with its measured profile beside *partner*, repeated for as long as that runs.
+
+    demand: factor on the partner's memory demands.
+    """
+    partner_ms, googlenet_ms = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
+    assert partner_ms is not None and googlenet_ms is not None
+    googlenet = CaseNetwork("googlenet", max(1, round(partner_ms / googlenet_ms)), origin="measured")
     return SocCase(XAVIER, (googlenet, CaseNetwork(partner, demand=demand)))
 
 
 def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None = None) -> list[Meeting]:
-    """The other's demands are derived, so they are taken as shipped and as fitted; GoogLeNet's are measured."""
+    """Schedule GoogLeNet with every partner, whose derived demands are taken as shipped and as fitted."""
     cases = {
         (partner, scaled): case(partner, lab.fitted.demand if scaled else 1.0)
         for scaled in (False, True)
         for partner in partners
     }
     optima = lab.find(cases.values(), tick)
-    return [Meeting(partner, scaled, _naive(one), optima[one].outcome) for (partner, scaled), one in cases.items()]
+    return [
+        Meeting(partner, scaled, _simulate_naive(soc_case), optima[soc_case].outcome)
+        for (partner, scaled), soc_case in cases.items()
+    ]
 
 
-def _naive(one: SocCase) -> Outcome:
-    problem = one.problem
+def _simulate_naive(soc_case: SocCase) -> Outcome:
+    """Simulate the first network on the GPU and the second on the DLA."""
+    problem = soc_case.problem
     first, second = problem.tables.steps.tolist()
     return simulate(problem, Schedule(((GPU,) * first, (DLA,) * second), made_by=NAIVE))
 
 
 def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float) -> Exhibit:
+    """Reproduce Fig. 6: GoogLeNet's slow-down by networks on the DLA; *fitted*: the factor on scaled demands."""
     rows = []
     for scaled in (False, True):
-        here = [one for one in meetings if one.scaled == scaled]
+        group = [one for one in meetings if one.scaled == scaled]
         what = f"others' demands times {fitted:g}" if scaled else "demands as shipped"
-        naive, best = ([one.slow_down(getattr(one, side)) for one in here] for side in ("naive", "best"))
-        worst = max(here, key=lambda one: one.slow_down(one.naive))
+        naive, best = ([one.slow_down(getattr(one, side)) for one in group] for side in ("naive", "best"))
+        worst = max(group, key=lambda one: one.slow_down(one.naive))
         why = (
             f"not printed, drawn only; most beside {NETWORKS[worst.partner]}, {mean(naive):.2f} in the mean; "
             f"{mean(best):.2f} in the mean under the schedule that ends first"
         )
         rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {what}", None, max(naive), "x", why))
-        most = max(here, key=lambda one: one.less)
+        largest = max(group, key=lambda one: one.less)
         why = (
-            f"beside {NETWORKS[most.partner]}; {mean(one.less for one in here):.0f} % in the mean; the schedule aims "
-            "at the end of both, not at this, so it may be negative"
+            f"beside {NETWORKS[largest.partner]}; {mean(one.less for one in group):.0f} % in the mean; the schedule "
+            "aims at the end of both, not at this, so it may be negative"
         )
         quantity = f"contention of GoogLeNet saved at most, {what}"
-        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
+        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, largest.less, "%", why))
     return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
 
 
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
+    """Table of all partners of GoogLeNet: slow-downs and makespans of both schedules."""
     body = []
     for one in meetings:
         runs = one.naive.problem.tasks[0].repeats
@@ -201,6 +216,7 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
 
 
 def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+    """Draw GoogLeNet's slow-down beside every partner under both schedules."""
     proved = f"{OURS}, proved"
     y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
     panels = []

@@ -65,7 +65,7 @@ COLOURS = {
 # reproduction of all pairs longer.
 TIME_LIMIT_S = 20.0
 IMPROVED = 1.005
-"""A speed-up from which a schedule counts as better."""
+"""The smallest speed-up with which a schedule counts as better."""
 
 
 @lru_cache(maxsize=8)
@@ -74,11 +74,12 @@ def chip(name: str) -> Soc:
 
 
 def profile(model: str, soc: str, origin: Origin | None = "derived") -> SocProfile:
-    """Origin of the profiles; only derived ones add up to the paper's Table 5."""
+    """Find the profile of a network on a SoC, of the given origin; only derived ones add up to the paper's Table 5."""
     return find_profile(model, chip(soc), origin=origin)
 
 
 def total_ms(model: str, soc: str, unit: str, origin: Origin | None = "derived") -> float | None:
+    """Milliseconds that a network takes alone on a unit, or None if its profile has no times there."""
     total_s = profile(model, soc, origin).total_s(unit)
     return None if total_s is None else 1e3 * total_s
 
@@ -90,12 +91,14 @@ class Change(NamedTuple):
     """A change of the assumptions behind a problem."""
 
     demand: float = 1.0
-    """Times the demands of the profiles, up to the memory's peak."""
+    """Factor on the memory demands of the profiles, which stay below the memory's peak."""
     split: float = 1.0
-    """Times the cbp of the second unit; its difference from tbwdc, which is published, stays."""
+    """Factor on the cbp of the second unit; its difference from tbwdc, which is published, stays."""
     floor_pct: float | None = None
+    """Least speed of a unit under contention, in percent of its speed alone; None: as in the SoC's description."""
 
     def of(self, problem: Problem) -> Problem:
+        """Return the problem under the changed assumptions."""
         if self == Change():
             return problem
         units = tuple(self._unit(place, unit) for place, unit in enumerate(problem.soc.units))
@@ -103,6 +106,7 @@ class Change(NamedTuple):
         return Problem(soc, tuple(scaled(task, self.demand, soc.bandwidth_gb_s) for task in problem.tasks))
 
     def _unit(self, place: int, unit: Unit) -> Unit:
+        """The unit at index *place* of the SoC with changed constants of its PCCS contention model, if it has one."""
         model = unit.contention
         if not isinstance(model, Pccs):
             return unit
@@ -118,14 +122,14 @@ class Change(NamedTuple):
 def scaled(task: Task, demand: float, most_gb_s: float) -> Task:
     """A task with its bandwidth demands multiplied by *demand*, each capped at *most_gb_s*."""
 
-    def group(one: Group) -> Group:
+    def scale_group(group: Group) -> Group:
         costs = {
             unit: replace(cost, demand_gb_s=min(most_gb_s, demand * cost.demand_gb_s))
-            for unit, cost in one.costs.items()
+            for unit, cost in group.costs.items()
         }
-        return replace(one, costs=costs)
+        return replace(group, costs=costs)
 
-    return replace(task, groups=tuple(map(group, task.groups)))
+    return replace(task, groups=tuple(map(scale_group, task.groups)))
 
 
 AS_SHIPPED = Change()
@@ -140,20 +144,21 @@ class CaseNetwork(NamedTuple):
     model: str
     repeats: int = 1
     after: str = ""
-    """The network of the case it waits for."""
+    """The network of the case that must end before this one starts; empty: none."""
     slower: float = 1.0
-    """Times the profile's times."""
+    """Factor on the profile's times."""
     origin: Origin = "derived"
     max_groups: int | None = None
     demand: float = 1.0
-    """Times the profile's demands."""
+    """Factor on the profile's demands."""
 
     def task(self, soc: str, taken: Sequence[str]) -> Task:
+        """The network as a task on *soc*; *taken*: names of the other tasks, so that a second instance gets its own."""
         name = NAMES[self.model]
         after = (NAMES[self.after],) if self.after else ()
-        own = f"{name} (2)" if name in taken else name
+        unique_name = f"{name} (2)" if name in taken else name
         profiled = find_profile(self.model, chip(soc), origin=self.origin, max_groups=self.max_groups)
-        task = profiled.task(own, after=after, repeats=self.repeats)
+        task = profiled.task(unique_name, after=after, repeats=self.repeats)
         if self.slower != 1:
             task = replace(task, groups=tuple(map(self._slow_down, task.groups)))
         return task if self.demand == 1 else scaled(task, self.demand, chip(soc).bandwidth_gb_s)
@@ -191,7 +196,7 @@ class SocCase(NamedTuple):
 
 
 def models(soc: str, *names: str) -> SocCase:
-    """Each once, all at the same time."""
+    """A case in which every named network runs once, all at the same time."""
     return SocCase(soc, tuple(CaseNetwork(name) for name in names))
 
 
@@ -200,13 +205,14 @@ def models(soc: str, *names: str) -> SocCase:
 
 @dataclass(frozen=True, slots=True)
 class LeastMakespan:
-    """The least makespan of a case, how sure it is, and what the baselines come to."""
+    """The best schedule found for a case, its certificate, and the makespans of the baselines."""
 
     outcome: Outcome
     certificate: Certificate
     baselines: Mapping[str, float]
-    """Their makespans in seconds."""
+    """Name of a baseline -> its makespan in seconds."""
     cpu_s: float
+    """Processor time of the search."""
 
     @property
     def best_s(self) -> float:
@@ -217,20 +223,20 @@ class LeastMakespan:
         return 1e3 * self.certificate.value
 
     def ms(self, name: str) -> float:
-        """The makespan of a baseline; ours has the name of the paper's."""
+        """The makespan of a baseline in milliseconds; the name HAXCONN stands for our own schedule."""
         return self.best_ms if name == HAXCONN else 1e3 * self.baselines[name]
 
     def rival(self, names: Iterable[str] | None = None) -> str:
-        """The best of the baselines."""
+        """The name of the baseline with the least makespan, among *names* if given."""
         return min(names or self.baselines, key=lambda name: self.baselines[name])
 
     def gain(self, names: Iterable[str] | None = None) -> float:
-        """How many times faster than the best of the baselines."""
+        """Speed-up over the best baseline, among *names* if given."""
         return self.baselines[self.rival(names)] / self.best_s
 
 
 def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
-    """The answer of the solver."""
+    """Solve a problem, within TIME_LIMIT_S; *max_switches*: of unit, per network."""
     began_s = process_time()
     solution = solve(problem, Options(limits=TaskLimits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
     cpu_s = process_time() - began_s
@@ -239,20 +245,21 @@ def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
 
 
 def searched(case: SocCase) -> LeastMakespan:
+    """Solve a case; a module function, so that worker processes can run it."""
     return answer(case.problem, case.max_switches)
 
 
 class Laboratory:
-    """Searches cases on all cores, each once."""
+    """Searches cases on all cores and remembers the results, so that each case is searched once."""
 
     def __init__(self, bench: Bench, fitted: float) -> None:
-        """fitted: times the demands of the profiles, from the paper's own results."""
+        """fitted: factor on the demands of the profiles, fitted to the paper's own results."""
         self.fitted = Change(demand=fitted)
         self._bench = bench
         self._found: dict[SocCase, LeastMakespan] = {}
 
     def find(self, cases: Iterable[SocCase], tick: Tick | None = None) -> dict[SocCase, LeastMakespan]:
-        """The best schedule of each case."""
+        """Search the cases that are not known yet; return the best schedule of each case."""
         wanted = list(dict.fromkeys(cases))
         new = [case for case in wanted if case not in self._found]
         self._found.update(zip(new, self._bench.run_all(searched, new, tick), strict=True))
@@ -274,7 +281,7 @@ class Experiment:
     case: SocCase
     reading: str
     remark: str
-    """What the printed GPU-only number is made of."""
+    """What the printed GPU-only number consists of."""
     note: str = ""
     """A note on the optimum."""
     fits: bool = True
@@ -282,7 +289,7 @@ class Experiment:
 
     @property
     def streams(self) -> bool:
-        """Whether it is about frames per second."""
+        """Whether its goal is frames per second instead of latency."""
         return self.scenario == 3
 
     @property
@@ -303,11 +310,11 @@ class Experiment:
         return 1e3 / value if self.streams else value
 
     def as_printed(self, window_ms: float) -> float:
-        """Our milliseconds in the row's unit."""
+        """Convert our milliseconds per window to the row's unit."""
         return 1e3 / window_ms if self.streams else window_ms
 
     def alone_ms(self) -> float:
-        """All of it on the GPU, one after the other."""
+        """Milliseconds of all networks on the GPU, one after the other."""
         return sum(
             entry.repeats * entry.slower * (total_ms(entry.model, self.case.soc, "gpu", entry.origin) or 0.0)
             for entry in self.case.entries
@@ -315,7 +322,7 @@ class Experiment:
 
 
 def _implied_fcn(paper: Paper) -> float:
-    """How much slower than our derived profile FCN-ResNet18 is by experiment 5's GPU-only row."""
+    """The factor by which FCN-ResNet18 is slower than our profile, if experiment 5's GPU-only time is a plain sum."""
     rest = sum(paper[f"t5_{model}_{XAVIER}_gpu"].value for model in ("googlenet", "resnet152"))
     ours = total_ms("fcn-resnet18", XAVIER, "gpu")
     assert ours is not None
@@ -375,18 +382,18 @@ def experiments(paper: Paper) -> list[Experiment]:
 
 
 def fit_demand(paper: Paper, scales: tuple[float, ...] = SCALES) -> float:
-    """Times the derived demands: what brings our GPU & DSA column nearest to the printed one."""
+    """Fit the factor on the derived demands with which our GPU & DSA column is nearest to the printed one."""
     rows = [row for row in experiments(paper) if row.fits]
 
-    def apart(scale: float) -> float:
+    def mean_error(scale: float) -> float:
         return mean(
             abs(log(split_ms(row.case.under(Change(scale))) / row.window_ms(paper, "per-unit"))) for row in rows
         )
 
-    return min(scales, key=apart)
+    return min(scales, key=mean_error)
 
 
 def split_ms(case: SocCase) -> float:
-    """The best assignment of whole networks to units."""
+    """Makespan in milliseconds of the best assignment of whole networks to units."""
     problem = case.problem
     return 1e3 * min(max(ends_s(problem, schedule)) for schedule in per_unit(problem, "latency"))

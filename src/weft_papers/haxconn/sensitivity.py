@@ -33,21 +33,24 @@ from weft_papers.layerweaver.lab import mean
 
 FIGURE = "sensitivity"
 ENOUGH = 35
-"""Pairs of Table 8 that the paper improves."""
+"""Pairs of Table 8, of 45, that the paper improves."""
 
 
 class Knob(NamedTuple):
-    """One assumption, and where it may lie."""
+    """An assumption that is varied, and its values."""
 
     name: str
     vary: Callable[[Change, float], Change]
+    """Sets the assumption to a value."""
     axis: str
     values: tuple[float, ...]
     usual: float
+    """The value that is used elsewhere."""
     source: str
 
 
 def knobs(fitted: float) -> list[Knob]:
+    """The assumptions that are varied; *fitted*: the factor on the demands that Table 6 gives."""
     model = chip(XAVIER).units[1].contention
     assert isinstance(model, Pccs)
     least = (model.cbp - model.tbwdc) / model.cbp
@@ -79,17 +82,18 @@ class KnobStudy:
     """The assumptions that do not vary."""
     rows: Sequence[Experiment]
     experiments: Sequence[Sequence[LeastMakespan]]
-    """The experiments for each value of the knob."""
+    """[value of the knob][row]: the result of an experiment of Table 6."""
     grids: Sequence[Grid]
+    """Table 8 for each value of the knob."""
 
     def gains(self, place: int) -> list[float]:
-        """Percent over the best of the paper's baselines, of one experiment over the knob."""
+        """Gain over the best of the paper's baselines in percent, for the row at index *place*, by the knob's value."""
         return [round(100 * (answers[place].gain(THEIRS) - 1), 6) + 0.0 for answers in self.experiments]
 
     @property
     def improved(self) -> list[int]:
-        """Experiments of Table 6."""
-        return [sum(one.gain(THEIRS) >= IMPROVED for one in answers) for answers in self.experiments]
+        """The number of experiments of Table 6 that are improved, by the knob's value."""
+        return [sum(answer.gain(THEIRS) >= IMPROVED for answer in answers) for answers in self.experiments]
 
 
 def study(
@@ -100,42 +104,48 @@ def study(
     networks: Sequence[str] = tuple(NETWORKS),
     tick: Tick | None = None,
 ) -> KnobStudy:
+    """Run Tables 6 and 8 for every value of a knob, on top of the assumptions *base*."""
     rows = [row for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     changes = [base if value == knob.usual else knob.vary(base, value) for value in knob.values]
-    cases = [[row.case.under(change) for row in rows] for change in changes]
-    optima = lab.find([case for some in cases for case in some], tick)
+    cases = [[row.case.under(change) for row in rows] for change in changes]  # [value][row]
+    optima = lab.find([case for row_cases in cases for case in row_cases], tick)
     grids = [grid(lab, change, networks, tick, diagonal=False) for change in changes]
-    return KnobStudy(knob, base, rows, [[optima[case] for case in some] for some in cases], grids)
+    return KnobStudy(knob, base, rows, [[optima[case] for case in row_cases] for row_cases in cases], grids)
 
 
 def sensitivity(out: Path, studies: Sequence[KnobStudy]) -> Exhibit:
+    """Report the studies: rows, one table and one picture."""
     rows = [row for one in studies for row in _rows(one)]
     return Exhibit(tuple(rows), (_table(studies),), (_picture(out, studies),))
 
 
 def _rows(one: KnobStudy) -> list[Row]:
+    """Rows with the smallest number of improved pairs and experiments over the knob."""
     low, high = one.knob.values[0], one.knob.values[-1]
     pairs = [pairs_grid.improved for pairs_grid in one.grids]
     total = len(one.grids[0].pairs)
-    held = [f"{value:g}" for value, count in zip(one.knob.values, pairs, strict=True) if count >= ENOUGH * total / 45]
+    enough_at = [
+        f"{value:g}" for value, count in zip(one.knob.values, pairs, strict=True) if count >= ENOUGH * total / 45
+    ]
     assumed = f"; the other assumptions as fitted: demands times {one.base.demand:g}" if one.base.demand != 1 else ""
-    said = f"from {low:g} to {high:g}: {', '.join(map(str, pairs))} of {total}"
+    counts = f"from {low:g} to {high:g}: {', '.join(map(str, pairs))} of {total}"
     improved = ", ".join(map(str, one.improved))
-    best = [mean(one.gains(place)[step] for place in range(len(one.rows))) for step in range(len(one.knob.values))]
+    gains = [mean(one.gains(place)[step] for place in range(len(one.rows))) for step in range(len(one.knob.values))]
     return [
         Row(
             FIGURE, f"pairs of Table 8 improved at least, over the {one.knob.name}", None, min(pairs), "",
-            f"{said}; {ENOUGH} of 45 and more at {', '.join(held) or 'none'}; {one.knob.source}{assumed}",
+            f"{counts}; {ENOUGH} of 45 and more at {', '.join(enough_at) or 'none'}; {one.knob.source}{assumed}",
         ),
         Row(
             FIGURE, f"experiments of Table 6 improved at least, over the {one.knob.name}", None, min(one.improved), "",
-            f"{improved} of {len(one.rows)}; {', '.join(f'{value:.1f}' for value in best)} % in the mean; never worse "
+            f"{improved} of {len(one.rows)}; {', '.join(f'{gain:.1f}' for gain in gains)} % in the mean; never worse "
             f"than a baseline{assumed}",
         ),
     ]  # fmt: skip
 
 
 def _table(studies: Sequence[KnobStudy]) -> Table:
+    """Table of all studies: a line per knob and value."""
     body = []
     for one in studies:
         for step, value in enumerate(one.knob.values):
@@ -159,6 +169,7 @@ def _picture(out: Path, studies: Sequence[KnobStudy]) -> Figure:
 
 
 def _gains_panel(one: KnobStudy) -> Panel:
+    """The upper panel of a knob: gain over the best baseline, a curve for each experiment of Table 6."""
     curves = [
         Curve(
             one.knob.values, one.gains(place), f"{row.number}: {row.case.name}", pictures.MODELS[place % 8],
@@ -167,19 +178,21 @@ def _gains_panel(one: KnobStudy) -> Panel:
         for place, row in enumerate(one.rows)
     ]  # fmt: skip
     heading = one.knob.name + (f" (demands times {one.base.demand:g})" if one.base.demand != 1 else "")
-    return Panel([*curves, _usual(one)], heading, y=Axis(label="better than the best baseline (%)"))
+    return Panel([*curves, _usual_line(one)], heading, y=Axis(label="better than the best baseline (%)"))
 
 
 def _pairs_panel(one: KnobStudy) -> Panel:
+    """The lower panel of a knob: improved pairs of Table 8."""
     total, improved = len(one.grids[0].pairs), [grid.improved for grid in one.grids]
     marks = [
         Curve(one.knob.values, improved, None, "#009e73", "o"),
         Texts(one.knob.values, improved, [str(count) for count in improved], offset=(0, 5)),
         ReferenceLine(ENOUGH * total / 45, dash=":", width=0.8),
-        _usual(one),
+        _usual_line(one),
     ]
     return Panel(marks, x=Axis(label=one.knob.axis), y=Axis(label="pairs of Table 8 improved", low=0, high=total * 1.1))
 
 
-def _usual(one: KnobStudy) -> ReferenceLine:
+def _usual_line(one: KnobStudy) -> ReferenceLine:
+    """The vertical line at the value that is used elsewhere."""
     return ReferenceLine(one.knob.usual, colour=MUTED, width=0.8, upright=True)

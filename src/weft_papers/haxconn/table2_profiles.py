@@ -16,7 +16,7 @@ from weft_papers.layerweaver.lab import mean
 GROUPS = ("0-9", "10-24", "25-38", "39-53", "52-66", "67-80", "81-94", "95-109", "110-123", "124-140")
 MODULES = ("", "inception3a", "inception3b", "pool3", "inception4b", "inception4c", "inception4d", "inception4e",
            "inception5a", "inception5b")  # fmt: skip
-"""How the first layer of each group of Table 2 begins in the zoo's GoogLeNet."""
+"""How the name of the first layer of each group of Table 2 begins in the zoo's GoogLeNet."""
 COLUMNS = ("gpu", "dla")
 COLOURS = {"gpu": "#0072b2", "dla": "#d55e00"}
 
@@ -25,7 +25,7 @@ COLOURS = {"gpu": "#0072b2", "dla": "#d55e00"}
 
 
 class TableGroup(NamedTuple):
-    """A group of Table 2."""
+    """A group of Table 2: its time and memory demand, by unit."""
 
     time_ms: dict[str, float]
     demand_gb_s: dict[str, float]
@@ -33,29 +33,33 @@ class TableGroup(NamedTuple):
 
 def estimated_groups() -> list[TableGroup]:
     """GoogLeNet on Xavier as weft estimates it from the network alone, in Table 2's groups."""
-    stretches: list[list[dict[str, tuple[float, float]]]] = []
+    members: list[list[ProfileGroup]] = []
     for group in profile("googlenet", XAVIER, "estimated").groups:
-        if not stretches or (len(stretches) < len(MODULES) and group.name.startswith(MODULES[len(stretches)])):
-            stretches.append([])
-        stretches[-1].append({unit: (cost.time_s, cost.demand_gb_s) for unit, cost in group.costs.items()})
-    return [_stretch(parts) for parts in stretches]
+        if not members or (len(members) < len(MODULES) and group.name.startswith(MODULES[len(members)])):
+            members.append([])
+        members[-1].append(group)
+    return [_merge_groups(groups) for groups in members]
 
 
-def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> TableGroup:
-    time_s = {unit: sum(part[unit][0] for part in parts) for unit in COLUMNS}
-    moved_gb = {unit: sum(part[unit][0] * part[unit][1] for part in parts) for unit in COLUMNS}
+def _merge_groups(groups: Sequence[ProfileGroup]) -> TableGroup:
+    """Sum the times of consecutive groups; the demand is their mean, weighted by time."""
+    time_s = {unit: sum(group.costs[unit].time_s for group in groups) for unit in COLUMNS}
+    moved_gb = {
+        unit: sum(group.costs[unit].time_s * group.costs[unit].demand_gb_s for group in groups) for unit in COLUMNS
+    }
     return TableGroup(
         {unit: 1e3 * time_s[unit] for unit in COLUMNS}, {unit: moved_gb[unit] / time_s[unit] for unit in COLUMNS}
     )
 
 
 def table_2(paper: Paper, out: Path) -> Exhibit:
+    """Reproduce Table 2: GoogLeNet's groups on Xavier, as shipped with weft and as estimated, beside the printed."""
     shipped, estimates = profile("googlenet", XAVIER, "measured"), estimated_groups()
-    peak, body, apart = chip(XAVIER).bandwidth_gb_s, [], []
+    peak, body, differences = chip(XAVIER).bandwidth_gb_s, [], []
     for place, (group, estimate) in enumerate(zip(shipped.groups, estimates, strict=True)):
         printed = {key: paper[f"t2_{place}_{key}"].value for key in ("gpu", "dla", "ratio", "move", "memory")}
         ours = _as_printed(group, peak)
-        apart += [abs(ours[key] / printed[key] - 1) for key in ours if key != "ratio"]
+        differences += [abs(ours[key] / printed[key] - 1) for key in ours if key != "ratio"]
         guess = [estimate.time_ms["gpu"], estimate.time_ms["dla"], estimate.time_ms["dla"] / estimate.time_ms["gpu"]]
         body.append(
             (
@@ -68,11 +72,17 @@ def table_2(paper: Paper, out: Path) -> Exhibit:
         "estimated ratio", "estimated memory %",
     )  # fmt: skip
     table = Table("Table 2: GoogLeNet on Xavier: shipped, in brackets as printed, and estimated", header, tuple(body))
-    rows = [_equal_row(apart), *_sum_rows(paper, shipped), *_estimate_rows(paper, estimates, peak), *_ratio_rows(paper)]
+    rows = [
+        _equal_row(differences),
+        *_sum_rows(paper, shipped),
+        *_estimate_rows(paper, estimates, peak),
+        *_ratio_rows(paper),
+    ]
     return Exhibit(tuple(rows), (table,), (_groups_picture(paper, out, estimates),))
 
 
 def _as_printed(group: ProfileGroup, peak_gb_s: float) -> dict[str, float]:
+    """The numbers of a group in the columns and units of Table 2; memory in percent of *peak_gb_s*."""
     gpu, dla = (group.costs[unit] for unit in COLUMNS)
     return {
         "gpu": 1e3 * gpu.time_s,
@@ -83,12 +93,15 @@ def _as_printed(group: ProfileGroup, peak_gb_s: float) -> dict[str, float]:
     }
 
 
-def _equal_row(apart: Sequence[float]) -> Row:
-    why = f"the table is the profile that ships: {len(apart)} numbers; the printed ratios are of times before rounding"
-    return Row("Table 2", "largest difference of the measured profile from the table", None, 100 * max(apart), "%", why)
+def _equal_row(differences: Sequence[float]) -> Row:
+    """Row with the largest of the relative *differences* between the shipped profile and Table 2."""
+    count, largest = len(differences), 100 * max(differences)
+    why = f"the table is the profile that ships: {count} numbers; the printed ratios are of times before rounding"
+    return Row("Table 2", "largest difference of the measured profile from the table", None, largest, "%", why)
 
 
 def _sum_rows(paper: Paper, shipped: SocProfile) -> list[Row]:
+    """Rows with the sum of Table 2's groups on each unit, beside GoogLeNet's total in Table 5."""
     rows = []
     for unit in COLUMNS:
         total_s = shipped.total_s(unit)
@@ -102,15 +115,16 @@ def _sum_rows(paper: Paper, shipped: SocProfile) -> list[Row]:
 
 
 def _estimate_rows(paper: Paper, estimates: Sequence[TableGroup], peak: float) -> list[Row]:
+    """Rows with the errors of weft's estimated times and demands against Table 2; *peak*: GB/s of the memory."""
     rows = []
     for unit in COLUMNS:
         ratios = [one.time_ms[unit] / paper[f"t2_{place}_{unit}"].value for place, one in enumerate(estimates)]
-        apart = 100 * mean(abs(ratio - 1) for ratio in ratios)
+        error = 100 * mean(abs(ratio - 1) for ratio in ratios)
         why = (
             f"from the network and the chip's description alone: {min(ratios):.2f} to {max(ratios):.2f} of the printed"
         )
         rows.append(
-            Row("Table 2", f"estimated times of the groups on the {unit.upper()}, mean error", None, apart, "%", why)
+            Row("Table 2", f"estimated times of the groups on the {unit.upper()}, mean error", None, error, "%", why)
         )
     shares = [
         one.demand_gb_s["gpu"] / (peak * paper[f"t2_{place}_memory"].value / 100) for place, one in enumerate(estimates)
@@ -123,6 +137,7 @@ def _estimate_rows(paper: Paper, estimates: Sequence[TableGroup], peak: float) -
 
 
 def _ratio_rows(paper: Paper) -> list[Row]:
+    """Rows with the smallest and largest DLA time over GPU time among the groups of three networks."""
     rows = []
     for model, origin in (("googlenet", "measured"), ("vgg19", "derived"), ("resnet152", "derived")):
         shipped = profile(model, XAVIER, "measured" if origin == "measured" else "derived")
@@ -136,6 +151,7 @@ def _ratio_rows(paper: Paper) -> list[Row]:
 
 
 def _groups_picture(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
+    """Draw printed and estimated times and demands of GoogLeNet's groups."""
     colours = {
         "GPU, Table 2": "#0072b2",
         "GPU, estimated": "#9ecae1",
@@ -164,7 +180,7 @@ def _groups_picture(paper: Paper, out: Path, estimates: Sequence[TableGroup]) ->
 
 
 class Total(NamedTuple):
-    """A network alone on one unit."""
+    """The time of a network alone on one unit, in milliseconds: printed, and by two kinds of profile."""
 
     model: str
     soc: str
@@ -179,6 +195,7 @@ class Total(NamedTuple):
 
 
 def totals(paper: Paper) -> list[Total]:
+    """All totals that Table 5 prints and both kinds of profile have."""
     rows = []
     for soc in (ORIN, XAVIER):
         for model in NETWORKS:
@@ -191,6 +208,7 @@ def totals(paper: Paper) -> list[Total]:
 
 
 def table_5(paper: Paper, out: Path) -> Exhibit:
+    """Reproduce Table 5: networks alone on each unit, by derived and by estimated profiles."""
     every = totals(paper)
     body = tuple(
         (
@@ -201,27 +219,29 @@ def table_5(paper: Paper, out: Path) -> Exhibit:
     )  # fmt: skip
     header = ("network", "SoC", "unit", "printed ms", "derived ms", "estimated ms", "estimated / printed")
     table = Table("Table 5: networks alone", header, body)
-    apart = 100 * max(abs(one.derived / one.printed - 1) for one in every)
+    largest = 100 * max(abs(one.derived / one.printed - 1) for one in every)
     why = f"the derived profiles of {len(every)} totals are scaled to them, so this is by construction"
-    rows = [Row("Table 5", "largest difference of a derived profile's total", None, apart, "%", why)]
+    rows = [Row("Table 5", "largest difference of a derived profile's total", None, largest, "%", why)]
     rows += [_fit_row(every, soc, unit) for soc in (ORIN, XAVIER) for unit in COLUMNS]
     return Exhibit(tuple(rows), (table,), (_totals_picture(out, every),))
 
 
 def _fit_row(every: Sequence[Total], soc: str, unit: str) -> Row:
-    here = [one for one in every if (one.soc, one.unit) == (soc, unit)]
-    others = [one for one in here if one.model != "vgg19"]
-    vgg = next(one for one in here if one.model == "vgg19")
+    """Row with the mean error of the estimated totals on one unit of one SoC, VGG-19 left out."""
+    selected = [one for one in every if (one.soc, one.unit) == (soc, unit)]
+    others = [one for one in selected if one.model != "vgg19"]
+    vgg = next(one for one in selected if one.model == "vgg19")
     worst = max(others, key=lambda one: abs(one.ratio - 1))
     why = (
         f"constants of the chip fitted to this table; {NETWORKS[worst.model]} is {worst.ratio:.2f} of the printed; "
         f"VGG-19 ({vgg.ratio:.2f}) is left out: the artifact's has no large fully connected layers, ours has"
     )
-    apart = 100 * mean(abs(one.ratio - 1) for one in others)
-    return Row("Table 5", f"estimated totals, {unit.upper()} of {CHIPS[soc]}, mean error", None, apart, "%", why)
+    error = 100 * mean(abs(one.ratio - 1) for one in others)
+    return Row("Table 5", f"estimated totals, {unit.upper()} of {CHIPS[soc]}, mean error", None, error, "%", why)
 
 
 def _totals_picture(out: Path, every: Sequence[Total]) -> Figure:
+    """Draw estimated over printed totals, a panel per SoC; networks off by more than 20 % are named."""
     x, y = Axis(label="Table 5 (ms)", scale="log"), Axis(label="estimated from ONNX (ms)", scale="log")
     panels = []
     for soc in (ORIN, XAVIER):
@@ -232,15 +252,15 @@ def _totals_picture(out: Path, every: Sequence[Total]) -> Figure:
             dots = [total for total in here if total.unit == unit]
             printed, estimated = [total.printed for total in dots], [total.estimated for total in dots]
             marks.append(Curve(printed, estimated, unit.upper(), COLOURS[unit], "o", "", size=6))
-        marks += [_name(total) for total in here if abs(total.ratio - 1) > 0.2]
+        marks += [_name_text(total) for total in here if abs(total.ratio - 1) > 0.2]
         panels.append(Panel(marks, CHIPS[soc], x, y, grid="both"))
     title = "Table 5: networks alone, printed and estimated (chips fitted)"
     return pictures.picture(out, "table5-totals", title, panels, size=(11, 5.2), columns=2)
 
 
-def _name(total: Total) -> Texts:
-    """A dot's name on the side that is away from the diagonal."""
-    at = ([total.printed], [total.estimated], [NETWORKS[total.model]])
+def _name_text(total: Total) -> Texts:
+    """The network's name beside its dot, on the side away from the diagonal."""
+    x, y, words = [total.printed], [total.estimated], [NETWORKS[total.model]]
     if total.ratio > 1:
-        return Texts(*at, align="right", offset=(-6, 3))
-    return Texts(*at, align="left", offset=(6, -8))
+        return Texts(x, y, words, align="right", offset=(-6, 3))
+    return Texts(x, y, words, align="left", offset=(6, -8))

@@ -33,22 +33,24 @@ from weft_papers.layerweaver.lab import mean
 
 FIGURE = "Table 6"
 MEASURED = SocCase(XAVIER, (CaseNetwork("googlenet", origin="measured"), CaseNetwork("resnet101", origin="measured")))
-"""The pair with times of every group."""
+"""The pair whose profiles have measured times of every group."""
 
 
 @dataclass(frozen=True)
 class ExperimentComparison:
-    """All experiments, with the demands as shipped and as fitted."""
+    """The results of all experiments of Table 6; all sequences but *chained* run parallel to *rows*."""
 
     paper: Paper
     fitted: float
     rows: Sequence[Experiment]
     shipped: Sequence[LeastMakespan]
+    """With the memory demands as shipped."""
     scaled: Sequence[LeastMakespan]
+    """With the demands times *fitted*."""
     once: Sequence[LeastMakespan]
     """The least makespans with at most one switch of every network, as in the paper's schedules; demands as fitted."""
     chained: Sequence[LeastMakespan]
-    """The streams as chains: one frame at a time."""
+    """The experiments on streams, as chains: one frame at a time."""
 
 
 def compare(
@@ -57,6 +59,7 @@ def compare(
     tick: Tick | None = None,
     rows: Sequence[Experiment] | None = None,
 ) -> ExperimentComparison:
+    """Search every experiment (*rows*: only these) under all assumptions that Table 6 is compared with."""
     rows = list(experiments(paper) if rows is None else rows)
     cases = [row.case for row in rows]
     scaled = [case.under(lab.fitted) for case in cases]
@@ -70,11 +73,13 @@ def compare(
 
 
 def _chain(case: SocCase) -> SocCase:
+    """The case with its second network waiting for its first."""
     first, second = case.entries
     return case._replace(entries=(first, second._replace(after=first.model)))
 
 
 def table_6(out: Path, comparison: ExperimentComparison, lab: Laboratory) -> Exhibit:
+    """Reproduce Table 6: rows, tables and the picture of all experiments."""
     rows = [row for place in range(len(comparison.rows)) for row in _rows(comparison, place)]
     rows += [*_summary(comparison), _measured_row(lab), _chain_row(comparison)]
     tables = (
@@ -91,14 +96,16 @@ def table_6(out: Path, comparison: ExperimentComparison, lab: Laboratory) -> Exh
 
 
 def _rows(comparison: ExperimentComparison, place: int) -> list[Row]:
+    """Rows of the experiment at index *place*: the paper's baselines, our optimum, and its gain."""
     rows = [_baseline_row(comparison, place, name) for name in THEIRS]
     return [*rows, _optimum_row(comparison, place), _gain_row(comparison, place)]
 
 
 def _baseline_row(comparison: ExperimentComparison, place: int, name: str) -> Row:
+    """Row with baseline *name* in our simulator beside the printed number."""
     row, printed = comparison.rows[place], comparison.rows[place].printed(comparison.paper, name)
     ours, scaled = (row.as_printed(one.ms(name)) for one in (comparison.shipped[place], comparison.scaled[place]))
-    reason = row.remark if name == "gpu-only" else _contention(comparison, place, name)
+    reason = row.remark if name == "gpu-only" else _contention_text(comparison, place, name)
     if name in ("herald", "h2h"):
         reason += "; our own implementation, on other groups than theirs"
     if name != "gpu-only":
@@ -106,7 +113,8 @@ def _baseline_row(comparison: ExperimentComparison, place: int, name: str) -> Ro
     return Row(FIGURE, f"{LABELS[name]}, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _contention(comparison: ExperimentComparison, place: int, name: str) -> str:
+def _contention_text(comparison: ExperimentComparison, place: int, name: str) -> str:
+    """Explain the difference of a baseline from the printed number by contention."""
     row = comparison.rows[place]
     if row.case.soc == SNAPDRAGON:
         fit = "the chip's ratio of DSP to GPU is fitted to this column; " if name == "per-unit" else ""
@@ -116,6 +124,7 @@ def _contention(comparison: ExperimentComparison, place: int, name: str) -> str:
 
 
 def _optimum_row(comparison: ExperimentComparison, place: int) -> Row:
+    """Row with our optimum beside HaX-CoNN's printed number."""
     row, claim, once = comparison.rows[place], comparison.shipped[place].certificate, comparison.once[place]
     printed, ours = row.printed(comparison.paper, HAXCONN), row.as_printed(1e3 * claim.value)
     scaled = row.as_printed(comparison.scaled[place].best_ms)
@@ -128,6 +137,7 @@ def _optimum_row(comparison: ExperimentComparison, place: int) -> Row:
 
 
 def _gain_row(comparison: ExperimentComparison, place: int) -> Row:
+    """Row with our gain over the best of the paper's baselines beside the printed gain."""
     row = comparison.rows[place]
     key = "gain_fps" if row.streams else "gain_ms"
     printed, shipped, scaled = (
@@ -146,13 +156,17 @@ def _gain_row(comparison: ExperimentComparison, place: int) -> Row:
 
 
 def _percent(gain: float) -> float:
+    """Percent by which a speed-up factor exceeds 1."""
     return 100 * (gain - 1)
 
 
 def _summary(comparison: ExperimentComparison) -> list[Row]:
+    """Rows over all experiments: the mean difference of every column from the printed one, and the improvements."""
     rows = []
     for name in ("gpu-only", "per-unit", "herald", "h2h", HAXCONN):
-        shipped, scaled = (_apart(comparison, one, name) for one in (comparison.shipped, comparison.scaled))
+        shipped, scaled = (
+            _mean_difference(comparison, optima, name) for optima in (comparison.shipped, comparison.scaled)
+        )
         what = "ours against HaX-CoNN" if name == HAXCONN else LABELS[name]
         counted = f"all {len(comparison.rows)} experiments count alike"
         why = f"with demands times {comparison.fitted:g} {scaled:.1f} %; {counted}"
@@ -166,26 +180,29 @@ def _summary(comparison: ExperimentComparison) -> list[Row]:
     return [*rows, Row(FIGURE, "experiments improved", printed, improved[0], "", why)]
 
 
-def _apart(comparison: ExperimentComparison, group: Sequence[LeastMakespan], name: str) -> float:
+def _mean_difference(comparison: ExperimentComparison, optima: Sequence[LeastMakespan], name: str) -> float:
+    """Mean relative difference of column *name* from the printed one, in percent."""
     return 100 * mean(
-        abs(one.ms(name) / row.window_ms(comparison.paper, name) - 1)
-        for row, one in zip(comparison.rows, group, strict=True)
+        abs(optimum.ms(name) / row.window_ms(comparison.paper, name) - 1)
+        for row, optimum in zip(comparison.rows, optima, strict=True)
     )
 
 
 def _measured_row(lab: Laboratory) -> Row:
-    one = lab.find([MEASURED])[MEASURED]
-    alone, split = one.baselines["gpu-only"], one.baselines["per-unit"]
+    """Row with the gain over GPU only of the pair whose groups were measured."""
+    optimum = lab.find([MEASURED])[MEASURED]
+    alone, split = optimum.baselines["gpu-only"], optimum.baselines["per-unit"]
     why = (
-        f"measured times of every group: {one.best_ms:.3f} ms against {1e3 * alone:.3f} on the GPU alone and "
+        f"measured times of every group: {optimum.best_ms:.3f} ms against {1e3 * alone:.3f} on the GPU alone and "
         f"{1e3 * split:.3f} with one network per unit; the paper's experiment 4 finds no gain for this pair, which "
         "takes more contention than its constants and these demands give"
     )
-    ours = 100 * (1 - one.best_s / alone)
+    ours = 100 * (1 - optimum.best_s / alone)
     return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, under GPU only", None, ours, "%", why)
 
 
 def _chain_row(comparison: ExperimentComparison) -> Row:
+    """Row with the largest gain over GPU only if streams are run one frame at a time."""
     gains = [one.baselines["gpu-only"] / one.best_s for one in comparison.chained]
     why = (
         "the largest gain if a stream is one frame at a time, DNN-2 after DNN-1: nothing runs beside anything, so the "
@@ -198,6 +215,7 @@ def _chain_row(comparison: ExperimentComparison) -> Row:
 
 
 def _table(comparison: ExperimentComparison, group: Sequence[LeastMakespan], what: str) -> Table:
+    """Table of all columns of Table 6 for the results *group*, whose assumptions are *what*."""
     body = []
     for row, one in zip(comparison.rows, group, strict=True):
         cells = [
@@ -217,6 +235,7 @@ def _table(comparison: ExperimentComparison, group: Sequence[LeastMakespan], wha
 
 
 def _readings(comparison: ExperimentComparison) -> Table:
+    """Table of how each row of Table 6 is read, and of the sum that its GPU-only number is compared with."""
     body = []
     for row in comparison.rows:
         alone, printed = row.alone_ms(), row.window_ms(comparison.paper, "gpu-only")
@@ -228,6 +247,7 @@ def _readings(comparison: ExperimentComparison) -> Table:
 
 
 def _certificates(comparison: ExperimentComparison) -> Table:
+    """Table of what the solver proved about each experiment."""
     body = []
     for row, one in zip(comparison.rows, comparison.shipped, strict=True):
         claim = one.certificate
@@ -247,6 +267,7 @@ def _certificates(comparison: ExperimentComparison) -> Table:
 
 
 def _artifact(comparison: ExperimentComparison) -> Table:
+    """Table of the experiments that the paper's artifact runs again, beside the paper and ours."""
     body = []
     for row, shipped, scaled in zip(comparison.rows, comparison.shipped, comparison.scaled, strict=True):
         if f"artifact_{row.number}_haxconn_ms" not in comparison.paper:
@@ -275,6 +296,7 @@ def _artifact(comparison: ExperimentComparison) -> Table:
 
 
 def _picture(out: Path, comparison: ExperimentComparison) -> Figure:
+    """Draw latencies over GPU only in three panels: the paper, ours as shipped, ours as fitted."""
     proved = f"{OURS}, proved"
     colours = {LABELS[name]: COLOURS[name] for name in THEIRS}
     colours |= {"HaX-CoNN": COLOURS[HAXCONN], proved: COLOURS[OURS]}

@@ -41,26 +41,28 @@ ESTIMATED_GROUPS = 16  # groups of an estimated profile; the time of the search 
 
 @dataclass(frozen=True)
 class SearchCost:
-    """The search for AlexNet with another network."""
+    """The search for the best schedule of AlexNet with another network, and what it cost."""
 
     partner: str
     optimum: LeastMakespan
 
 
 def case(partner: str) -> SocCase:
-    """The case on Xavier, since AlexNet has no time on Orin."""
+    """AlexNet with *partner* on Xavier, since AlexNet has no time on Orin."""
     derived = partner in NETWORKS
     other = CaseNetwork(partner) if derived else CaseNetwork(partner, origin="estimated", max_groups=ESTIMATED_GROUPS)
     return SocCase(XAVIER, (CaseNetwork("alexnet"), other))
 
 
 def measure(partners: Sequence[str] = PARTNERS) -> list[SearchCost]:
-    """One after the other in this process, after one that is not counted."""
+    """Search AlexNet with every partner, one after the other in this process."""
+    # Loads compiled code, so that the first counted search does not.
     searched(case(partners[0]))
     return [SearchCost(partner, searched(case(partner))) for partner in partners]
 
 
 def table_7(paper: Paper, out: Path, costs: Sequence[SearchCost]) -> Exhibit:
+    """Reproduce Table 7 as far as it can be without the chip: the processor time of our solver."""
     phase_s, slowest = paper["phase_s"].value, max(costs, key=lambda cost: cost.optimum.cpu_s)
     share = 100 * slowest.optimum.cpu_s / phase_s
     proved = sum(cost.optimum.certificate.proved for cost in costs)
@@ -84,6 +86,7 @@ def _printed_values(paper: Paper) -> list[float]:
 
 
 def _table(paper: Paper, costs: Sequence[SearchCost], phase_s: float) -> Table:
+    """Table of the search for AlexNet with every partner, beside the printed overhead."""
     body = tuple(
         (
             NAMES[cost.partner], str(len(cost.optimum.outcome.problem.tasks[1].groups)),
@@ -115,14 +118,14 @@ FIRST_MS, LAST_MS = 1.0, 10_000.0
 
 @dataclass(frozen=True)
 class Phase:
-    """Ten seconds with the same networks."""
+    """Ten seconds with the same networks, and the search for their schedule during that time."""
 
     row: Experiment
     solution: Solution
 
     @property
     def start_ms(self) -> float:
-        """The best naive schedule; the paper starts from it."""
+        """Makespan of the best naive schedule, which the paper starts from."""
         return 1e3 * min(self.solution.baselines[name].makespan_s for name in NAIVE)
 
     @property
@@ -131,27 +134,30 @@ class Phase:
 
     @property
     def steps(self) -> list[Improvement]:
-        """The schedules that are better than the naive ones."""
-        return [one for one in self.solution.improvements if 1e3 * one.value < self.start_ms * (1 - 1e-9)]
+        """The schedules that are better than the naive ones, in the order in which the solver found them."""
+        return [step for step in self.solution.improvements if 1e3 * step.value < self.start_ms * (1 - 1e-9)]
 
     def at(self, ms: float) -> float:
         """Latency per frame, *ms* milliseconds after the change."""
-        return min([self.start_ms, *(1e3 * one.value for one in self.steps if 1e3 * one.seconds <= ms)])
+        return min([self.start_ms, *(1e3 * step.value for step in self.steps if 1e3 * step.seconds <= ms)])
 
     @property
     def found_ms(self) -> float:
-        """When the optimal schedule is there."""
+        """When the optimal schedule was found, in milliseconds after the change."""
         return 1e3 * self.steps[-1].seconds if self.steps else 0.0
 
 
 def updates_ms(paper: Paper) -> list[float]:
-    """When the paper replaces schedules."""
+    """The times at which the paper replaces schedules, in milliseconds after a change."""
     updates = [paper[f"update_{place}"] for place in range(1, 6)]
     return [number.value * (1e3 if number.unit == "s" else 1) for number in updates]
 
 
 def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
-    """One after the other in this process, after one that is not counted: compiled code has to be loaded once."""
+    """Search the experiments with the numbers *order*, one after the other in this process.
+
+    The first is run once before without being counted, because it loads compiled code.
+    """
     rows = {row.number: row for row in experiments(paper)}
     options = Options(time_limit_s=TIME_LIMIT_S)
     solve(rows[order[0]].case.problem, options)
@@ -159,17 +165,19 @@ def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
 
 
 def figure_7(paper: Paper, out: Path, phases: Sequence[Phase]) -> Exhibit:
+    """Reproduce Fig. 7: latency per frame after the networks change, while the solver improves the schedule."""
     times = updates_ms(paper)
     rows = [row for phase in phases for row in _rows(paper, phase, times)]
     return Exhibit(tuple(rows), (_changing_table(phases, times),), (_changing_picture(out, phases, times),))
 
 
 def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
+    """Rows with the time until the optimum of a phase, and the loss before it; *times*: the paper's updates (ms)."""
     certificate, printed = phase.solution.certificate, paper[f"converged_{phase.row.number}"].value
     proof_s = certificate.first_proof_s if certificate.first_proof_s is not None else certificate.seconds
     first = phase.steps[0] if phase.steps else None
     begun = f"the first better one after {1e3 * first.seconds:.0f} ms; " if first else ""
-    late = 100 * (phase.at(times[2]) / phase.oracle_ms - 1)
+    loss = 100 * (phase.at(times[2]) / phase.oracle_ms - 1)
     why = (
         f"{begun}proved after {1e3 * proof_s:.0f} ms; on a core of this machine, theirs Z3 on a core of Orin; which of "
         "the pairs the printed times belong to follows the order of the experiments"
@@ -178,18 +186,20 @@ def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
     return [
         Row(FIGURE_7, quantity, printed, phase.found_ms / 1e3, " s", why),
         Row(
-            FIGURE_7, f"above the optimum after {times[2]:g} ms, {phase.row.name}", None, late, "%",
-            f"from {phase.start_ms:.2f} ms by {LABELS[_naive(phase)]} to {phase.oracle_ms:.2f}; after {times[0]:g} ms "
-            f"{100 * (phase.at(times[0]) / phase.oracle_ms - 1):.1f} %",
+            FIGURE_7, f"above the optimum after {times[2]:g} ms, {phase.row.name}", None, loss, "%",
+            f"from {phase.start_ms:.2f} ms by {LABELS[_best_naive(phase)]} to {phase.oracle_ms:.2f}; after "
+            f"{times[0]:g} ms {100 * (phase.at(times[0]) / phase.oracle_ms - 1):.1f} %",
         ),
     ]  # fmt: skip
 
 
-def _naive(phase: Phase) -> str:
+def _best_naive(phase: Phase) -> str:
+    """The name of the naive schedule that the phase starts with."""
     return min(NAIVE, key=lambda name: phase.solution.baselines[name].makespan_s)
 
 
 def _changing_table(phases: Sequence[Phase], times: Sequence[float]) -> Table:
+    """Table of the latency per frame of every phase at the paper's update times."""
     body = []
     for phase in phases:
         values = [f"{phase.at(ms):.3f}" for ms in times]
@@ -207,6 +217,7 @@ def _changing_picture(out: Path, phases: Sequence[Phase], times: Sequence[float]
 
 
 def _panel(phase: Phase, times: Sequence[float]) -> Panel:
+    """Latency per frame over the time since a change: our steps, the optimum, and the paper's update times."""
     marks = [(FIRST_MS, phase.start_ms), *((max(FIRST_MS, 1e3 * s.seconds), 1e3 * s.value) for s in phase.steps)]
     found_ms, values_ms = zip(*marks, (LAST_MS, marks[-1][1]), strict=True)
     return Panel(

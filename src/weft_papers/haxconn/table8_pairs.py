@@ -37,7 +37,7 @@ from weft_papers.haxconn.lab import (
 FIGURE, INSTANCES = "Table 8", "Fig. 5"
 SHORT = {"gpu-only": "GPU", "per-unit": "G&D", "herald": "Her.", "h2h": "H2H"}
 ALIKE = {"GPU": "gpu-only", "D/G": "per-unit", "G/D": "per-unit", "Her.": "herald", "H2H": "h2h"}
-"""The paper's names of the best baseline of a cell, and ours."""
+"""The paper's name of the best baseline of a cell -> ours."""
 SCENARIO_1 = ("gpu-only", "per-unit", "mensa")
 """The baselines of Fig. 5."""
 DARKEST = 1.35
@@ -46,7 +46,7 @@ DARKEST = 1.35
 
 @dataclass(frozen=True)
 class Grid:
-    """Every cell of the table, under one set of assumptions."""
+    """Every cell of Table 8, under one set of assumptions."""
 
     networks: Sequence[str]
     change: Change
@@ -56,28 +56,30 @@ class Grid:
     @property
     def pairs(self) -> list[LeastMakespan]:
         """The cells of two different networks."""
-        return [one for (row, column), one in self.cells.items() if row != column]
+        return [optimum for (row, column), optimum in self.cells.items() if row != column]
 
     @property
     def improved(self) -> int:
-        return sum(one.gain(THEIRS) >= IMPROVED for one in self.pairs)
+        """The number of pairs that are faster than under the best of the paper's baselines."""
+        return sum(optimum.gain(THEIRS) >= IMPROVED for optimum in self.pairs)
 
     @property
     def middle(self) -> float:
-        """The median speed-up of the pairs."""
-        return float(median(one.gain(THEIRS) for one in self.pairs))
+        """The median speed-up of the pairs over the best of the paper's baselines."""
+        return float(median(optimum.gain(THEIRS) for optimum in self.pairs))
 
 
 def pair(first: str, second: str) -> SocCase:
-    """Both, the faster one repeated."""
+    """Two networks on Orin; the faster one runs as often as its time on the GPU goes into the other's, rounded."""
     times = [total_ms(model, ORIN, "gpu") or 0.0 for model in (first, second)]
     repeats = [max(1, round(times[1] / times[0])), max(1, round(times[0] / times[1]))]
     return SocCase(ORIN, (CaseNetwork(first, repeats[0]), CaseNetwork(second, repeats[1])))
 
 
 def places(networks: Sequence[str], *, diagonal: bool = True) -> list[tuple[str, str]]:
+    """The cells below the diagonal as (row, column), with the diagonal unless *diagonal* is false."""
     return [
-        (row, column) for place, row in enumerate(networks) for column in networks[: place + 1 if diagonal else place]
+        (row, column) for index, row in enumerate(networks) for column in networks[: index + 1 if diagonal else index]
     ]
 
 
@@ -89,6 +91,7 @@ def grid(
     *,
     diagonal: bool = True,
 ) -> Grid:
+    """Search all cells of the table under the assumptions *change*."""
     wanted = {place: pair(*place).under(change) for place in places(networks, diagonal=diagonal)}
     optima = lab.find(wanted.values(), tick)
     return Grid(networks, change, {place: optima[case] for place, case in wanted.items()})
@@ -98,45 +101,54 @@ def grid(
 
 
 def table_8(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
+    """Reproduce Table 8, with the memory demands as shipped and as scaled to fit Table 6."""
     rows = [*_count_rows(paper, shipped, scaled), *_worst_rows(shipped, scaled), *_match_rows(paper, shipped, scaled)]
-    tables = (_table(paper, shipped, "demands as shipped"), _table(paper, scaled, _scale(scaled)), _detail(shipped))
+    tables = (
+        _table(paper, shipped, "demands as shipped"),
+        _table(paper, scaled, _scale_text(scaled)),
+        _detail(shipped),
+    )
     return Exhibit(tuple(rows), tables, (_picture(paper, out, (shipped, scaled)),))
 
 
-def _scale(grid: Grid) -> str:
+def _scale_text(grid: Grid) -> str:
+    """Describe the factor on the demands of a grid, for texts."""
     return f"demands times {grid.change.demand:g}, fitted to Table 6"
 
 
 def _printed_value(paper: Paper, row: str, column: str) -> float:
-    """1 where the paper keeps the baseline."""
+    """The printed speed-up of a cell; 1 if the paper finds nothing better than the baseline."""
     key = f"t8_{row}+{column}"
     return paper[key].value if key in paper else 1.0
 
 
 @lru_cache(maxsize=1)
 def best_printed() -> dict[str, str]:
-    """Cell -> the paper's best baseline."""
+    """Cell ("row+column") -> the paper's best baseline, by the paper's name."""
     return dict(printed_data("haxconn")["table8_best_baseline"])
 
 
 def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
-    there = [place for place in shipped.cells if place[0] != place[1]]
-    by_table = sum(_printed_value(paper, *place) > 1 for place in there)
+    """Rows with the number of improved pairs, among all and among those with VGG-19."""
+    pairs = [(row, column) for row, column in shipped.cells if row != column]
+    by_table = sum(_printed_value(paper, *cell) > 1 for cell in pairs)
     why = (
-        f"of {len(there)}, derived profiles, by {100 * (IMPROVED - 1):.1f} % and more over GPU, GPU & DLA, Herald and "
-        f"H2H; with {_scale(scaled)} {scaled.improved}; the paper's own table has {by_table}"
+        f"of {len(pairs)}, derived profiles, by {100 * (IMPROVED - 1):.1f} % and more over GPU, GPU & DLA, Herald and "
+        f"H2H; with {_scale_text(scaled)} {scaled.improved}; the paper's own table has {by_table}"
     )
     rows = [Row(FIGURE, "pairs improved", paper["pairs_improved"].value, shipped.improved, "", why)]
-    vgg = [(row, column) for row, column in there if "vgg19" in (row, column)]
+    vgg = [(row, column) for row, column in pairs if "vgg19" in (row, column)]
     if vgg:
-        ours, fitted = (sum(one.cells[place].gain(THEIRS) >= IMPROVED for place in vgg) for one in (shipped, scaled))
-        theirs = sum(_printed_value(paper, *place) > 1 for place in vgg)
-        why = f"of {len(vgg)}; with {_scale(scaled)} {fitted}; the paper blames contention, our VGG-19 asks for little"
+        ours, fitted = (sum(grid.cells[cell].gain(THEIRS) >= IMPROVED for cell in vgg) for grid in (shipped, scaled))
+        theirs = sum(_printed_value(paper, *cell) > 1 for cell in vgg)
+        scale = _scale_text(scaled)
+        why = f"of {len(vgg)}; with {scale} {fitted}; the paper blames contention, our VGG-19 asks for little"
         rows.append(Row(FIGURE, "pairs with VGG-19 improved", theirs, ours, "", why))
     return rows
 
 
 def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
+    """Rows with the smallest speed-up over all seven baselines, and the number of proved cells."""
     least, fitted = (min(one.gain() for one in grid.cells.values()) for grid in (shipped, scaled))
     proved = sum(one.certificate.proved for one in shipped.cells.values())
     total_s = sum(one.certificate.seconds for one in shipped.cells.values())
@@ -144,7 +156,7 @@ def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
     return [
         Row(
             FIGURE, "least speed-up over the best of all seven baselines", None, least, "x",
-            f"never worse, in {len(shipped.cells)} cells; with {_scale(scaled)} {fitted:.4g}",
+            f"never worse, in {len(shipped.cells)} cells; with {_scale_text(scaled)} {fitted:.4g}",
         ),
         Row(
             FIGURE, "cells proved optimal", None, proved, "",
@@ -154,35 +166,39 @@ def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
 
 
 def _match_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
-    theirs = [_printed_value(paper, *place) for place in shipped.cells]
+    """Rows that compare our cells with the printed ones: median and largest speed-up, and the best baseline."""
+    theirs = [_printed_value(paper, *cell) for cell in shipped.cells]
     ours, fitted = ([one.gain(THEIRS) for one in grid.cells.values()] for grid in (shipped, scaled))
-    alike, closer = (_alike(grid) for grid in (shipped, scaled))
-    most = max(shipped.cells, key=lambda place: shipped.cells[place].gain(THEIRS))
+    same_shipped, same_scaled = (_count_same_rivals(grid) for grid in (shipped, scaled))
+    largest = max(shipped.cells, key=lambda cell: shipped.cells[cell].gain(THEIRS))
     return [
         Row(
             FIGURE, "median speed-up of all cells", float(median(theirs)), float(median(ours)), "x",
-            f"our baselines H2H and Herald do better in the simulator than theirs on the chip; with {_scale(scaled)} "
-            f"{median(fitted):.3g}",
+            f"our baselines H2H and Herald do better in the simulator than theirs on the chip; with "
+            f"{_scale_text(scaled)} {median(fitted):.3g}",
         ),
         Row(
             FIGURE, "largest speed-up", max(theirs), max(ours), "x",
-            f"{NETWORKS[most[0]]} with {NETWORKS[most[1]]}; with {_scale(scaled)} {max(fitted):.3g}; the paper's is "
-            "Inc-res-v2 with ResNet18",
+            f"{NETWORKS[largest[0]]} with {NETWORKS[largest[1]]}; with {_scale_text(scaled)} {max(fitted):.3g}; the "
+            "paper's is Inc-res-v2 with ResNet18",
         ),
         Row(
-            FIGURE, "cells with the paper's best baseline", None, alike, "",
-            f"of {len(shipped.cells)}; mostly H2H is our best where GPU only is theirs; with {_scale(scaled)} {closer}",
+            FIGURE, "cells with the paper's best baseline", None, same_shipped, "",
+            f"of {len(shipped.cells)}; mostly H2H is our best where GPU only is theirs; with {_scale_text(scaled)} "
+            f"{same_scaled}",
         ),
     ]  # fmt: skip
 
 
-def _alike(grid: Grid) -> int:
+def _count_same_rivals(grid: Grid) -> int:
+    """The number of cells whose best baseline is the one that the paper prints."""
     return sum(
         one.rival(THEIRS) == ALIKE[best_printed()[f"{row}+{column}"]] for (row, column), one in grid.cells.items()
     )
 
 
 def _table(paper: Paper, grid: Grid, what: str) -> Table:
+    """Table of best baselines and speed-ups: ours below and on the diagonal, the paper's above it."""
     body = []
     for row in grid.networks:
         cells = []
@@ -197,12 +213,14 @@ def _table(paper: Paper, grid: Grid, what: str) -> Table:
     return Table(title, ("", *(NETWORKS[column] for column in grid.networks)), tuple(body))
 
 
-def _cell(one: LeastMakespan) -> str:
-    gain = one.gain(THEIRS)
-    return f"{SHORT[one.rival(THEIRS)]} {f'{gain:.2f}' if gain >= IMPROVED else 'x'}"
+def _cell(optimum: LeastMakespan) -> str:
+    """The best baseline and the speed-up over it, "x" if there is none, as the paper writes a cell."""
+    gain = optimum.gain(THEIRS)
+    return f"{SHORT[optimum.rival(THEIRS)]} {f'{gain:.2f}' if gain >= IMPROVED else 'x'}"
 
 
 def _detail(grid: Grid) -> Table:
+    """Table with a line per cell: repeats, makespans of all baselines and ours."""
     body = []
     for (row, column), one in grid.cells.items():
         case = pair(row, column)
@@ -227,6 +245,7 @@ def _picture(paper: Paper, out: Path, grids: Sequence[Grid]) -> Figure:
 
 
 def _matrix(paper: Paper, grid: Grid) -> Panel:
+    """The heat map of speed-ups: ours below and on the diagonal, the paper's above it."""
     size = len(grid.networks)
     values = np.ones((size, size))
     words = [["" for _ in range(size)] for _ in range(size)]
@@ -254,38 +273,45 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
 
 
 def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
-    """Two instances of one network: images per second over the window of both."""
+    """Reproduce Fig. 5: two instances of one network, in images per second until both have ended."""
     rows = []
-    for grid, what in ((shipped, "demands as shipped"), (scaled, _scale(scaled))):
+    for grid, what in ((shipped, "demands as shipped"), (scaled, _scale_text(scaled))):
         gains = {model: 100 * (grid.cells[model, model].gain(SCENARIO_1) - 1) for model in grid.networks}
-        most = max(gains, key=lambda model: gains[model])
+        largest = max(gains, key=lambda model: gains[model])
         why = (
-            f"{NETWORKS[most]}, over the best of GPU only, GPU & DLA and Mensa; {min(gains.values()):.0f} % at least, "
-            f"{median(gains.values()):.0f} % in the middle of {len(gains)}; the paper draws five and names GoogLeNet"
+            f"{NETWORKS[largest]}, over the best of GPU only, GPU & DLA and Mensa; {min(gains.values()):.0f} % at "
+            f"least, {median(gains.values()):.0f} % in the middle of {len(gains)}; the paper draws five and names "
+            "GoogLeNet"
         )
         printed = paper["fps_gain"].value
-        rows.append(Row(INSTANCES, f"most throughput gained by two instances, {what}", printed, gains[most], "%", why))
-    worse, also = (
-        sum(_share(grid, model, "per-unit") > _share(grid, model, "gpu-only") for model in grid.networks)
+        quantity = f"most throughput gained by two instances, {what}"
+        rows.append(Row(INSTANCES, quantity, printed, gains[largest], "%", why))
+    worse, worse_scaled = (
+        sum(_baseline_s(grid, model, "per-unit") > _baseline_s(grid, model, "gpu-only") for model in grid.networks)
         for grid in (shipped, scaled)
     )
-    why = f"of {len(shipped.networks)}; the paper: 'not always' better; with {_scale(scaled)}: {also}"
+    why = f"of {len(shipped.networks)}; the paper: 'not always' better; with {_scale_text(scaled)}: {worse_scaled}"
     rows.append(Row(INSTANCES, "networks where GPU & DLA loses to GPU only", None, worse, "", why))
-    same = sum(_share(shipped, model, "mensa") >= _share(shipped, model, "gpu-only") for model in shipped.networks)
+    same = sum(
+        _baseline_s(shipped, model, "mensa") >= _baseline_s(shipped, model, "gpu-only") for model in shipped.networks
+    )
     why = f"of {len(shipped.networks)}; the paper: 'limited improvements or no improvement by Mensa'"
     rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, same, "", why))
     return Exhibit(tuple(rows), (_instances(shipped, scaled),), (_instances_picture(out, shipped, scaled),))
 
 
-def _share(grid: Grid, model: str, name: str) -> float:
+def _baseline_s(grid: Grid, model: str, name: str) -> float:
+    """Makespan in seconds of two instances of a network under baseline *name*."""
     return grid.cells[model, model].baselines[name]
 
 
-def _fps(one: LeastMakespan, name: str) -> float:
-    return 2 / (one.best_s if name == OURS else one.baselines[name])
+def _fps(optimum: LeastMakespan, name: str) -> float:
+    """Images per second of two instances under baseline *name*, or under our schedule if that is OURS."""
+    return 2 / (optimum.best_s if name == OURS else optimum.baselines[name])
 
 
 def _instances(shipped: Grid, scaled: Grid) -> Table:
+    """Table of images per second of two instances of every network, under the baselines and our schedule."""
     body = []
     for model in shipped.networks:
         cells = [
@@ -298,10 +324,11 @@ def _instances(shipped: Grid, scaled: Grid) -> Table:
 
 
 def _instances_picture(out: Path, shipped: Grid, scaled: Grid) -> Figure:
+    """Draw images per second of two instances of every network."""
     labels = [NETWORKS[model] for model in shipped.networks]
     names = {LABELS.get(name, f"{OURS}, proved"): name for name in (*SCENARIO_1, OURS)}
     colours, panels = {label: COLOURS[name] for label, name in names.items()}, []
-    for grid, what in ((shipped, "demands as derived"), (scaled, _scale(scaled))):
+    for grid, what in ((shipped, "demands as derived"), (scaled, _scale_text(scaled))):
         series = {
             label: [_fps(grid.cells[model, model], name) for model in grid.networks] for label, name in names.items()
         }

@@ -36,7 +36,7 @@ def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int)
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 
-    def halves() -> tuple[fig14_pairs.PairPanel, ...]:
+    def run_halves() -> tuple[fig14_pairs.PairPanel, ...]:
         return fig14_pairs.panel("a", a, queries), fig14_pairs.panel("b", b, queries)
 
     return [
@@ -45,10 +45,10 @@ def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int)
         ("Fig. 4", lambda tick: table1_alone.figure_4(out, seq_len, cost)),
         ("layer latencies", lambda tick: table1_alone.layer_latencies(paper, seq_len, cost)),
         ("scheduler speed", lambda tick: _speed(paper)),
-        ("Fig. 14", lambda tick: fig14_pairs.figure_14(paper, out, halves())),
-        ("AI-MT sweep", lambda tick: fig14_pairs.sweep_picture(paper, out, halves())),
-        ("Fig. 15", lambda tick: fig14_pairs.figure_15(paper, out, halves())),
-        ("Fig. 16", lambda tick: fig14_pairs.figure_16(paper, out, halves())),
+        ("Fig. 14", lambda tick: fig14_pairs.figure_14(paper, out, run_halves())),
+        ("AI-MT sweep", lambda tick: fig14_pairs.sweep_picture(paper, out, run_halves())),
+        ("Fig. 15", lambda tick: fig14_pairs.figure_15(paper, out, run_halves())),
+        ("Fig. 16", lambda tick: fig14_pairs.figure_16(paper, out, run_halves())),
         ("Fig. 17", lambda tick: fig17_timelines.figure_17(out, a, queries)),
         ("Fig. 18", lambda tick: fig17_timelines.figure_18(out, b, queries)),
         ("Fig. 19", lambda tick: fig19_scaling.figure_19(out, settings, half)),
@@ -64,13 +64,14 @@ def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int)
 
 
 def _speed(paper: Paper) -> Exhibit:
-    """Speed is a measurement of a machine, so it is not taken here."""
+    """Row that refers to `make bench`: scheduler speed is a property of the machine, so it is not measured here."""
     printed = paper["scheduler_speed"]
     row = ("two models", f"{printed.value:g} {printed.unit} (one core of an i7-7700K)", "run `make bench`")
     return Exhibit(tables=(Table("III-E: scheduler speed", ("what", "paper", "ours"), (row,)),))
 
 
 def _settings(settings: tuple[Scene, ...], queries: int) -> dict[str, Any]:
+    """Describe the assumptions of the runs, for the JSON report."""
     return {
         "weft": __version__,
         "seq_len": settings[0].seq_len,

@@ -33,7 +33,7 @@ SHOWN = ("fifo", "round-robin", "aimt", "layerweaver", "weft")
 
 @dataclass(frozen=True)
 class PairPanel:
-    """One half of a figure: (a) or (b), its setting, and what every policy came to on every pair."""
+    """Half (a) or (b) of a figure: its scene, and the report of every policy on every pair."""
 
     letter: str
     scene: Scene
@@ -69,7 +69,7 @@ def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = P
 
 
 def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
-    """System throughput over running one model at a time."""
+    """Draw Fig. 14: system throughput (STP) of two models together, where one model at a time has 1."""
     shown = []
     for half in panels:
         series = {policy: [*half.stps(policy), geomean(half.stps(policy))] for policy in SHOWN}
@@ -93,6 +93,7 @@ def _label(paper: Paper, half: PairPanel, key: str, what: str) -> str:
 
 
 def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
+    """Rows of a half of Fig. 14 that the paper has numbers or claims for."""
     figure, woven, letter = f"Fig. 14{half.letter}", half.stps("layerweaver"), half.letter
     mean_, best = paper[f"stp_mean_{letter}"].value, paper[f"stp_max_{letter}"].value
     lead = 100 * (geomean(woven) / geomean(half.stps("aimt")) - 1)
@@ -131,6 +132,7 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
 
 
 def _unprinted_rows(figure: str, half: PairPanel) -> list[Row]:
+    """Rows of a half of Fig. 14 without a published number: other policies, and fractions of the bound."""
     fractions = {p: [report.fraction_of_bound for report in half.reports[p]] for p in ("layerweaver", "aimt", "weft")}
     alternating = geomean(half.stps("round-robin"))
     return [
@@ -158,6 +160,7 @@ def _unprinted_rows(figure: str, half: PairPanel) -> list[Row]:
 
 
 def _throughput_table(half: PairPanel) -> Table:
+    """Table of a half of Fig. 14: STP of every policy, the bound, and fractions of the bound, by pair."""
     body = [
         (
             named(pair),
@@ -177,7 +180,7 @@ def _throughput_table(half: PairPanel) -> Table:
 
 
 def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
-    """AI-MT over both thresholds: what the tuning chose, and where the paper's AI-MT would lie."""
+    """Draw AI-MT's throughput over both thresholds, with the tuned point and the level of the paper's AI-MT."""
     shown = []
     for half in panels:
         sweep = swept(half.scene, half.pairs)
@@ -202,7 +205,7 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exh
 
 
 def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
-    """Share of active cycles, woven and one model at a time."""
+    """Draw Fig. 15: share of active cycles of PE array and DRAM channel, woven and one model at a time."""
     shown = []
     for half in panels:
         reports = half.reports["layerweaver"]
@@ -242,6 +245,7 @@ def _fair(half: PairPanel, resource: int) -> list[float]:
 
 
 def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
+    """Rows of a half of Fig. 15: mean utilisation of both resources, and its gain over one model at a time."""
     rows = []
     reports = half.reports["layerweaver"]
     ours = {
@@ -272,7 +276,11 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
 
 
 def _swap_remark(paper: Paper, letter: str) -> str:
-    """A remark where the printed gains leave the channel less busy than a memory-bound model does in half the time."""
+    """Remark that the two printed gains look exchanged, or an empty text.
+
+    They do if the printed DRAM gain leaves the channel less busy than a memory-bound model makes it in half of the
+    time.
+    """
     pe, dram = paper[f"pe_{letter}"].value, paper[f"dram_{letter}"].value
     pe_gain, dram_gain = paper[f"pe_gain_{letter}"].value, paper[f"dram_gain_{letter}"].value
     if dram - dram_gain >= 50:
@@ -285,6 +293,7 @@ def _swap_remark(paper: Paper, letter: str) -> str:
 
 
 def _utilisation_table(half: PairPanel) -> Table:
+    """Table of a half of Fig. 15: active cycles alone and under three policies, by pair."""
     body = []
     for index, (name, pe, dram) in enumerate(zip(half.names, _fair(half, 0), _fair(half, 1), strict=True)):
         cells = [f"{pe:.1f}", f"{dram:.1f}"]
@@ -299,7 +308,7 @@ def _utilisation_table(half: PairPanel) -> Table:
 
 
 def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
-    """Slowdown of the queries: mean (bars) and worst (strokes of the same colours)."""
+    """Draw Fig. 16: mean slowdown (bars) and slowdown of the slowest query (strokes) over running alone."""
     policies = ("aimt", "layerweaver", "weft")
     shown = []
     for half in panels:
@@ -331,7 +340,7 @@ def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
 
 
 def _slowdown(report: Report) -> tuple[float, float]:
-    """ANTT and the slowest query's slowdown; not a number where a stream starved."""
+    """The ANTT and the slowest query's slowdown of a report; NaN if a stream completed no query."""
     nothing = float("nan")
     return (
         nothing if report.antt is None else report.antt,
@@ -340,6 +349,7 @@ def _slowdown(report: Report) -> tuple[float, float]:
 
 
 def _slowdown_rows(paper: Paper, half: PairPanel) -> list[Row]:
+    """Rows of a half of Fig. 16: mean ANTT and geometric mean of the slowest queries, of two policies."""
     rows = []
     whys = {
         "antt": "a latency is completion to completion in a saturated stream, so ANTT follows from the mix of queries "
@@ -368,6 +378,7 @@ def _slowdown_rows(paper: Paper, half: PairPanel) -> list[Row]:
 
 
 def _without_ncf(half: PairPanel, policy: str) -> str:
+    """Text with the slowdown of the slowest queries over the pairs without NCF; empty if there is none."""
     kept = [
         report.max_slowdown
         for pair, report in zip(half.pairs, half.reports[policy], strict=True)
@@ -377,6 +388,7 @@ def _without_ncf(half: PairPanel, policy: str) -> str:
 
 
 def _slowdown_table(half: PairPanel) -> Table:
+    """Table of a half of Fig. 16: ANTT and slowest query under three policies, by pair."""
     policies = ("aimt", "layerweaver", "weft")
     body = []
     for index, name in enumerate(half.names):

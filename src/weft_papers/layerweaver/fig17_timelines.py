@@ -21,7 +21,7 @@ STEPS = 400
 
 
 class Strip(NamedTuple):
-    """One schedule in a picture: what to call it, what happened, and from when to when it is shown."""
+    """A schedule in a picture: its label, its trace, and the window that is shown."""
 
     label: str
     trace: Trace
@@ -32,19 +32,25 @@ class Strip(NamedTuple):
     def busy(self) -> tuple[float, float]:
         """Shares of the window in which the PE array and the DRAM channel work."""
         spans = ((self.trace.compute_start_s, self.trace.compute_end_s), _fetching(self.trace))
-        first, second = (_busy_until(spans_, np.array([self.start_s, self.end_s])) for spans_ in spans)
+        array, channel = (_busy_until(resource, np.array([self.start_s, self.end_s])) for resource in spans)
         length = self.end_s - self.start_s
-        return float(first[1] - first[0]) / length, float(second[1] - second[0]) / length
+        return float(array[1] - array[0]) / length, float(channel[1] - channel[0]) / length
 
 
 def _fetching(trace: Trace) -> tuple[Floats, Floats]:
-    """When the channel moves each layer's weights: the end of its slot, any stall for a full buffer before it."""
+    """Begin and end of each layer's weight transfer.
+
+    A slot may begin with a stall for a full buffer, so the transfer is its end.
+    """
     per_byte = 1 / float(trace.settings["bandwidth_bytes_per_s"])
     return np.maximum(trace.fetch_start_s, trace.fetch_end_s - trace.weight_bytes * per_byte), trace.fetch_end_s
 
 
 def _busy_until(spans: tuple[Floats, Floats], at_s: Floats) -> Floats:
-    """Seconds of work done by each time; spans are in order and do not overlap."""
+    """Seconds of work that are done by each of the times *at_s*.
+
+    spans: begins and ends of work, in order and without overlap.
+    """
     start, end = spans
     done = np.concatenate([[0.0], np.cumsum(end - start)])
     times = np.stack([start, end], axis=1).ravel()
@@ -54,7 +60,10 @@ def _busy_until(spans: tuple[Floats, Floats], at_s: Floats) -> Floats:
 
 
 def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float]:
-    """The window of that length in which the PE array works least, start-up and end of the run left out."""
+    """Begin and end of the window of *length_s* in which the PE array works least.
+
+    settle_s: seconds at the begin and the end of the run that are left out.
+    """
     last = trace.makespan_s - length_s - settle_s
     starts = np.linspace(settle_s, max(settle_s, last), STEPS)
     spans = trace.compute_start_s, trace.compute_end_s
@@ -64,7 +73,7 @@ def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float
 
 
 def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
-    """MobileNetV2 and BERT-base, each alone and woven."""
+    """Draw Fig. 17: MobileNetV2 and BERT-base, each alone, and woven."""
     window = 2.2 * _alone_s(scene, "BB")
     begin = 2 * _alone_s(scene, "BB")
     strips = []
@@ -90,7 +99,7 @@ def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
 
 
 def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
-    """AI-MT and Layerweaver, each where its PE array idles most."""
+    """Draw Fig. 18: AI-MT and Layerweaver, each in the window where its PE array idles most."""
     columns, rows = [], []
     for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
         window = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
@@ -115,11 +124,13 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
 
 
 def _worst(scene: Scene, pair: Models, policy: str, queries: int, window: float, options: Options, label: str) -> Strip:
+    """Run a pair under a policy and show the window in which the PE array idles most."""
     trace = played(scene, pair, policy, queries, options).trace
     return Strip(label, trace, *idlest(trace, window, 2 * _alone_s(scene, pair[1])))
 
 
 def _alone_s(scene: Scene, model: str) -> float:
+    """Seconds that a query of a model takes alone."""
     return demand(scene, model).alone * Clock.of(scene.npu).tick_s
 
 
@@ -137,6 +148,7 @@ def _draw(out: Path, name: str, title: str, columns: list[list[Strip]], others: 
 
 
 def _strip_panel(strip: Strip, legend: dict[str, str]) -> Panel:
+    """A panel with two rows of boxes, PE array below and DRAM channel above, and the busy share of each."""
     trace = strip.trace
     colours = np.array(
         [OTHER if model in ("bert-base", "bert-large", "xlnet-large") else CNN for model in trace.streams]

@@ -32,23 +32,23 @@ STARVED = 0.02
 
 
 def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
-    """Throughput over the batch size; AI-MT keeps the thresholds tuned at the batch of Fig. 14."""
+    """Draw Fig. 19: throughput over the batch size; AI-MT keeps the thresholds tuned at the batch of Fig. 14."""
     panels, rows, body = [], [], []
-    for letter, bold in zip("ab", scenes, strict=True):
-        results = [_at_batch(replace(bold, batch=batch), bold, queries, pairs) for batch in BATCHES]
+    for letter, base in zip("ab", scenes, strict=True):
+        results = [_at_batch(replace(base, batch=batch), base, queries, pairs) for batch in BATCHES]
         series = {policy: [result[policy].stp for result in results] for policy in results[0]}
-        disabled = [sum(one_sided(replace(bold, batch=batch), pair) for pair in pairs) for batch in BATCHES]
+        disabled = [sum(one_sided(replace(base, batch=batch), pair) for pair in pairs) for batch in BATCHES]
         bars = Bars([str(batch) for batch in BATCHES], series, pictures.POLICIES)
         tops = [max(stps) + 0.02 for stps in zip(*series.values(), strict=True)]
         words = [f"failsafe\n{count} of {len(pairs)}" for count in disabled]
-        heading = f"({letter}) {bold.npu.name}, {bold.seq_len} tokens (Fig. 14: batch {bold.batch})"
+        heading = f"({letter}) {base.npu.name}, {base.seq_len} tokens (Fig. 14: batch {base.batch})"
         y = Axis(label="STP, geomean of the pairs", low=0.8, high=1.85)
         marks = [bars, Texts(bars.places(), tops, words, MUTED, 7.5)]
         panels.append(Panel(marks, heading, Axis(label="batch size"), y))
-        rows += _batch_rows(f"Fig. 19{letter}", bold, series, disabled, len(pairs))
+        rows += _batch_rows(f"Fig. 19{letter}", base, series, disabled, len(pairs))
         body += [
             (
-                *(bold.npu.name, str(batch)),
+                *(base.npu.name, str(batch)),
                 *(f"{result.stp:.3f}" for result in results[i].values()),
                 *(f"{result.fraction:.3f}" for result in results[i].values()),
                 *(str(disabled[i]), "not printed"),
@@ -63,23 +63,28 @@ def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[M
     return Exhibit(tuple(rows), (table,), (picture,))
 
 
-def _at_batch(scene: Scene, bold: Scene, queries: int, pairs: tuple[Models, ...]) -> dict[str, Throughputs]:
+def _at_batch(scene: Scene, tuned_scene: Scene, queries: int, pairs: tuple[Models, ...]) -> dict[str, Throughputs]:
+    """Throughput of three policies in *scene*; AI-MT has the thresholds tuned in *tuned_scene*."""
     return {
-        "aimt": throughputs(scene, "aimt", queries, aimt_options(bold, pairs), pairs),
+        "aimt": throughputs(scene, "aimt", queries, aimt_options(tuned_scene, pairs), pairs),
         "layerweaver": throughputs(scene, "layerweaver", queries, (), pairs),
         "weft": throughputs(scene, "weft", queries, (), pairs),
     }
 
 
-def _batch_rows(figure: str, bold: Scene, series: dict[str, list[float]], disabled: list[int], pairs: int) -> list[Row]:
-    way = "larger batches make all models compute-bound" if bold.batch == 1 else "smaller batches make all memory-bound"
+def _batch_rows(figure: str, base: Scene, series: dict[str, list[float]], disabled: list[int], pairs: int) -> list[Row]:
+    """Rows of a half of Fig. 19: Layerweaver's throughput at each batch.
+
+    series: policy -> throughput by batch. disabled: pairs that trip the failsafe, by batch. pairs: number of pairs.
+    """
+    way = "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
     idle = (
         "; with NCF, layers now compute longer than the buffer takes to fill, so the bound is out of reach, and weft, "
         "which steers by the bound's mix and prices, falls behind the greedy"
     )
     return [
         Row(
-            figure, f"STP of layerweaver, geomean, {bold.npu.name}, batch {batch}", None, series["layerweaver"][i], "x",
+            figure, f"STP of layerweaver, geomean, {base.npu.name}, batch {batch}", None, series["layerweaver"][i], "x",
             f"drawn, not printed; the trend agrees: {way}, and the failsafe disables {disabled[i]} of {pairs} pairs; "
             f"aimt {series['aimt'][i]:.3f}, weft {series['weft'][i]:.3f}"
             + (idle if series["weft"][i] < series["layerweaver"][i] - 0.005 else ""),
@@ -91,7 +96,7 @@ def _batch_rows(figure: str, bold: Scene, series: dict[str, list[float]], disabl
 def figure_20(
     paper: Paper, out: Path, seq_len: int, cost: str, queries: int, fours: tuple[Models, ...] = FOURS
 ) -> Exhibit:
-    """Four models: as the paper states it, and where weaving four can pay."""
+    """Draw Fig. 20: four models at once, on the NPU that the paper states and in the two scenes of Fig. 14."""
     settings = (("nnpi-like", 1, "as printed"), ("tpuv3-like", 1, "scenario (a)"), ("nnpi-like", 16, "scenario (b)"))
     colours = {**pictures.POLICIES, "stitched pairs": "#56b4e9"}
     panels, rows, tables = [], [], []
@@ -110,6 +115,7 @@ def figure_20(
 
 
 def _four(scene: Scene, queries: int, fours: tuple[Models, ...]) -> dict[str, list[float]]:
+    """Throughput of every combination of four models, by policy."""
     return {
         "aimt": list(throughputs(scene, "aimt", queries, aimt_options(scene, fours), fours).stps),
         "stitched pairs": [stitched(scene, models, queries) for models in fours],
@@ -119,7 +125,7 @@ def _four(scene: Scene, queries: int, fours: tuple[Models, ...]) -> dict[str, li
 
 
 def stitched(scene: Scene, models: Models, queries: int) -> float:
-    """Two woven pairs one after the other, half of the time each; the better of the two ways to pair."""
+    """STP of two woven pairs that run one after the other, half of the time each; the better of two pairings."""
     first, second, third, fourth = models
     ways = (((first, third), (second, fourth)), ((first, fourth), (second, third)))
     return max(sum(throughputs(scene, "layerweaver", queries, (), way).stps) / 2 for way in ways)
@@ -133,6 +139,7 @@ def _four_rows(
     queries: int,
     fours: tuple[Models, ...],
 ) -> list[Row]:
+    """Rows of a scene of Fig. 20: Layerweaver against AI-MT and stitched pairs, starved models, and weft."""
     mean = {policy: geomean(values) for policy, values in results.items()}
     disabled = sum(one_sided(scene, models) for models in fours)
     if disabled == len(fours):
@@ -172,7 +179,7 @@ def _four_rows(
 def least_shares(
     scene: Scene, policy: str, fours: tuple[Models, ...], queries: int, options: Options = ()
 ) -> list[float]:
-    """What the worst-served model of each combination gets, as a part of an equal share of the time alone."""
+    """The share of the worst-served model of each combination, over an equal share of the time alone."""
     least = []
     for models in fours:
         report = measured(scene, models, policy, queries, options)
@@ -181,6 +188,7 @@ def least_shares(
 
 
 def _four_table(scene: Scene, results: dict[str, list[float]], queries: int, fours: tuple[Models, ...]) -> Table:
+    """Table of a scene of Fig. 20: STP by policy, and the queries that each of the four models completed."""
     body = []
     for index, models in enumerate(fours):
         report = measured(scene, models, "layerweaver", queries, FAILSAFE_OFF)

@@ -47,7 +47,7 @@ FAILSAFE_OFF: Options = (("failsafe", False),)
 
 @dataclass(frozen=True)
 class Scene:
-    """Everything but the models and the policy."""
+    """The setting of a run without models and policy: NPU, batch, sequence length and cost model."""
 
     npu: Npu
     batch: int
@@ -58,7 +58,7 @@ class Scene:
         return f"{self.npu.name}, batch {self.batch}, {self.seq_len} tokens"
 
     def on(self, **changes: float) -> Scene:
-        """This scene on a device with other values."""
+        """This scene on the same device with other values of its fields."""
         return replace(self, npu=self.npu.model_copy(update=changes))
 
 
@@ -73,24 +73,24 @@ def device(name: str) -> Npu:
 
 
 def network(model: str, seq_len: int) -> Model:
-    """One of the eight, by its short name; the sequence length is that of the language models."""
+    """Load one of the eight models by its short name; *seq_len* applies to the language models."""
     return load(MODELS[model], seq_len=seq_len) if model in ENCODERS else load(MODELS[model])
 
 
 @lru_cache(maxsize=4096)
 def profile(scene: Scene, model: str) -> Profile:
-    """What one of the eight models costs in the scene."""
+    """Cost of the layers of one of the eight models in the scene."""
     return estimate(network(model, scene.seq_len), scene.npu, batch=scene.batch, cost=scene.cost)
 
 
 @lru_cache(maxsize=4096)
 def demand(scene: Scene, model: str) -> QueryDemand:
-    """The time of a query on both resources, and its time alone."""
+    """Time of a query of a model on PE array and DRAM channel, and alone, in ticks."""
     return demand_of(lower(profile(scene, model), scene.npu), Clock.of(scene.npu).buffer)
 
 
 def bound(scene: Scene, models: Models) -> float:
-    """The largest system throughput of any schedule."""
+    """The largest system throughput of any schedule of the models."""
     return prices([demand(scene, model) for model in models]).bound
 
 
@@ -108,7 +108,11 @@ def played(
     mix: tuple[float, ...] | None = None,
     pieces: int | None = None,
 ) -> Run:
-    """Simulate one run."""
+    """Simulate a saturated run.
+
+    rounds: length of the run in queries per model. mix: queries of each model in a round; None: as the policy chooses.
+    pieces: parts into which a layer may be cut.
+    """
     profiles = [profile(scene, model) for model in models]
     return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options), pieces=pieces)
 
@@ -123,19 +127,20 @@ def measured(
     mix: tuple[float, ...] | None = None,
     pieces: int | None = None,
 ) -> Report:
-    """The report of one run; the same run is made once."""
+    """The report of ``played``, cached."""
     return played(scene, models, policy, rounds, options, mix, pieces).report
 
 
 @lru_cache(maxsize=64)
 def swept(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int = 20) -> Sweep:
-    """AI-MT's thresholds, tuned on these combinations."""
+    """Sweep AI-MT's thresholds over the combinations; the best point is the one tuned for all of them together."""
     return sweep_aimt(
         [[profile(scene, model) for model in models] for models in combinations], scene.npu, queries=queries
     )
 
 
 def aimt_options(scene: Scene, combinations: tuple[Models, ...] = PAIRS) -> Options:
+    """AI-MT's thresholds as tuned on the combinations."""
     return tuple(swept(scene, combinations).options.items())
 
 
@@ -148,14 +153,17 @@ class Throughputs:
 
     @cached_property
     def stp(self) -> float:
+        """Geometric mean of the throughputs."""
         return geomean(self.stps)
 
     @cached_property
     def fractions(self) -> tuple[float, ...]:
-        return tuple(stp / most for stp, most in zip(self.stps, self.bounds, strict=True))
+        """Throughput over its bound, by combination."""
+        return tuple(stp / bound for stp, bound in zip(self.stps, self.bounds, strict=True))
 
     @cached_property
     def fraction(self) -> float:
+        """Geometric mean of the fractions of the bound."""
         return geomean(self.fractions)
 
 
@@ -167,11 +175,14 @@ def throughputs(
     combinations: Sequence[Models] = PAIRS,
     pieces: int | None = None,
 ) -> Throughputs:
-    """Run every combination. Where Layerweaver's failsafe fires, models run one at a time: that is 1 by definition."""
-    guarded = policy == "layerweaver" and options != FAILSAFE_OFF
+    """Run every combination under a policy.
+
+    Where Layerweaver's failsafe disables weaving, models run one at a time, which has a throughput of 1 by definition.
+    """
+    has_failsafe = policy == "layerweaver" and options != FAILSAFE_OFF
     stps = tuple(
         1.0
-        if guarded and one_sided(scene, models)
+        if has_failsafe and one_sided(scene, models)
         else measured(scene, models, policy, rounds, options, None, pieces).stp
         for models in combinations
     )
@@ -189,4 +200,5 @@ def mean(values: Iterable[float]) -> float:
 
 
 def named(models: Models) -> str:
+    """The name of a combination: its models joined by "+"."""
     return "+".join(models)

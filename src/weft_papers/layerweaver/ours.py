@@ -32,7 +32,7 @@ MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), (
 
 
 def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
-    """Geomean and worst fraction of the bound over the pairs, per device, length and mix."""
+    """Report weft's fraction of the bound over the pairs, as mean and worst, by device, sequence length and mix."""
     panels, body, rows = [], [], []
     for letter, base in zip("ab", scenes, strict=True):
         curves, places = [], range(len(TOKENS))
@@ -60,10 +60,15 @@ def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tu
 def _fractions(
     scene: Scene, queries: int, mix: tuple[float, ...] | None, pairs: tuple[Models, ...]
 ) -> tuple[float, ...]:
+    """Fraction of the bound of weft on every pair.
+
+    mix: queries of each model in a round; None for a free choice.
+    """
     return tuple(measured(scene, pair, "weft", queries, (), mix).fraction_of_bound for pair in pairs)
 
 
 def _rows(base: Scene, label: str, lowest_mean: float, lowest: float) -> list[Row]:
+    """Rows of a device and a mix: the lowest mean and the lowest single fraction over all sequence lengths."""
     figure = f"weft, {base.npu.name} batch {base.batch}"
     what = "of the bound of that mix" if label != "free mix" else "of the two-resource bound"
     why = f"not in the paper; the lowest over {', '.join(map(str, TOKENS))} tokens, {what}, start-up included"
@@ -74,7 +79,7 @@ def _rows(base: Scene, label: str, lowest_mean: float, lowest: float) -> list[Ro
 
 
 class Margin(NamedTuple):
-    """Fractions of the bound of one pair."""
+    """Fractions of the bound that policies reach on one pair with a small weight buffer."""
 
     rollouts: float
     """``weft`` without its trial, whole layers."""
@@ -83,17 +88,17 @@ class Margin(NamedTuple):
     cut: float
     """``weft`` with the pieces it chose."""
     rival: float
-    """The best of the others, whole layers."""
+    """The best policy of RIVALS, with whole layers."""
     rival_cut: float
-    """The best of the others with the same pieces."""
+    """The best policy of RIVALS, with the pieces that ``weft`` chose."""
     charged: float
-    """``weft`` as it likes, where every further piece of a layer costs the array a fill and a drain."""
+    """``weft`` with pieces of its choice, if every further piece of a layer costs the array a fill and a drain."""
     decisions: float
     """Layers and pieces issued per layer."""
 
 
 def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = CUT_PAIRS) -> Exhibit:
-    """Fraction of the bound with a quarter of the paper's buffer: whole layers, and pieces."""
+    """Report fractions of the bound with a quarter of the paper's buffer, for whole layers and for cut ones."""
     rows, body = [], []
     for base in scenes:
         for tokens in CUT_TOKENS:
@@ -111,28 +116,32 @@ def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, .
 
 
 def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
+    """Run a pair under weft's variants and the best rival, with whole layers and with pieces."""
+
     def fraction(policy: str, options: Options = (), pieces: int | None = None) -> float:
         return measured(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
 
     fill = scene.npu.array_rows + scene.npu.array_columns - 2
     cut = measured(scene, pair, "weft", queries)
     return Margin(
-        fraction("weft", ROLLOUTS_ONLY),
-        fraction("weft", (), 1),
-        cut.fraction_of_bound,
-        max(fraction(policy, options, 1) for policy, options in RIVALS),
-        max(fraction(policy, options, cut.pieces) for policy, options in RIVALS),
-        measured(scene.on(piece_cycles=fill), pair, "weft", queries).fraction_of_bound,
-        _issues(scene, pair, cut.pieces) / _issues(scene, pair, 1),
+        rollouts=fraction("weft", ROLLOUTS_ONLY),
+        whole=fraction("weft", (), 1),
+        cut=cut.fraction_of_bound,
+        rival=max(fraction(policy, options, 1) for policy, options in RIVALS),
+        rival_cut=max(fraction(policy, options, cut.pieces) for policy, options in RIVALS),
+        charged=measured(scene.on(piece_cycles=fill), pair, "weft", queries).fraction_of_bound,
+        decisions=_issues(scene, pair, cut.pieces) / _issues(scene, pair, 1),
     )
 
 
 def _issues(scene: Scene, pair: Models, pieces: int) -> int:
+    """The number of layers or pieces issued for one query of each model."""
     setting = make_setting([profile(scene, model) for model in pair], scene.npu, Saturated(1), pieces=pieces)
     return sum(map(len, setting.programs))
 
 
 def _cut_row(scene: Scene, means: Margin) -> Row:
+    """Row with weft's fraction of the bound when it may cut layers; *means*: over the pairs."""
     return Row(
         f"weft, {scene.npu.name} batch {scene.batch}",
         f"fraction of the bound with {SMALL_MIB:g} MiB, {scene.seq_len} tokens, CNN and encoder, geomean", None,

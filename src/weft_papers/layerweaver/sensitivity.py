@@ -41,12 +41,12 @@ WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), 
 
 
 def _curve(name: str, values: list[float], colour: str, dash: Dash = "-", mark: str = "o") -> Curve:
-    """A line along the varied value."""
+    """A curve over the index of the varied value."""
     return Curve(range(len(values)), values, name, colour, mark, dash)
 
 
 class Side(NamedTuple):
-    """One half of a picture: a device, and what its lines do along the varied value."""
+    """Half (a) or (b) of a picture: a scene, and its curves over the varied value."""
 
     base: Scene
     heading: str
@@ -58,6 +58,7 @@ class Side(NamedTuple):
 
 
 def _picture(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
+    """Draw the sides beside each other; *knob* labels the varied value, *measure* the curves' quantity."""
     panels = []
     for side in sides:
         printed = [] if side.paper is None else [ReferenceLine(side.paper, f"paper\n{side.paper:.3f}")]
@@ -71,6 +72,7 @@ def _picture(out: Path, name: str, title: str, sides: Sequence[Side], knob: str,
 
 
 def _make_table(title: str, knob: str, sides: Sequence[Side]) -> Table:
+    """Table with a line per device and value and a column per curve."""
     body = []
     for side in sides:
         for index, tick in enumerate(side.ticks):
@@ -83,23 +85,26 @@ def _make_table(title: str, knob: str, sides: Sequence[Side]) -> Table:
 
 
 def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
+    """The number of pairs that trip Layerweaver's failsafe, by scene."""
     return [sum(one_sided(scene, pair) for pair in pairs) for scene in settings]
 
 
 def _bounds(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> Curve:
+    """The curve of the bound, as geometric mean of the pairs."""
     return _curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], INK, "--", "")
 
 
 def _stps(
     settings: Sequence[Scene], policy: str, queries: int, pairs: tuple[Models, ...], options: Options = ()
 ) -> list[float]:
+    """Throughput of a policy, as geometric mean of the pairs, by scene."""
     return [throughputs(scene, policy, queries, options, pairs).stp for scene in settings]
 
 
 def sequence_length(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Exhibit:
-    """Throughput over the number of tokens, and what the failsafe makes of it."""
+    """Vary the number of tokens: throughput, and the pairs that trip the failsafe."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
         settings = [replace(base, seq_len=tokens) for tokens in TOKENS]
@@ -114,7 +119,7 @@ def sequence_length(
 
 
 def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
-    """AI-MT keeps the thresholds that suit *tuned*, as the paper keeps one pair of them."""
+    """Curves over the sequence length; AI-MT keeps the thresholds tuned in the scene *tuned*, as in the paper."""
     colours = pictures.POLICIES
     off = _stps(settings, "layerweaver", queries, pairs, FAILSAFE_OFF)
     swept = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
@@ -128,12 +133,13 @@ def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tup
 
 
 def _length_rows(side: Side) -> list[Row]:
-    most, _, woven, off, aimt = (curve.y for curve in side.curves)
-    at = TOKENS.index(64)
+    """Rows of a side: where the printed throughput lies, and how the failsafe and AI-MT fare over the length."""
+    bounds, _, woven, off, aimt = (curve.y for curve in side.curves)  # in the order of _length_curves
+    at_64 = TOKENS.index(64)
     assert side.fires is not None and side.paper is not None
     theirs = side.paper
     nearest = min(range(len(TOKENS)), key=lambda i: abs(woven[i] - theirs))
-    none = max((tokens for tokens, count in zip(TOKENS, side.fires, strict=True) if not count), default=0)
+    longest = max((tokens for tokens, count in zip(TOKENS, side.fires, strict=True) if not count), default=0)
     lost = max(o - w for w, o in zip(woven, off, strict=True))
     behind = [str(tokens) for tokens, w, a in zip(TOKENS, woven, aimt, strict=True) if a > w]
     figure = f"Sequence length, {side.base.npu.name} batch {side.base.batch}"
@@ -143,7 +149,7 @@ def _length_rows(side: Side) -> list[Row]:
             f"STP {woven[nearest]:.3f} against {theirs:.3f}; the paper names no sequence length",
         ),
         Row(
-            figure, "longest sequence at which no pair trips the failsafe", None, none, "tokens",
+            figure, "longest sequence at which no pair trips the failsafe", None, longest, "tokens",
             f"the paper's results need memory-bound language models here; at 384 tokens, MLPerf's length, "
             f"{side.fires[-1]} pairs trip it, so the paper cannot have used that with weights read once per batch",
         ),
@@ -153,8 +159,9 @@ def _length_rows(side: Side) -> list[Row]:
         ),
         Row(
             figure, "lengths at which swept aimt is ahead of layerweaver", None, len(behind), f"of {len(TOKENS)}",
-            f"at {', '.join(behind) or 'no'} tokens; at 64 the greedy keeps {woven[at] / most[at]:.3f} of the bound, "
-            f"aimt {aimt[at] / most[at]:.3f}; the paper varies batches only and says Layerweaver wins in all cases",
+            f"at {', '.join(behind) or 'no'} tokens; at 64 the greedy keeps "
+            f"{woven[at_64] / bounds[at_64]:.3f} of the bound, aimt {aimt[at_64] / bounds[at_64]:.3f}; the paper "
+            "varies batches only and says Layerweaver wins in all cases",
         ),
     ]  # fmt: skip
 
@@ -162,7 +169,7 @@ def _length_rows(side: Side) -> list[Row]:
 def weight_loading(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Exhibit:
-    """How many rows of a weight tile enter the array per cycle; the presets hide the loading altogether."""
+    """Vary the rows of a weight tile that enter the array per cycle; the presets hide the loading altogether."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
         settings = [replace(base.on(weight_rows_per_cycle=rate), cost="pipelined") for rate in ROWS_PER_CYCLE]
@@ -186,6 +193,7 @@ def weight_loading(
 
 
 def _loading_row(side: Side) -> Row:
+    """Row with Layerweaver's throughput when one weight row enters per cycle."""
     _, woven, ratio = (curve.y for curve in side.curves)
     assert side.fires is not None
     bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
@@ -198,7 +206,7 @@ def _loading_row(side: Side) -> Row:
 
 
 class Priced(NamedTuple):
-    """The results under one cost model on one device."""
+    """The results under one cost model on one device: throughput of three policies, and more."""
 
     aimt: float
     layerweaver: float
@@ -211,7 +219,7 @@ class Priced(NamedTuple):
 def cost_models(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Exhibit:
-    """The four ways to price a layer's arithmetic; AI-MT is tuned anew for each."""
+    """Vary the model of a layer's computing time; AI-MT is tuned anew for each."""
     results = [{name: _price(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
     picture = _cost_picture(paper, out, scenes, results)
     body = [
@@ -229,6 +237,7 @@ def cost_models(
 
 
 def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
+    """Run all pairs under the scene's cost model."""
     woven = [measured(scene, pair, "layerweaver", queries, FAILSAFE_OFF) for pair in pairs]
     return Priced(
         throughputs(scene, "aimt", queries, aimt_options(scene, pairs), pairs).stp,
@@ -240,6 +249,7 @@ def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
 
 
 def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: list[dict[str, Priced]]) -> Figure:
+    """Draw throughput and DRAM activity under every cost model, with the printed values."""
     colours, throughput, activity = {**pictures.POLICIES, "DRAM": pictures.POLICIES["layerweaver"]}, [], []
     for letter, base, by_name in zip("ab", scenes, results, strict=True):
         series = {p: [getattr(priced, p) for priced in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
@@ -256,6 +266,10 @@ def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: l
 
 
 def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced]) -> list[Row]:
+    """Rows of a device with MAESTRO's cost formula, which the paper used.
+
+    results: by cost model.
+    """
     figure, maestro = f"Cost model, {base.npu.name} batch {base.batch}", results["maestro"]
     rows = [
         Row(
@@ -281,7 +295,7 @@ def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced
 
 
 def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
-    """Fraction of the bound over the size of the weight buffer."""
+    """Vary the size of the weight buffer: fraction of the bound."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
         settings = [base.on(weight_buffer_mib=size, chunk_mib=min(LARGEST_CHUNK_MIB, size / 2)) for size in BUFFERS_MIB]
@@ -302,6 +316,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
 
 
 def _buffer_row(side: Side) -> Row:
+    """Row with weft's fraction of the bound at 16 MiB."""
     at = BUFFERS_MIB.index(16)
     weft, whole, woven = (curve.y[at] for curve in side.curves[::2])
     return Row(
@@ -336,6 +351,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
 
 
 def _chunk_row(side: Side) -> Row:
+    """Row with Layerweaver's fraction of the bound when a table is read in one piece."""
     weft, woven = (curve.y[-1] for curve in side.curves)
     return Row(
         f"NCF tables, {side.base.npu.name} batch {side.base.batch}",

@@ -24,7 +24,7 @@ NPUS = ("tpuv3-like", "nnpi-like", "weaver-plus")
 
 
 def table_one(paper: Paper) -> Exhibit:
-    """The two devices of Table I."""
+    """Compare the peak throughput of the two NPUs of Table I."""
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
         npu, peak = device(name), paper[f"peak_{letter}"].value
@@ -40,7 +40,7 @@ def intensity(scene: Scene, model: str) -> float:
 
 
 def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
-    """Arithmetic intensity over the batch size, against the ridge points of the NPUs."""
+    """Draw Fig. 3: arithmetic intensity over the batch size, with the ridge points of the NPUs."""
     grid = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
         for model in MODELS
@@ -67,6 +67,7 @@ def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
 
 
 def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
+    """Rows with the balance points of the NPUs, in operations per byte."""
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
         theirs = 1000 * paper[f"peak_{letter}"].value / paper[f"bandwidth_{letter}"].value
@@ -77,7 +78,10 @@ def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
 
 
 def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
-    """The one statement of the text that can be counted: networks above the ridge of the memory-centric NPU."""
+    """Rows that count memory-intensive models above the ridge of the memory-centric NPU.
+
+    grid: model -> intensity by batch. This is the only statement of the text on Fig. 3 that can be counted.
+    """
     ridge = device("tpuv3-like").ridge_ops_per_byte
     rows = []
     for batch, theirs in ((1, 0), (16, 3)):
@@ -92,7 +96,7 @@ def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
 
 
 def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
-    """Share of active cycles of either resource, each model alone."""
+    """Draw Fig. 4: share of active cycles of both resources, each model alone."""
     colours = {"PE array": pictures.PE, "DRAM channel": pictures.DRAM}
     panels, body, active = [], [], {}
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
@@ -115,11 +119,16 @@ def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
 
 
 def _shares(scene: Scene, model: str) -> tuple[float, float]:
-    asked = demand(scene, model)
-    return 100 * asked.compute / asked.alone, 100 * asked.memory / asked.alone
+    """Active cycles of PE array and DRAM channel in percent of the time of a query alone."""
+    query = demand(scene, model)
+    return 100 * query.compute / query.alone, 100 * query.memory / query.alone
 
 
 def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> tuple[Row, ...]:
+    """Rows on the text's statements on Fig. 4.
+
+    active: (NPU, batch, model) -> percent of active cycles of array and channel.
+    """
     lowest = {
         (npu, batch): min(active[npu, batch, model][0] for model in COMPUTE)
         for npu in ("tpuv3-like", "nnpi-like")
@@ -145,7 +154,7 @@ def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> t
 
 
 def layer_latencies(paper: Paper, seq_len: int, cost: str) -> Exhibit:
-    """Section III-E: average time of a layer, standalone time over layers, at batch 1 on both NPUs."""
+    """Reproduce section III-E: mean time of a layer, as the time alone over the layers, at batch 1 on both NPUs."""
     times: dict[tuple[str, str], float] = {}
     for name in ("tpuv3-like", "nnpi-like"):
         scene = Scene(device(name), 1, seq_len, cost)
@@ -170,13 +179,13 @@ def layer_latencies(paper: Paper, seq_len: int, cost: str) -> Exhibit:
     rows = tuple(
         Row(
             "III-E",
-            f"{which} average layer ({at[1]} on {at[0]})",
+            f"{which} average layer ({model} on {npu})",
             theirs,
-            times[at],
+            times[npu, model],
             "us",
-            beside(times[at], theirs, why),
+            beside(times[npu, model], theirs, why),
         )
-        for which, at, theirs, why in (
+        for which, (npu, model), theirs, why in (
             ("shortest", shortest, low, shortest_why),
             ("longest", longest, high, longest_why),
         )

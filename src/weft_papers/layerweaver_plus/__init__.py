@@ -31,7 +31,7 @@ def reproduce(
 ) -> Reproduction:
     """Run everything again and draw the pictures into *out*.
 
-    queries: requests arrive for a time here, so this is the length of a run: 15 make a simulated second.
+    queries: the length of the runs; 15 make a simulated second. Raises InputError for other cost models or lengths.
     """
     if cost != COST:
         raise InputError(f"{PAPER}: the search for sustainable loads prices layers by {COST!r} only, not {cost!r}")
@@ -43,6 +43,7 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, base: StreamPair) -> list[Step]:
+    """List the parts of the reproduction, in order; *base* has the settings that all streams share."""
     return [
         ("Fig. V.5", lambda tick: fig5_throughput.figure_5(out, fig5_throughput.sweep(base, tick=tick))),
         ("Fig. V.6", lambda tick: fig6_tails.figure_6(paper, out, fig6_tails.panels(paper, base, tick))),
@@ -54,6 +55,7 @@ def _steps(paper: Paper, out: Path, base: StreamPair) -> list[Step]:
 
 
 def _settings(base: StreamPair) -> dict[str, Any]:
+    """Describe the assumptions of the runs, for the JSON report."""
     return {
         "weft": __version__,
         "device": DEVICE,

@@ -25,11 +25,11 @@ from weft_papers.layerweaver_plus.lab import (
     SCHEDULERS,
     TOLERANCE,
     WOVEN,
-    Answers,
     Ratio,
     Scheduler,
     StreamPair,
-    ask,
+    SustainedLoads,
+    search_loads,
 )
 
 FIGURE = "Fig. V.5"
@@ -39,26 +39,27 @@ MARKS = {BASELINE: "", WOVEN: "s", PLUS: "o", PRECISE: "", OURS: "D"}
 
 @dataclass(frozen=True)
 class RatioSweep:
-    """Every pair at every ratio under every scheduler."""
+    """The largest sustainable loads of every pair at every ratio under every scheduler."""
 
     pairs: Sequence[tuple[str, str]]
     ratios: Sequence[Ratio]
     base: StreamPair
-    """What all points share."""
-    answers: Answers
+    """The settings that all scenes share."""
+    answers: SustainedLoads
 
     @cached_property
     def scenes(self) -> list[StreamPair]:
         return [scene for pair in self.pairs for scene in scenes_of(self.base, pair, self.ratios)]
 
     def over(self, one: Scheduler, other: Scheduler, scenes: Sequence[StreamPair] | None = None) -> list[float]:
-        """Sustainable throughput of one scheduler over that of another, point by point."""
+        """Sustainable throughput of scheduler *one* divided by that of *other*, scene by scene."""
         return [
             self.answers[s, one].stp / self.answers[s, other].stp for s in (self.scenes if scenes is None else scenes)
         ]
 
 
 def scenes_of(base: StreamPair, pair: tuple[str, str], ratios: Sequence[Ratio]) -> list[StreamPair]:
+    """The scenes of a pair, one for each ratio, with sequence length and duration of *base*."""
     return [StreamPair(pair, ratio, base.seq_len, base.duration_s) for ratio in ratios]
 
 
@@ -68,15 +69,18 @@ def sweep(
     ratios: Sequence[Ratio] = RATIOS,
     tick: Tick | None = None,
 ) -> RatioSweep:
+    """Search the loads of all pairs at all ratios under all schedulers."""
     scenes = [scene for pair in pairs for scene in scenes_of(base, pair, ratios)]
-    return RatioSweep(pairs, ratios, base, ask(scenes, SCHEDULERS, tick))
+    return RatioSweep(pairs, ratios, base, search_loads(scenes, SCHEDULERS, tick))
 
 
 def figure_5(out: Path, ratios: RatioSweep) -> Exhibit:
+    """Draw Fig. V.5 from a sweep that was run, with rows and tables."""
     return Exhibit(_rows(ratios), (_summary(ratios), _points(ratios)), (_picture(out, ratios),))
 
 
 def _picture(out: Path, ratios: RatioSweep) -> Figure:
+    """Draw throughput over the baseline's by ratio, a panel per pair and a curve per scheduler."""
     columns = min(3, len(ratios.pairs))
     x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in ratios.ratios], slant=60)
     panels = []
@@ -97,9 +101,10 @@ def _picture(out: Path, ratios: RatioSweep) -> Figure:
 
 
 def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
+    """Rows of Fig. V.5: throughput over the baseline's, and the text's claims counted over all points."""
     points, seconds = len(ratios.scenes), ratios.base.duration_s
-    woven, lifted = ratios.over(WOVEN, BASELINE), ratios.over(PLUS, WOVEN)
-    apart = max((abs(ratio - 1) for ratio in ratios.over(PLUS, PRECISE)), default=0.0)
+    woven, plus = ratios.over(WOVEN, BASELINE), ratios.over(PLUS, WOVEN)
+    largest = max((abs(ratio - 1) for ratio in ratios.over(PLUS, PRECISE)), default=0.0)
     noisy = [ratios.answers[scene, scheduler].noise_limited for scene in ratios.scenes for scheduler in SCHEDULERS]
     geomeans = tuple(
         Row(
@@ -116,32 +121,32 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
             FIGURE, f"points of {points} where layerweaver sustains what the baseline does", points,
             _count_reached(woven), "points",
             'the text says "notably better throughput than the baseline"; counted within the 1 % of the search'
-            + _below(ratios, WOVEN, BASELINE),
+            + _below_text(ratios, WOVEN, BASELINE),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains what layerweaver does", points,
-            _count_reached(lifted), "points",
+            _count_reached(plus), "points",
             'the text says it "further improves the throughput"; counted within the 1 % of the search'
-            + _below(ratios, PLUS, WOVEN),
+            + _below_text(ratios, PLUS, WOVEN),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains over 10 % more than layerweaver", None,
-            sum(ratio > 1.1 for ratio in lifted), "points",
+            sum(ratio > 1.1 for ratio in plus), "points",
             'the caption says it can "significantly outperform Layerweaver [1] for some cases"; largest '
-            + _at(ratios, PLUS, WOVEN),
+            + _largest_text(ratios, PLUS, WOVEN),
         ),
         Row(
-            FIGURE, "approximate and precise remaining time, largest difference", None, 100 * apart, "%",
+            FIGURE, "approximate and precise remaining time, largest difference", None, 100 * largest, "%",
             'the text says "comparable throughput" with "negligible performance degradation"; searches end within '
             f"1 %, geomean of approximate over precise {geomean(ratios.over(PLUS, PRECISE)):.4f}",
         ),
         Row(
             FIGURE, "weft+ over layerweaver+, geomean", None, geomean(ratios.over(OURS, PLUS)), "x",
-            f"not in the paper: our policy; least {min(ratios.over(OURS, PLUS)):.3f}" + _below(ratios, OURS, PLUS),
+            f"not in the paper: our policy; least {min(ratios.over(OURS, PLUS)):.3f}" + _below_text(ratios, OURS, PLUS),
         ),
         Row(
             FIGURE, "weft+ over baseline, worst point", None, min(ratios.over(OURS, BASELINE)), "x",
-            f"not in the paper: our policy{_below(ratios, OURS, BASELINE)}",
+            f"not in the paper: our policy{_below_text(ratios, OURS, BASELINE)}",
         ),
         Row(
             FIGURE, "searches limited by noise", None, 100 * sum(noisy) / len(noisy), "%",
@@ -158,11 +163,12 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
 
 
 def _count_reached(ratios: Sequence[float]) -> int:
+    """The number of ratios that are at least 1, within the tolerance of the search."""
     return sum(ratio >= 1 - TOLERANCE for ratio in ratios)
 
 
-def _below(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
-    """The points where a scheduler falls behind another by more than the search's tolerance, in words."""
+def _below_text(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+    """Text that lists the scenes where scheduler *one* falls behind *other* by more than the search's tolerance."""
     behind = sorted(
         (ratio, scene.name)
         for scene, ratio in zip(ratios.scenes, ratios.over(one, other), strict=True)
@@ -174,12 +180,14 @@ def _below(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     return f"; below {other.name} at {len(behind)} points, least {shown}"
 
 
-def _at(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+def _largest_text(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+    """Text with the largest ratio of throughputs of scheduler *one* over *other*, and its scene."""
     ratio, name = max((r, s.name) for s, r in zip(ratios.scenes, ratios.over(one, other), strict=True))
     return f"{ratio:.2f} at {name}"
 
 
 def _summary(sweep_ratios: RatioSweep) -> Table:
+    """Table of each scheduler's throughput over the baseline's: geometric mean, least, most."""
     body = []
     for scheduler in SCHEDULERS:
         ratios = sweep_ratios.over(scheduler, BASELINE)
@@ -191,6 +199,7 @@ def _summary(sweep_ratios: RatioSweep) -> Table:
 
 
 def _points(ratios: RatioSweep) -> Table:
+    """Table of all scenes: the baseline's load, and the other schedulers over it."""
     body = []
     for scene in ratios.scenes:
         base = ratios.answers[scene, BASELINE]
@@ -215,14 +224,15 @@ COMBINATIONS: tuple[tuple[tuple[str, str], Ratio], ...] = (
 
 @dataclass(frozen=True)
 class DeadlineStudy:
-    """Both deadlines varied, each with the other at its default."""
+    """The sustainable loads when one of the two deadlines is varied and the other keeps its default."""
 
     bases: tuple[StreamPair, ...]
     vision_ms: Sequence[float]
     language_ms: Sequence[float]
-    answers: Answers
+    answers: SustainedLoads
 
     def varied(self, base: StreamPair, which: int) -> list[StreamPair]:
+        """The scene with each deadline of the vision stream (*which* 0) or of the language stream (1)."""
         if which == 0:
             return [replace(base, vision_ms=value) for value in self.vision_ms]
         return [replace(base, language_ms=value) for value in self.language_ms]
@@ -235,33 +245,38 @@ def study(
     vision_ms: Sequence[float] = VISION_MS,
     language_ms: Sequence[float] = LANGUAGE_MS,
 ) -> DeadlineStudy:
+    """Search the loads of all combinations over both deadlines."""
     bases = tuple(StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations)
     plan = DeadlineStudy(bases, vision_ms, language_ms, {})
     scenes = [scene for one in bases for scene in (one, *plan.varied(one, 0), *plan.varied(one, 1))]
-    return replace(plan, answers=ask(scenes, SHOWN, tick))
+    return replace(plan, answers=search_loads(scenes, SHOWN, tick))
 
 
 def figure_7(out: Path, sweep: DeadlineStudy) -> Exhibit:
+    """Draw Fig. V.7 from a study that was run, with rows and a table."""
     rows = tuple(row for base in sweep.bases for which in (0, 1) for row in _rows_7(sweep, base, which))
     return Exhibit(rows, (_table(sweep),), (_picture_7(out, sweep),))
 
 
 def _ticks(sweep: DeadlineStudy, which: int) -> Sequence[float]:
+    """The deadlines tried for the vision stream (*which* 0) or the language stream (1), in ms."""
     return (sweep.vision_ms, sweep.language_ms)[which]
 
 
 def _default(base: StreamPair, which: int) -> float:
+    """The default deadline of the vision stream (*which* 0) or the language stream (1), in ms."""
     return (base.vision_ms, base.language_ms)[which]
 
 
 def _picture_7(out: Path, sweep: DeadlineStudy) -> Figure:
+    """Draw sustainable throughput over each deadline, relative to the baseline at the default deadlines."""
     panels = []
     for which, letter in enumerate("ab"):
         for base in sweep.bases:
-            yardstick, ticks, marks = sweep.answers[base, BASELINE].stp, _ticks(sweep, which), []
+            baseline_stp, ticks, marks = sweep.answers[base, BASELINE].stp, _ticks(sweep, which), []
             for scheduler in SHOWN:
-                values = [sweep.answers[scene, scheduler].stp / yardstick for scene in sweep.varied(base, which)]
-                default = sweep.answers[base, scheduler].stp / yardstick
+                values = [sweep.answers[scene, scheduler].stp / baseline_stp for scene in sweep.varied(base, which)]
+                default = sweep.answers[base, scheduler].stp / baseline_stp
                 colour = pictures.POLICIES[scheduler.name]
                 marks += [
                     Curve(ticks, values, scheduler.name, colour, MARKS_7[scheduler]),
@@ -277,7 +292,7 @@ def _picture_7(out: Path, sweep: DeadlineStudy) -> Figure:
 
 
 def _rows_7(sweep: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
-    """What the longest deadline gives over the default, and how far layerweaver+ leads on the way."""
+    """Row with the gain of the longest deadline over the default, and layerweaver+'s lead along the sweep."""
     longest = sweep.varied(base, which)[-1]
     gains = {s: sweep.answers[longest, s].stp / sweep.answers[base, s].stp for s in SHOWN}
     lead = [sweep.answers[s, PLUS].stp / sweep.answers[s, WOVEN].stp for s in sweep.varied(base, which)]
@@ -293,18 +308,20 @@ def _rows_7(sweep: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
 
 
 def _improves(gain: float) -> str:
+    """Text on whether a longer deadline raised the sustainable load."""
     if gain > 1 + TOLERANCE:
         return "more time lets it sustain more"
     return "more time does not let it sustain more, as the text reports of some cases"
 
 
 def _table(sweep: DeadlineStudy) -> Table:
+    """Table of all deadlines tried: sustainable loads, and throughput over the baseline at the same deadlines."""
     body = []
     for base in sweep.bases:
         for which in (0, 1):
             for value, scene in zip(_ticks(sweep, which), sweep.varied(base, which), strict=True):
-                floor = sweep.answers[scene, BASELINE].stp
-                over = (f"{sweep.answers[scene, s].stp / floor:.3f}" for s in SHOWN[1:])
+                baseline_stp = sweep.answers[scene, BASELINE].stp
+                over = (f"{sweep.answers[scene, s].stp / baseline_stp:.3f}" for s in SHOWN[1:])
                 rates = (f"{sweep.answers[scene, s].rate:.0f}" for s in SHOWN)
                 body.append((base.name, f"{base.pair[which]} {value:g}", *rates, *over, "not printed"))
     header = (

@@ -25,11 +25,11 @@ from weft_papers.layerweaver_plus.lab import (
     PLUS,
     TOLERANCE,
     WOVEN,
-    Answers,
     Scheduler,
     StreamPair,
-    ask,
+    SustainedLoads,
     capacity,
+    search_loads,
     served,
 )
 
@@ -48,14 +48,14 @@ LINES: dict[Scheduler, tuple[Dash, float]] = {
 
 
 @dataclass(frozen=True)
-class Fate:
-    """Latencies and violations of a scheduler at a load, over all seeds."""
+class SchedulerRuns:
+    """The runs of one scheduler at one load, one for each seed."""
 
     runs: tuple[RequestRun, ...]
 
     @property
     def worst(self) -> float:
-        """Violations of the stream that suffers most, mean of the seeds, as a search for sustainable loads has it."""
+        """Violations of the stream with the most, as mean of the seeds; searches for sustainable loads use the same."""
         return float(np.mean([run.report.worst_violation_rate for run in self.runs]))
 
     def late(self, stream: int) -> float:
@@ -64,41 +64,43 @@ class Fate:
         return sum(one.violated for one in seen) / max(1, sum(one.arrived for one in seen))
 
     def curve(self, stream: int) -> tuple[Floats, Floats]:
-        """Latencies in milliseconds and the percentage of requests that do not exceed them."""
+        """Latencies in milliseconds, and for each the percentage of a stream's requests that do not exceed it."""
         histogram = np.sum([run.tally.histogram[stream] for run in self.runs], axis=0)
         seconds, shares = cdf(histogram, self.runs[0].tick_s)
         return 1e3 * seconds, 100 * shares
 
     def mean(self, stream: int, field: str) -> float:
+        """Mean over the seeds of a field of a stream's report, without None; NaN if all are None."""
         values = [getattr(run.report.streams[stream], field) for run in self.runs]
         return float(np.mean([value for value in values if value is not None] or [np.nan]))
 
 
 @dataclass(frozen=True)
 class Load:
-    """One load and what every scheduler makes of it."""
+    """A scene at one load, run under every scheduler."""
 
     what: str
     scene: StreamPair
     rate: float
     """Requests per second of both streams."""
-    fates: dict[Scheduler, Fate]
+    runs_of: dict[Scheduler, SchedulerRuns]
 
     @property
     def share(self) -> float:
-        """The part of what the two resources could do at best."""
+        """The load as a share of ``capacity``."""
         return self.rate / capacity(self.scene)
 
     def misses(self, scheduler: Scheduler) -> str:
+        """Text with the percentage of late requests of both streams."""
         return " and ".join(
-            f"{100 * self.fates[scheduler].late(stream):.3g} % of {model}"
+            f"{100 * self.runs_of[scheduler].late(stream):.3g} % of {model}"
             for stream, model in enumerate(self.scene.pair)
         )
 
 
 @dataclass(frozen=True)
 class TailPanel:
-    """One pair: the printed load, the load that breaks the baseline, and the most layerweaver+ bears."""
+    """One pair at three loads: the printed, one that breaks the baseline, the largest that layerweaver+ sustains."""
 
     letter: str
     scene: StreamPair
@@ -113,18 +115,22 @@ def panels(
     tick: Tick | None = None,
     wanted: Sequence[tuple[str, tuple[str, str], tuple[str, str]]] = PANELS,
 ) -> tuple[TailPanel, ...]:
+    """Run the pairs of Fig. V.6 at their three loads.
+
+    wanted: letter, pair, and keys of the printed rates of each panel.
+    """
     rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
     scenes = {
         letter: StreamPair(pair, (rates[letter][1], rates[letter][0]), base.seq_len, base.duration_s)
         for letter, pair, _ in wanted
     }
-    answers: Answers = ask(list(scenes.values()), (PLUS,), tick)
+    answers: SustainedLoads = search_loads(list(scenes.values()), (PLUS,), tick)
     return tuple(
         TailPanel(
             letter,
             scene,
             _load("the printed rates", scene, sum(rates[letter])),
-            _load("the baseline misses half", scene, breaking(scene)),
+            _load("the baseline misses half", scene, find_breaking_load(scene)),
             _load("layerweaver+ bears no more", scene, answers[scene, PLUS].rate),
         )
         for letter, scene in scenes.items()
@@ -132,16 +138,21 @@ def panels(
 
 
 def _load(what: str, scene: StreamPair, rate: float) -> Load:
-    fates = {scheduler: Fate(served(scene, rate, scheduler)) for scheduler in SHOWN}
-    return Load(what, scene, rate, fates)
+    """Run a scene at *rate* requests per second under every scheduler; *what* names the load in texts."""
+    runs_of = {scheduler: SchedulerRuns(served(scene, rate, scheduler)) for scheduler in SHOWN}
+    return Load(what, scene, rate, runs_of)
 
 
-def breaking(scene: StreamPair) -> float:
+def find_breaking_load(scene: StreamPair) -> float:
     """The smallest load, to 1 %, at which the baseline's worst stream misses half of its deadlines."""
-    return _threshold(lambda rate: Fate(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
+    return _threshold(lambda rate: SchedulerRuns(served(scene, rate, BASELINE)).worst >= HALF, capacity(scene))
 
 
 def _threshold(broken: Callable[[float], bool], start: float) -> float:
+    """The smallest rate for which *broken* holds, within TOLERANCE, by bisection from *start*.
+
+    *broken* must hold for all larger rates, too.
+    """
     low, high = start / 2, start
     while broken(low):
         low, high = low / 2, low
@@ -154,6 +165,7 @@ def _threshold(broken: Callable[[float], bool], start: float) -> float:
 
 
 def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
+    """Draw Fig. V.6 at the loads that break the baseline, and again at the largest that layerweaver+ sustains."""
     rows = tuple(row for panel in result for row in _rows(paper, panel))
     drawn = (
         _picture(out, [panel.broken for panel in result], "figV6-tails"),
@@ -163,6 +175,7 @@ def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
 
 
 def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
+    """Draw the latency distributions of both streams of each load, a curve per scheduler."""
     panels = [
         Panel(
             _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered_rate(load, stream):.0f} requests/s",
@@ -176,14 +189,16 @@ def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
 
 
 def _offered_rate(load: Load, stream: int) -> float:
-    return load.fates[BASELINE].mean(stream, "offered_per_s")
+    """Requests per second that arrived for a stream."""
+    return load.runs_of[BASELINE].mean(stream, "offered_per_s")
 
 
 def _marks(load: Load, stream: int) -> list[Drawable]:
+    """Latency curves of all schedulers for a stream, and a line at its deadline."""
     deadline_ms = (load.scene.vision_ms, load.scene.language_ms)[stream]
     curves = [
         Curve(
-            *load.fates[scheduler].curve(stream), scheduler.name, pictures.POLICIES[scheduler.name], dash=dash,
+            *load.runs_of[scheduler].curve(stream), scheduler.name, pictures.POLICIES[scheduler.name], dash=dash,
             width=width, steps=True,
         )
         for scheduler, (dash, width) in LINES.items()
@@ -192,29 +207,31 @@ def _marks(load: Load, stream: int) -> list[Drawable]:
 
 
 def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
+    """Rows of a pair: late requests of each model under each scheduler, at two loads."""
     printed = {
         (BASELINE, 0): paper["baseline_misses_rn"].value,
         (BASELINE, 1): paper["baseline_misses_bb"].value,
         (WOVEN, 0): paper["layerweaver_misses_rn"].value,
     }
-    most = 100 - paper["plus_meets"].value
+    allowed = 100 - paper["plus_meets"].value
     rows = []
     for load, when in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
                 theirs = printed.get((scheduler, stream)) if panel.letter == "a" else None
-                ours = 100 * load.fates[scheduler].late(stream)
+                ours = 100 * load.runs_of[scheduler].late(stream)
                 quantity = f"{model} late under {scheduler.name}, {when}"
                 why = _why(panel, load, scheduler, theirs is not None)
-                shown = most if scheduler is PLUS else theirs
+                shown = allowed if scheduler is PLUS else theirs
                 rows.append(Row(f"{FIGURE}{panel.letter}", quantity, shown, ours, "%", why))
     return [*rows, *_load_rows(panel)]
 
 
 def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> str:
+    """Explain a percentage of late requests: the load, and what the paper says; *printed*: the paper has a number."""
     where = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
     if scheduler is PLUS:
-        kept = "and so it is" if load.fates[PLUS].worst <= LIMIT else "but this load is more than it bears"
+        kept = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it bears"
         return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {kept} {where}'
     if scheduler is OURS:
         return f"not in the paper: our policy, {where}"
@@ -248,11 +265,12 @@ def _load_rows(panel: TailPanel) -> list[Row]:
 
 
 def _table(panel: TailPanel) -> Table:
+    """Table of a pair: every load under every scheduler, model by model."""
     body = []
     for load in (panel.printed, panel.broken, panel.borne):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
-                fate = load.fates[scheduler]
+                fate = load.runs_of[scheduler]
                 tail = (f"{1e3 * fate.mean(stream, field):.2f}" for field in ("p50_s", "p99_s"))
                 body.append(
                     (

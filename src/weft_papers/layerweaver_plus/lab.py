@@ -34,7 +34,7 @@ LIMIT, SEEDS, TOLERANCE, WARMUP_S = 0.01, 2, 0.01, 0.5
 
 
 class Scheduler(NamedTuple):
-    """A policy under the name the paper gives it."""
+    """A policy under the name the paper gives it; *late*: what becomes of late requests."""
 
     name: str
     policy: str
@@ -53,7 +53,7 @@ SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
 
 @dataclass(frozen=True)
 class StreamPair:
-    """One pair of streams at one ratio; everything but the load and the scheduler."""
+    """A vision and a language stream at one ratio, with deadlines and batching, without load and scheduler."""
 
     pair: tuple[str, str]
     ratio: Ratio = (1.0, 1.0)
@@ -94,7 +94,10 @@ class StreamPair:
 
 
 def case(scene: StreamPair, rate: float) -> Case:
-    """The scene at a load, lowered to the device; what does not depend on the load is priced once."""
+    """The scene at a load of *rate* requests per second, prepared for the device.
+
+    What does not depend on the load is prepared once.
+    """
     priced = _prepare_cached(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
     return replace(priced, workload=scene.workload(rate))
 
@@ -106,9 +109,9 @@ def _prepare_cached(scene: StreamPair) -> Case:
 
 @lru_cache(maxsize=1024)
 def capacity(scene: StreamPair) -> float:
-    """Requests per second that keep the busier of array and channel busy all the time, all batches being full.
+    """Requests per second with which the busier of PE array and DRAM channel always works if all batches are full.
 
-    No schedule serves more for long; a search that begins here is a step or two from its answer.
+    No schedule sustains more, so a search that starts here needs only a step or two.
     """
     priced = case(StreamPair(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
     shares = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
@@ -119,7 +122,7 @@ def capacity(scene: StreamPair) -> float:
 
 
 def question(scene: StreamPair, scheduler: Scheduler) -> Question:
-    """The largest load at which no stream violates more than 1 % of its deadlines."""
+    """The search for the largest load at which no stream violates more than 1 % of its deadlines; not run yet."""
     return Question(
         scene.workload(capacity(scene)),
         scheduler.policy,
@@ -132,11 +135,14 @@ def question(scene: StreamPair, scheduler: Scheduler) -> Question:
     )
 
 
-Answers = dict[tuple[StreamPair, Scheduler], Sustained]
+SustainedLoads = dict[tuple[StreamPair, Scheduler], Sustained]
+"""(scene, scheduler) -> the largest load that is sustained."""
 
 
-def ask(scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
-    """Search every scene under every scheduler, on all cores; the same search is made once."""
+def search_loads(
+    scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None
+) -> SustainedLoads:
+    """Search the largest load of every scene under every scheduler, on all cores; equal searches run once."""
     wanted = list(dict.fromkeys(product(scenes, schedulers)))
     loads = sustain_all(
         [question(scene, scheduler) for scene, scheduler in wanted],
@@ -148,7 +154,7 @@ def ask(scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tic
 
 
 def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:
-    """A run at a given load for each of the seeds a search uses."""
+    """Simulate a scene at a given load, once for each seed that a search uses."""
     return tuple(
         simulate_requests(
             case(scene, rate), scheduler.policy, late=scheduler.late, options=dict(scheduler.options), seed=seed

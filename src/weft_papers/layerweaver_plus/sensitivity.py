@@ -21,11 +21,11 @@ from weft_papers.layerweaver_plus.lab import (
     PLUS,
     SCHEDULERS,
     WOVEN,
-    Answers,
     Ratio,
     Scheduler,
     StreamPair,
-    ask,
+    SustainedLoads,
+    search_loads,
 )
 
 TIMEOUTS_MS = (0.0, 1.0, 2.0, 5.0)
@@ -45,10 +45,10 @@ def batching(
     timeouts: Sequence[float] = TIMEOUTS_MS,
     batches: Sequence[int] = BATCHES,
 ) -> Exhibit:
-    """Is the baseline tuned fairly? Both schedulers over both settings of the batcher."""
+    """Vary timeout and size limit of the batcher, to see whether the baseline is tuned fairly."""
     base = StreamPair(PAIR, (1.0, 1.0), base.seq_len, base.duration_s)
     grid = [replace(base, max_batch=batch, timeout_ms=timeout) for batch in batches for timeout in timeouts]
-    answers = ask([base, *grid], (BASELINE, PLUS), tick)
+    answers = search_loads([base, *grid], (BASELINE, PLUS), tick)
     highest = max(answer.rate for answer in answers.values())
     x = Axis(label="batch timeout (ms)", names=[f"{timeout:g}" for timeout in timeouts])
     y = Axis(label="largest batch", names=[str(batch) for batch in batches])
@@ -69,7 +69,8 @@ def batching(
     return Exhibit(_batching_rows(base, grid, answers), (table,), (picture,))
 
 
-def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Answers) -> tuple[Row, ...]:
+def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: SustainedLoads) -> tuple[Row, ...]:
+    """Rows with the gain of each scheduler's best batching over the one used, and layerweaver+ at its best."""
     rows = []
     for scheduler in (BASELINE, PLUS):
         best = max(grid, key=lambda scene: answers[scene, scheduler].rate)
@@ -81,11 +82,12 @@ def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Answer
                 f"Fig. V.5 to V.7 for all: {base.max_batch} after {base.timeout_ms:g} ms",
             )
         )  # fmt: skip
-    floor = max(answers[scene, BASELINE].rate for scene in grid)
-    top = max(answers[scene, PLUS].rate for scene in grid)
+    baseline_best = max(answers[scene, BASELINE].rate for scene in grid)
+    plus_best = max(answers[scene, PLUS].rate for scene in grid)
+    quantity = f"layerweaver+ over baseline, each at its best, {base.name}"
     rows.append(
         Row(
-            "batching", f"layerweaver+ over baseline, each at its best, {base.name}", None, top / floor, "x",
+            "batching", quantity, None, plus_best / baseline_best, "x",
             f"{answers[base, PLUS].rate / answers[base, BASELINE].rate:.3f} with the settings used for both",
         )
     )  # fmt: skip
@@ -93,10 +95,10 @@ def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Answer
 
 
 def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengths: Sequence[int] = TOKENS) -> Exhibit:
-    """The paper names no sequence length: the longer the text, the more the language models compute."""
+    """Vary the number of tokens, which the paper does not name: the longer the text, the more encoders compute."""
     bases = [StreamPair(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
     scenes = {one: [replace(one, seq_len=tokens) for tokens in lengths] for one in bases}
-    answers = ask([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
+    answers = search_loads([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
     x, y = Axis(label="tokens", names=[str(tokens) for tokens in lengths]), Axis(label="STP over baseline")
     panels, body, rows = [], [], []
     for one, varied in scenes.items():
@@ -133,12 +135,12 @@ def stretch(
     stretches: Sequence[int] = STRETCHES,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = STRETCHED,
 ) -> Exhibit:
-    """How long weft+ takes a woven rest to last."""
+    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of that alone."""
     scenes = [StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches
     }
-    answers = ask(scenes, (PLUS, *variants.values()), tick)
+    answers = search_loads(scenes, (PLUS, *variants.values()), tick)
     over = {
         value: [answers[scene, variant].stp / answers[scene, PLUS].stp for scene in scenes]
         for value, variant in variants.items()

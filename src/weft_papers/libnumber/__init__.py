@@ -43,8 +43,8 @@ def reproduce(
 ) -> Reproduction:
     """Run everything again but the searches, and draw the pictures into *out*.
 
-    queries: of each model in the simulated runs. measured: a file of ``benchmarks/number_formats.py`` instead of the
-    recorded one.
+    queries: of each model in the simulated runs. measured: a result file of ``benchmarks/number_formats.py`` to read
+    instead of the recorded one. Raises InputError for other options.
     """
     if (cost, seq_len) != (COST, SEQ_LEN):
         raise InputError(f"{PAPER}: its networks see no tokens and their costs are fixed; leave seq_len and cost out")
@@ -56,7 +56,9 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int) -> list[Step]:
-    def scored_again(tick: Tick) -> Exhibit:
+    """List the parts of the reproduction, in order."""
+
+    def check_scores(tick: Tick) -> Exhibit:
         return checked.checks(out, checked.score_again(record, tick=tick))
 
     return [
@@ -69,11 +71,12 @@ def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int)
         ("Fig. III.6", lambda tick: fig6_speeds.figure_6(paper, out, record)),
         ("weaving", lambda tick: fig6_speeds.weaving(out, record, queries)),
         ("sensitivity", lambda tick: sensitivity.sensitivity(out, record)),
-        ("scored again", scored_again),
+        ("scored again", check_scores),
     ]
 
 
 def _settings(record: recorded.SearchRecord, queries: int) -> dict[str, Any]:
+    """Describe the searches and the runs, for the JSON report."""
     return {
         "weft": __version__,
         "recorded_on": dict(record.machine),

@@ -50,6 +50,7 @@ class Check:
 
     @property
     def recorded(self) -> float:
+        """The recorded accuracy on all validation images."""
         return self.run.validation if self.run else self.net.validation
 
     @property
@@ -60,8 +61,9 @@ class Check:
 
     @property
     def tolerance(self) -> float:
-        spread = math.sqrt(max(1e-4, self.recorded * (1 - self.recorded)) / self.images)
-        return DEVIATIONS * spread
+        """The difference from the recorded accuracy that so few images explain, by the binomial distribution."""
+        deviation = math.sqrt(max(1e-4, self.recorded * (1 - self.recorded)) / self.images)
+        return DEVIATIONS * deviation
 
     @property
     def agrees(self) -> bool:
@@ -74,17 +76,21 @@ def same_model(net: NetRecord) -> bool:
 
 
 def score_again(record: SearchRecord, images: int | None = None, tick: Tick | None = None) -> list[Check]:
-    """Score every network in float32 and under the configurations of the main methods, on *images* images (or all)."""
+    """Score every network in float32 and under the configurations of METHODS, on its first *images* images (None: all).
+
+    Networks whose model file is not the one that was tuned are left out.
+    """
     checked: list[Check] = []
     nets = [record.nets[name] for name in by_title(record.nets) if same_model(record.nets[name])]
     for number, net in enumerate(nets, 1):
-        checked += _of_net(net, images)
+        checked += _check_net(net, images)
         if tick:
             tick(number, len(nets))
     return checked
 
 
-def _of_net(net: NetRecord, images: int | None) -> list[Check]:
+def _check_net(net: NetRecord, images: int | None) -> list[Check]:
+    """Score one network in float32 and under its recorded configurations."""
     held_out = validation(net.name)
     inputs, labels = held_out.inputs()[:images], held_out.label[:images]
     runs = [run for margin in MARGINS for method in METHODS if (run := net.passing(method, margin))]
@@ -96,6 +102,7 @@ def _of_net(net: NetRecord, images: int | None) -> list[Check]:
 
 
 def checks(out: Path, checked: Sequence[Check]) -> Exhibit:
+    """Report the checks: the share that agrees with the record, a table and a picture; empty without checks."""
     if not checked:
         return Exhibit()
     good = sum(check.agrees for check in checked)
@@ -111,6 +118,7 @@ def checks(out: Path, checked: Sequence[Check]) -> Exhibit:
 
 
 def _table(checked: Sequence[Check]) -> Table:
+    """Table of all checks: scores of now beside the recorded ones."""
     body = tuple(
         (
             TITLES[check.net.name], check.name, f"{100 * check.score:.2f}", str(check.images),
@@ -124,6 +132,7 @@ def _table(checked: Sequence[Check]) -> Table:
 
 
 def _picture(out: Path, checked: Sequence[Check]) -> Figure:
+    """Draw the scores of now over the recorded ones, with the tolerance as error bars."""
     low = min(min(check.score, check.recorded) for check in checked)
     marks = [Curve([100 * low, 100], [100 * low, 100], None, RULE, width=1)]
     for kind in dict.fromkeys(_kind(check) for check in checked):
@@ -141,4 +150,5 @@ def _picture(out: Path, checked: Sequence[Check]) -> Figure:
 
 
 def _kind(check: Check) -> str:
+    """The method of a check, or "FLOAT 32"."""
     return check.run.method.removesuffix(REPAIRED) if check.run else "FLOAT 32"

@@ -22,6 +22,7 @@ FULL = 0.995
 
 
 def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    """Draw Fig. II.5: accuracy over the width of fixed point, and the distribution of the weights."""
     nets = [record.nets[name] for name in by_title(record.nets) if record.nets[name].widths]
     if not nets:
         return Exhibit()
@@ -29,10 +30,13 @@ def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:
-    """The fewest bits from which on the accuracy is that of float32."""
+    """The fewest bits with which, and with every larger number of bits, the accuracy is that of float32.
+
+    scores: accuracy by number of bits.
+    """
     assert net.widths
-    enough = [score >= FULL * net.test for score in scores]
-    below = [bits for bits, good in zip(net.widths.bits, enough, strict=True) if not good]
+    full_accuracy = [score >= FULL * net.test for score in scores]
+    below = [bits for bits, full in zip(net.widths.bits, full_accuracy, strict=True) if not full]
     return max(below, default=0) + 1
 
 
@@ -44,6 +48,7 @@ def target_weights(net: NetRecord) -> npt.NDArray[np.float32]:
 
 
 def _rows(paper: Paper, nets: Sequence[NetRecord]) -> list[Row]:
+    """Rows with the bits that full accuracy needs, over all networks and for LeNet."""
     weights = {net.name: bits_needed(net, net.widths.weights) for net in nets if net.widths}
     both = {net.name: bits_needed(net, net.widths.both) for net in nets if net.widths}
     text = ", ".join(f"{TITLES[name]} {bits} ({both[name]} with inputs)" for name, bits in weights.items())
@@ -62,6 +67,7 @@ def _rows(paper: Paper, nets: Sequence[NetRecord]) -> list[Row]:
 
 
 def _table(nets: Sequence[NetRecord]) -> Table:
+    """Table of the accuracy of every network at every width."""
     body = [
         (TITLES[net.name], str(bits), f"{100 * weights:.2f}", f"{100 * both:.2f}", f"{100 * net.test:.2f}")
         for net in nets
@@ -73,25 +79,26 @@ def _table(nets: Sequence[NetRecord]) -> Table:
 
 
 def _picture(out: Path, nets: Sequence[NetRecord]) -> Figure:
-    only: list[Drawable] = []
+    """Draw accuracy over the width for weights only and for weights and inputs, and the weights' distributions."""
+    weights_only: list[Drawable] = []
     both: list[Drawable] = []
-    spread: list[Drawable] = []
+    distributions: list[Drawable] = []
     for place, net in enumerate(nets):
         assert net.widths
         colour, mark = pictures.MODELS[place], pictures.MARKS[place]
-        for marks, scores in ((only, net.widths.weights), (both, net.widths.both)):
+        for marks, scores in ((weights_only, net.widths.weights), (both, net.widths.both)):
             marks += [
                 Curve(net.widths.bits, [100 * score for score in scores], TITLES[net.name], colour, mark),
                 ReferenceLine(100 * net.test, colour=colour, dash=":", width=0.8),
             ]
         weights = target_weights(net)
         counts, edges = np.histogram(weights, bins=81, range=(-0.5, 0.5))
-        spread.append(Curve((edges[1:] + edges[:-1]) / 2, 100 * counts / len(weights), None, colour))
+        distributions.append(Curve((edges[1:] + edges[:-1]) / 2, 100 * counts / len(weights), None, colour))
     x, y = Axis(label="bits of fixed point", ticks=range(2, 17, 2)), Axis(label="accuracy (%)")
     panels = [
-        Panel(only, "(a) weights only", x, y),
+        Panel(weights_only, "(a) weights only", x, y),
         Panel(both, "(a) weights and inputs", x, y),
-        Panel(spread, "(b) weights", Axis(label="value"), Axis(label="% of the weights")),
+        Panel(distributions, "(b) weights", Axis(label="value"), Axis(label="% of the weights")),
     ]
     title = f"{FIGURE}: redundancy of the weights (dotted: float32)"
     return pictures.picture(out, "fig2-5-widths", title, panels, size=(12, 3.8), columns=3)

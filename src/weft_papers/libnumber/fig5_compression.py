@@ -43,17 +43,21 @@ EIGHT_BITS = 8  # bits of ONNX Runtime's int8, the method that sizes are compare
 
 
 def weight_reduction(net: NetRecord, run: ScoredRun) -> float:
+    """Size of the weights in float32 over their size in the run's formats."""
     return plain_sizes(net.network).weights / sizes(net.network, run.configuration).weights
 
 
 def storage_reduction(net: NetRecord, run: ScoredRun) -> float:
+    """Size of weights and inputs in float32 over their size in the run's formats."""
     return plain_sizes(net.network).both / net.bits(run)
 
 
 Value = Callable[[NetRecord, ScoredRun], float]
+"""A quantity of a network under a run's formats."""
 
 
 def figure_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    """Draw Fig. III.5: size of every network under every method, at both margins of accuracy."""
     rows = [row for margin in MARGINS for row in _rows(paper, record, margin)]
     tables = [_table(record, margin) for margin in MARGINS if record.tuned(margin)]
     pictures_made = (_picture(paper, out, record),) if rows else ()
@@ -61,12 +65,13 @@ def figure_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def over_nets(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
-    """The value for every network that a method keeps within the margin."""
+    """A quantity for every network that a method keeps within the margin."""
     pairs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     return [value(net, run) for net, run in pairs if run]
 
 
 def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
+    """Rows at one margin: our reductions, accuracy lost on test images, and storage against each other method."""
     if not record.tuned(margin):
         return []
     weights, storage = (over_nets(record, OURS, margin, value) for value in (weight_reduction, storage_reduction))
@@ -88,6 +93,7 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
 
 
 def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str, values: Sequence[float]) -> list[Row]:
+    """Rows with a reduction, averaged by mean size and as geometric mean; *what*: "parameters" or "storage"."""
     theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
     why = f"{_listed_nets(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
     return [
@@ -99,11 +105,13 @@ def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str
 
 
 def _listed_nets(record: SearchRecord, margin: float, values: Sequence[float]) -> str:
+    """Text with one value for each network that was tuned at the margin."""
     nets = record.tuned(margin)
     return ", ".join(f"{TITLES[net]} {value:.2f}" for net, value in zip(nets, values, strict=True))
 
 
 def _loss_row(record: SearchRecord, margin: float) -> Row:
+    """Row with the largest relative loss of accuracy on test images, which no search saw."""
     nets = [record.nets[net] for net in record.tuned(margin)]
     runs = [(net, net.find(OURS, margin)) for net in nets]
     lost = [100 * (1 - run.test / net.test) for net, run in runs if run]
@@ -115,27 +123,32 @@ def _loss_row(record: SearchRecord, margin: float) -> Row:
 
 
 def _against(paper: Paper, record: SearchRecord, margin: float, method: str, *, plain: bool = False) -> list[Row]:
-    """*plain*: as the method was published, else the best of its ways."""
+    """Row with our storage below that of another method, as mean; none if no network has both.
+
+    plain: the method as it was published; otherwise the best of its variants.
+    """
     nets = [record.nets[net] for net in record.tuned(margin)]
     pairs = [(net, net.passing(method, margin, plain=plain)) for net in nets]
+    # Net -> percent by which our storage is below that of the other method.
     below = {net.name: 100 * (1 - net.bits(ours) / net.bits(run)) for net, run in pairs
              if run and (ours := net.find(OURS, margin))}  # fmt: skip
     if not below:
         return []
-    own = [net for net, _ in pairs if (answer := net.find(method, margin)) and not answer.feasible]
-    failed = f"; its own answer fails for {', '.join(TITLES[net.name] for net in own)}" if own else ""
+    failing = [net for net, _ in pairs if (answer := net.find(method, margin)) and not answer.feasible]
+    failed = f"; its own answer fails for {', '.join(TITLES[net.name] for net in failing)}" if failing else ""
     text = ", ".join(f"{TITLES[net]} {value:.1f}" for net, value in below.items())
     key = {RISTRETTO: "storage_below_ristretto", STRIPES: "storage_below_stripes"}.get(method)
     theirs = paper[key].value if key and margin == MARGINS[0] else None
     value = mean(below.values())
     why = f"{text}{failed}"
-    way = {True: " as published, repaired where it fails", False: ", the best of its ways"}[plain]
+    way = " as published, repaired where it fails" if plain else ", the best of its ways"
     name = LABELS[method] + (way if method != STRIPES else "")
     quantity = f"storage below that of {name} at {percent(margin)}, mean"
     return [Row(FIGURE, quantity, theirs, value, "%", beside(value, theirs, why) if theirs else why)]
 
 
 def _table(record: SearchRecord, margin: float) -> Table:
+    """Table at one margin: sizes and accuracies of every network under every recorded run of every method."""
     body = []
     for name in record.tuned(margin):
         net = record.nets[name]
@@ -152,6 +165,7 @@ def _table(record: SearchRecord, margin: float) -> Table:
 
 
 def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
+    """The cells of one run of a network."""
     way = run.method.removesuffix(REPAIRED)
     words = [LABELS[way], "repaired" if run.method != way else "", str(run.option or "")]
     return (
@@ -162,6 +176,7 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
 
 
 def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+    """Draw sizes in percent of float32, a panel for weights and one for storage at each margin."""
     panels, colours = [], {LABELS[method]: COLOURS[method] for method in METHODS}
     for margin in (margin for margin in MARGINS if record.tuned(margin)):
         labels = [*(TITLES[net] for net in record.tuned(margin)), "mean"]
@@ -169,7 +184,7 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
             (weight_reduction, "parameters", "weights"),
             (storage_reduction, "storage", "weights and inputs"),
         ):
-            series = {LABELS[method]: [*_parts(record, method, margin, value)] for method in METHODS}
+            series = {LABELS[method]: [*_size_percents(record, method, margin, value)] for method in METHODS}
             printed = paper[f"{key}_{100 * margin:g}"].value
             marks = [Bars(labels, series, colours), ReferenceLine(100 / printed, f"printed: 1/{printed:g}")]
             heading = f"{what}, {percent(margin)} of the accuracy may go"
@@ -179,8 +194,8 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     return pictures.picture(out, "fig3-5-sizes", title, panels, size=size, columns=2, share_y="col")
 
 
-def _parts(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
-    """The size of each network in per cent of float32, then the mean; nothing where the method fails."""
+def _size_percents(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
+    """Size of each network in percent of float32, 0 if the method misses the margin; then the mean of the others."""
     runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     parts = [100 / value(net, run) if run else 0.0 for net, run in runs]
     kept = [part for part in parts if part]
@@ -192,12 +207,13 @@ THEIRS = {OURS: "libnumber", RISTRETTO: "Ristretto"}
 
 
 def table_4(record: SearchRecord) -> Exhibit:
+    """Reproduce Table III.4: the tuned formats of every network beside the printed ones."""
     nets = [record.nets[net] for net in record.tuned(MARGINS[0])]
     return Exhibit(tuple(row for net in nets for row in _rows_4(net)), (_table_4(nets),) if nets else ())
 
 
 def mean_bits(net: NetRecord, method: str, margin: float) -> float | None:
-    """The mean bits of a weight."""
+    """The mean bits of a weight under the method's smallest configuration, or None if it misses the margin."""
     run = net.passing(method, margin)
     return sizes(net.network, run.configuration).weights / net.network.weights if run else None
 
@@ -210,6 +226,7 @@ def printed_bits(net: NetRecord, framework: str) -> float:
 
 
 def _rows_4(net: NetRecord) -> list[Row]:
+    """Rows with the mean bits of a weight by our formats and by the printed ones."""
     margin = MARGINS[0]
     rows = []
     for method, framework in THEIRS.items():
@@ -230,6 +247,7 @@ def _rows_4(net: NetRecord) -> list[Row]:
 
 
 def _table_4(nets: list[NetRecord]) -> Table:
+    """Table of our formats beside the printed ones, by network and method."""
     body = []
     for net in nets:
         for method, framework in THEIRS.items():

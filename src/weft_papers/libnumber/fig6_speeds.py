@@ -42,11 +42,12 @@ SpeedModel = Callable[[Sequence[LayerWork], Configuration], Speedup]
 
 @lru_cache(maxsize=8)
 def model_of(name: str) -> Model:
-    """One of the four, as the cost models see it."""
+    """The network as the cost models read it from the project's ONNX file."""
     return import_onnx(model_path(name))
 
 
 def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    """Reproduce Fig. III.6: speed-ups of the recorded formats by models of an FPGA and of bit-serial hardware."""
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
     tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
@@ -56,7 +57,7 @@ def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel) -> dict[str, float]:
-    """Network -> how many times faster, where the method keeps the margin."""
+    """Network -> speed-up by *model*, for the networks that the method keeps within the margin."""
     times_faster = {}
     for name in record.tuned(margin):
         net = record.nets[name]
@@ -66,19 +67,21 @@ def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel
 
 
 def _configuration(net: NetRecord, method: str, margin: float) -> Configuration | None:
+    """The configuration that a method found for a network, or None if it misses the margin."""
     kind, option = (SERIAL, MACS) if method == f"{SERIAL} {MACS}" else (method, None)
     run = net.find(kind, margin, option) if kind == SERIAL else net.passing(kind, margin)
     return run.configuration if run else None
 
 
 def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
-    """The speeds of the networks that all methods have."""
+    """Method -> speed-ups, of the networks that all methods keep within the margin; empty if there is none."""
     every = {method: speedups(record, method, margin, model) for method in methods}
     shared = [net for net in record.tuned(margin) if all(net in speeds for speeds in every.values())]
     return {method: [speeds[net] for net in shared] for method, speeds in every.items()} if shared else {}
 
 
 def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
+    """Rows with our speed-up on the FPGA proxy, and over two other methods."""
     speeds = _common(record, ON_FPGA, MARGINS[0], word_packing)
     if not speeds:
         return []
@@ -96,6 +99,7 @@ def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
+    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for products."""
     ideal, real = (_common(record, SERIALLY, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
@@ -116,6 +120,7 @@ def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: Mapping[str, SpeedModel]) -> Table:
+    """Table of the speed-ups of every network under every method, a column per hardware model."""
     body = []
     for method in methods:
         speeds = {title: speedups(record, method, margin, model) for title, model in models.items()}
@@ -128,6 +133,7 @@ def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: 
 
 
 def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+    """Draw speed-ups by three hardware models, a bar per network and method."""
     panels = []
     for title, methods, margin, model, key in (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
@@ -143,6 +149,7 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
 
 
 def _bars(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> Bars:
+    """Bars of the speed-ups of every network and their geometric mean, by method; 0 where a method fails."""
     nets, series, colours = record.tuned(margin), {}, {}
     for method in methods:
         speeds = speedups(record, method, margin, model)
@@ -163,7 +170,7 @@ POLICY = "weft"
 
 @dataclass(frozen=True, slots=True)
 class Woven:
-    """A pair of models on the device."""
+    """A pair of models woven on the device, the first computing and the second waiting for its weights."""
 
     name: str
     weight_bytes: int
@@ -171,26 +178,35 @@ class Woven:
     rates: tuple[float, ...]
     """Queries a second of each model."""
     alone_s: tuple[float, ...]
-    """The time that each model takes alone as it is now."""
+    """Seconds that a query of each model takes alone, in its present formats."""
     stp: float
-    """Against themselves, as they are now."""
+    """System throughput, relative to the models alone in their present formats."""
     worth: float
-    """Against the models before tuning."""
+    """System throughput, relative to the models alone before tuning."""
 
 
 def weaving(out: Path, record: SearchRecord, queries: int) -> Exhibit:
+    """Report the throughput of woven pairs before and after the formats of the fetching model are tuned.
+
+    queries: of each model in a run.
+    """
     npu = device(NPU)
-    tuned = _ours(record, npu, queries)
-    asked = _what_if(npu, queries)
+    tuned = _weave_tuned(record, npu, queries)
+    narrowed = _weave_narrowed(npu, queries)
     tables = [_weaving_table(f"{TITLES[COMPUTING]} and {TITLES[FETCHING]}, formats that keep their accuracy", tuned)]
     tables.append(
-        _weaving_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", asked)
+        _weaving_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", narrowed)
     )
-    rows = [*(_row(tuned[0], changed) for changed in tuned[1:]), *(_row(asked[0], changed) for changed in asked[1:])]
-    return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (_weaving_picture(out, tuned, asked),))
+    rows = [_row(pairs[0], changed) for pairs in (tuned, narrowed) for changed in pairs[1:]]
+    picture = _weaving_picture(out, tuned, narrowed)
+    return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (picture,))
 
 
-def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, before: Woven | None) -> Woven:
+def _weave(name: str, models: tuple[Model, Model], npu: Npu, queries: int, before: Woven | None) -> Woven:
+    """Simulate a pair woven by weft, one query of each in turn.
+
+    before: the pair before tuning; None if this is the pair before tuning.
+    """
     profiles: list[Profile] = [estimate(model, npu) for model in models]
     report = simulate(profiles, npu, POLICY, Saturated(queries, (1.0, 1.0))).report
     rates = tuple(stream.progress / report.makespan_s for stream in report.streams)
@@ -200,30 +216,33 @@ def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, befor
     return Woven(name, profiles[1].weight_bytes, rates, alone, report.stp, worth)
 
 
-def _ours(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
+def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
+    """Weave Cuda-convnet and MLP-C: untuned, then with MLP-C tuned at each margin that has a result."""
     models = model_of(COMPUTING), model_of(FETCHING)
-    pairs = [_woven("float32 in 16 bits", models, npu, queries, None)]
+    pairs = [_weave("float32 in 16 bits", models, npu, queries, None)]
     net = record.nets.get(FETCHING)
     for margin in MARGINS:
         run = net.find(OURS, margin) if net else None
         if net and run:
             smaller = tuned_model(models[1], net.network, run.configuration)
             name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {shown(net.network, run.configuration)}"
-            pairs.append(_woven(name, (models[0], smaller), npu, queries, pairs[0]))
+            pairs.append(_weave(name, (models[0], smaller), npu, queries, pairs[0]))
     return pairs
 
 
-def _what_if(npu: Npu, queries: int) -> list[Woven]:
+def _weave_narrowed(npu: Npu, queries: int) -> list[Woven]:
+    """Weave ResNet-50 and BERT-large, whose weights have the given widths; no accuracy is claimed."""
     computing, fetching = load("resnet50"), load("bert-large")
     pairs: list[Woven] = []
     for bits in WIDTHS:
         layers = tuple(replace(layer, weight_bits=bits) if layer.weights else layer for layer in fetching.layers)
         pair = computing, replace(fetching, layers=layers)
-        pairs.append(_woven(f"BERT-large in {bits} bits", pair, npu, queries, pairs[0] if pairs else None))
+        pairs.append(_weave(f"BERT-large in {bits} bits", pair, npu, queries, pairs[0] if pairs else None))
     return pairs
 
 
 def _row(before: Woven, after: Woven) -> Row:
+    """Row with the system throughput of a pair over that before tuning."""
     return Row(
         WEAVING, f"system throughput over that before tuning, {after.name.partition(':')[0]}", None,
         after.worth / before.worth, "x",
@@ -234,6 +253,7 @@ def _row(before: Woven, after: Woven) -> Row:
 
 
 def _weaving_table(title: str, pairs: list[Woven]) -> Table:
+    """Table of woven pairs; the first one is the pair before tuning."""
     body = tuple(
         (
             woven.name, f"{woven.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in woven.alone_s),
@@ -245,9 +265,10 @@ def _weaving_table(title: str, pairs: list[Woven]) -> Table:
     return Table(f"{WEAVING}: {title}", header, body)
 
 
-def _weaving_picture(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
+def _weaving_picture(out: Path, tuned: list[Woven], narrowed: list[Woven]) -> Figure:
+    """Draw the throughput of the pairs, relative to the models alone before tuning."""
     panels = []
-    for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (asked, "ResNet-50 + BERT-large")):
+    for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (narrowed, "ResNet-50 + BERT-large")):
         names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]
         bars = Bars(names, {"worth": [woven.worth for woven in pairs]}, {"worth": COLOURS[OURS]})
         y = Axis(label="models' worth of throughput")

@@ -43,11 +43,11 @@ VARIED = ("lenet", "cuda-convnet")
 
 
 class Enumerated(NamedTuple):
-    """A space that is small enough to try all of it."""
+    """A search space that is small enough to try all of it."""
 
     formats: list[str]
     biases: range
-    """The biases that every object may have, counted from the first."""
+    """The biases tried for each tensor, counted from the first."""
 
 
 ENUMERATED = {
@@ -57,7 +57,7 @@ ENUMERATED = {
     ("cuda-convnet", 0.01): Enumerated(["FIXED 5..7"], range(4)),
 }
 COVERING = "covering"
-"""Option of Ristretto: inputs have the integer bit that its code takes from them."""
+"""Option of Ristretto: inputs keep the integer bit by which Ristretto's code shortens them."""
 MACS = "macs"
 """Option of the inputs-only search: the objective counts products, not bits that are stored."""
 MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
@@ -72,7 +72,7 @@ class SearchJob(NamedTuple):
 
 
 def jobs(net: str) -> list[SearchJob]:
-    """All searches of a network, those that the tables need first."""
+    """All searches of a network; those that the tables need come first."""
     searches = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
     searches += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
     searches += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
@@ -93,7 +93,7 @@ def jobs(net: str) -> list[SearchJob]:
 
 
 def settings(network: Network, job: SearchJob) -> dict[str, Any]:
-    """Options of a search method, other than the margin."""
+    """Keyword arguments of the search for a job, without the margin."""
     ways: dict[str, dict[str, Any]] = {
         FAITHFUL: {"faithful": True},
         WHOLE: {"two_passes": False},
@@ -112,12 +112,12 @@ def settings(network: Network, job: SearchJob) -> dict[str, Any]:
 
 
 def enumerated(net: str, margin: float) -> Platform:
-    """Few enough formats to try all."""
+    """A platform with few enough formats to try all of them."""
     return parse_platform({"name": "enumerated", "formats": ENUMERATED[net, margin].formats}, "enumerated")
 
 
 def sixteen_bits(network: Network) -> Configuration:
-    """Fixed point throughout, the baseline of bit-serial hardware."""
+    """Fixed point of 16 bits whose range takes in every value: the baseline of bit-serial hardware."""
     return Configuration(
         {
             name: covering_format(target, role)
@@ -130,9 +130,9 @@ def sixteen_bits(network: Network) -> Configuration:
 
 def started(network: Network, shift: float) -> Network:
     """Start the search with every bias *shift* higher, as if all values were multiplied by ``2 ** -shift``."""
-    by = 2.0**-shift
+    factor = 2.0**-shift
     targets = [
-        replace(target, weight_max=target.weight_max * by, input_max=target.input_max * by)
+        replace(target, weight_max=target.weight_max * factor, input_max=target.input_max * factor)
         for target in network.targets
     ]
     return replace(network, targets=tuple(targets))

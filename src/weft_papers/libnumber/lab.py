@@ -26,7 +26,7 @@ INT8, INT8_CHANNELS = "int8", "int8 per channel"
 SMALL, BIAS_RULE, START = "small set", "bias rule", "first bias"
 EXHAUSTIVE, RESTRICTED = "exhaustive", "restricted"
 REPAIRED = " repaired"
-"""Behind a baseline's name: its own answer failed and was widened until it passed."""
+"""Suffix of a baseline's name: its own answer missed the margin and was widened until it kept it."""
 LABELS = {
     OURS: "weft tune",
     BOTH: "weft tune, inputs layer by layer too",
@@ -53,7 +53,7 @@ FLOAT_BITS = 32  # bits of float32, which all sizes are given relative to
 
 
 class Sizes(NamedTuple):
-    """Bits of a network's targets, for one sample."""
+    """Bits of a network's tuned layers, for one sample."""
 
     weights: int
     activations: int
@@ -64,16 +64,17 @@ class Sizes(NamedTuple):
 
 
 def sizes(network: Network, configuration: Configuration) -> Sizes:
+    """Bits of weights and activations under a configuration."""
     return Sizes(*total_bits(network, configuration))
 
 
 def plain_sizes(network: Network) -> Sizes:
-    """The sizes in float32."""
+    """Bits of weights and activations in float32."""
     return Sizes(FLOAT_BITS * network.weights, FLOAT_BITS * network.inputs)
 
 
 def by_mean_size(reductions: Iterable[float]) -> float:
-    """How many times smaller the mean of the sizes is, each over its float32: what the chapter's averages fit best."""
+    """Average reductions as the reduction of the mean relative size, which fits the chapter's averages best."""
     return 1 / mean(1 / reduction for reduction in reductions)
 
 
@@ -82,11 +83,11 @@ def percent(margin: float) -> str:
 
 
 def shown(network: Network, configuration: Configuration, *, bias: bool = False) -> str:
-    """The formats as Table III.4 shows them: what the inputs have, then the weights layer by layer."""
+    """The formats as Table III.4 writes them: those of the inputs, then those of the weights layer by layer."""
     inputs = [label(configuration[target.objects("input")[0]], bias=bias) for target in network.targets]
     weights = [label(configuration[target.objects("weight")[0]], bias=bias) for target in network.targets]
-    alike = inputs[:1] if len(set(inputs)) == 1 else inputs
-    return f"{'-'.join(alike)} / {'-'.join(weights)}"
+    shown_inputs = inputs[:1] if len(set(inputs)) == 1 else inputs
+    return f"{'-'.join(shown_inputs)} / {'-'.join(weights)}"
 
 
 class Printed(NamedTuple):
@@ -105,12 +106,15 @@ class Printed(NamedTuple):
 
 
 def printed_configurations() -> dict[str, dict[str, str]]:
-    """Network -> framework -> as the table prints it."""
+    """Network -> framework -> configuration as Table III.4 prints it."""
     return dict(printed_data(PAPER)["configurations"])
 
 
 def parse_printed(text: str, layers: int) -> Printed:
-    """``I3 / E3-E2-E3``, or ``I8 / I8 in every layer``."""
+    """Parse a configuration such as "I3 / E3-E2-E3", or "I8 / I8 in every layer", for *layers* layers.
+
+    Raises InputError if the number of formats differs.
+    """
     inputs, _, weights = text.partition(" / ")
     formats = (weights.split()[0],) * layers if weights.endswith("in every layer") else tuple(weights.split("-"))
     if len(formats) != layers:
@@ -119,5 +123,5 @@ def parse_printed(text: str, layers: int) -> Printed:
 
 
 def by_title(nets: Mapping[str, object]) -> list[str]:
-    """The networks that are there, in the chapter's order."""
+    """The networks of *nets* in the chapter's order."""
     return [net for net in NETS if net in nets]

@@ -68,7 +68,7 @@ TINY_YOLO = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Large:
-    """A network whose formats are printed, and their sizes and speeds."""
+    """A network with printed formats; its sizes and speeds follow from the architecture."""
 
     title: str
     network: Network
@@ -77,20 +77,21 @@ class Large:
     """The configuration of each framework."""
 
     def reduction(self, framework: str) -> float:
-        """How many times smaller the weights are."""
+        """Size of the weights in float32 over their size in the framework's formats."""
         return plain_sizes(self.network).weights / sizes(self.network, self.configurations[framework]).weights
 
     def storage(self, framework: str) -> float:
+        """Size of weights and inputs in float32 over their size in the framework's formats."""
         return plain_sizes(self.network).both / sizes(self.network, self.configurations[framework]).both
 
     @property
     def below_ristretto(self) -> float:
-        """How many per cent libnumber's storage lies below Ristretto's."""
+        """Percent by which libnumber's storage is below Ristretto's."""
         return 100 * (1 - self.storage(RISTRETTO) / self.storage(LIBNUMBER))
 
 
 def convnet(name: str, side: int, convolutions: Sequence[Conv]) -> Model:
-    """A network without branches that takes square pictures."""
+    """Make a network without branches whose input is a picture of *side* by *side* pixels with three channels."""
     layers, channels = [], 3
     for number, conv in enumerate(convolutions, 1):
         pad = (conv.kernel - 1) // 2 if conv.pad is None else conv.pad
@@ -109,6 +110,7 @@ def convnet(name: str, side: int, convolutions: Sequence[Conv]) -> Model:
 
 
 def _block(layer: str) -> str:
+    """The name of the residual block of a layer, or of the layer if it is in none."""
     return layer.rpartition(".")[0] or layer
 
 
@@ -122,7 +124,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 def network_of(model: Model) -> Network:
-    """Its convolutions; those of a residual block share a format."""
+    """The convolutions of a model as tuning targets; those of a residual block share a format."""
     blocks: dict[str, list[Layer]] = {}
     for layer in model.layers:
         if layer.kind == "conv":
@@ -148,11 +150,13 @@ def printed(network: Network, text: str) -> Configuration:
 
 
 def _format(text: str) -> AnyFormat:
+    """Parse a format such as "I8" or "E3"."""
     return {"I": FIXED, "E": EXP}[text[0]](int(text[1:]))
 
 
 @lru_cache(maxsize=1)
 def large_networks() -> tuple[Large, ...]:
+    """The chapter's large networks with the formats that Table III.4 prints for them."""
     every = printed_configurations()
     networks = []
     for title, make in MODELS.items():
@@ -164,7 +168,7 @@ def large_networks() -> tuple[Large, ...]:
 
 
 def small_networks(record: SearchRecord) -> list[Large]:
-    """Ours with the formats that the chapter prints for them."""
+    """The recorded networks with the formats that Table III.4 prints for them."""
     every = printed_configurations()
     return [
         Large(
@@ -184,20 +188,21 @@ def printed_sizes(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
+    """Rows with the chapter's averages of sizes, recomputed from the printed formats."""
     weights, both = (
         [network.reduction(LIBNUMBER) for network in every],
         [network.storage(LIBNUMBER) for network in every],
     )
     below = {network.title: network.below_ristretto for network in every}
-    who = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
+    source = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
     rows = [
         _row(paper, "parameters smaller", "parameters_7", by_mean_size(weights), "x",
-             f"{who} as the mean size; geometric mean {geomean(weights):.2f}, mean {mean(weights):.2f}; layers of the "
-             "MLPs are as large as ours"),
+             f"{source} as the mean size; geometric mean {geomean(weights):.2f}, mean {mean(weights):.2f}; layers of "
+             "the MLPs are as large as ours"),
         _row(paper, "storage smaller", "storage_7", by_mean_size(both), "x",
-             f"{who}, with the inputs of one picture; geometric mean {geomean(both):.2f}, mean {mean(both):.2f}"),
+             f"{source}, with the inputs of one picture; geometric mean {geomean(both):.2f}, mean {mean(both):.2f}"),
         _row(paper, "storage below Ristretto's", "storage_below_ristretto", mean(below.values()), "%",
-             f"{who}; from {min(below.values()):.1f} to {max(below.values()):.1f} %"),
+             f"{source}; from {min(below.values()):.1f} to {max(below.values()):.1f} %"),
     ]  # fmt: skip
     if mlp := below.get("MLP-C"):
         rows.append(
@@ -208,11 +213,13 @@ def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
 
 
 def _row(paper: Paper, what: str, key: str, value: float, unit: str, why: str) -> Row:
+    """Row with a recomputed average beside the published number *key*."""
     theirs = paper[key].value
     return Row(FIGURE, f"{what} by the printed formats", theirs, value, unit, beside(value, theirs, why))
 
 
 def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
+    """Rows with the FPGA speed-up of the printed formats, and over Ristretto's."""
     ours, theirs = ([word_packing(network.work, network.configurations[framework]).network for network in large]
                     for framework in (LIBNUMBER, RISTRETTO))  # fmt: skip
     gain = 100 * (geomean(ours) / geomean(theirs) - 1)
@@ -228,6 +235,7 @@ def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
 
 
 def _table(every: Sequence[Large]) -> Table:
+    """Table of the sizes of the printed configurations."""
     body = tuple(
         (
             network.title, f"{network.network.weights / 1e6:.2f}", f"{network.network.inputs / 1e6:.3f}",
@@ -243,6 +251,7 @@ def _table(every: Sequence[Large]) -> Table:
 
 
 def _speeds(large: Sequence[Large]) -> Table:
+    """Table of the speed-ups of the printed configurations, a column per hardware model."""
     models = (word_packing, bit_serial_ideal, bit_serial)
     body = tuple(
         (network.title, framework, *(f"{model(network.work, configuration).network:.2f}" for model in models))
@@ -254,6 +263,7 @@ def _speeds(large: Sequence[Large]) -> Table:
 
 
 def _picture(out: Path, large: Sequence[Large]) -> Figure:
+    """Draw the reductions and speed-ups of the large networks by the printed formats."""
     colours = {LIBNUMBER: COLOURS[OURS], RISTRETTO: COLOURS[RISTRETTO]}
     values: dict[str, Callable[[Large, str], float]] = {
         "weights smaller (x)": Large.reduction,

@@ -36,15 +36,15 @@ class ScoredRun:
     test: float
     """The accuracy on images that no search saw."""
     base: float
-    """What the margin is taken from: a score on the validation images."""
+    """The score on the validation images that the margin is relative to."""
     feasible: bool
     iterations: int
     """Configurations that were scored."""
     samples: int
-    """Images, of the small set and the full one together."""
+    """Images that were evaluated, of the small and the full set together."""
     seconds: float
     option: Option = None
-    """What was varied, where a method was run in several ways."""
+    """Value of the setting that distinguishes several runs of a method; None: the default run."""
     note: str = ""
 
     @property
@@ -74,11 +74,11 @@ class Int8(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetRecord:
-    """All about one network."""
+    """The recorded results of one network."""
 
     name: str
     sha256: str
-    """The sum of the model file that was tuned."""
+    """The SHA-256 of the model file that was tuned."""
     training: str
     """How the network was trained."""
     network: Network
@@ -94,12 +94,13 @@ class NetRecord:
     """One search with all its trials, where it was kept."""
 
     def find(self, method: str, margin: float, option: Option = None) -> ScoredRun | None:
+        """The run of a method at a margin with an option, or None if it was not recorded."""
         return next((run for run in self.runs if run.key == (method, margin, option)), None)
 
     def passing(self, method: str, margin: float, *, plain: bool = False) -> ScoredRun | None:
-        """The smallest configuration that a method found within the margin, in any of its ways, repaired or not.
+        """The smallest configuration of a method that keeps the margin, or None; any variant, repaired or not.
 
-        *plain*: as it was published, repaired only where it fails.
+        plain: only the variant that was published, repaired if it fails.
         """
         runs = [run for run in self.runs if run.margin == margin and run.method in (method, method + REPAIRED)]
         ways = [run for run in runs if run.feasible and not (plain and run.option)]
@@ -110,13 +111,13 @@ class NetRecord:
         return sizes(self.network, run.configuration).both
 
     def options(self, method: str, margin: float) -> list[ScoredRun]:
-        """All ways in which a method was run, by what was varied."""
+        """All runs of a method at a margin, one per option."""
         return [run for run in self.runs if (run.method, run.margin) == (method, margin)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchRecord:
-    """All that one file holds."""
+    """The content of one result file."""
 
     machine: Mapping[str, Any]
     settings: Mapping[str, Any]
@@ -128,23 +129,25 @@ class SearchRecord:
 
 
 def read(path: Path | None = None) -> SearchRecord:
-    """A file of the script; the shipped one where none is named."""
+    """Read a result file of ``benchmarks/number_formats.py``; None: the shipped one. Raises InputError."""
     with resources.as_file(resources.files("weft_papers") / "data" / "libnumber" / SHIPPED) as shipped:
         raw = read_json(path or shipped, InputError)
     return parse_record(raw, str(path or SHIPPED))
 
 
 def parse_record(raw: Mapping[str, Any], source: str) -> SearchRecord:
+    """Parse the content of a result file; *source* names the file in errors. Raises InputError."""
     try:
         if raw["format"] != FORMAT:
             raise InputError(f"{source}: format {raw['format']!r}; this version reads {FORMAT}")
-        nets = {name: _net(name, net) for name, net in raw["nets"].items()}
+        nets = {name: _parse_net(name, net) for name, net in raw["nets"].items()}
         return SearchRecord(raw["machine"], raw["settings"], nets)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{source}: not a file of benchmarks/number_formats.py: {error!r}") from error
 
 
-def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
+def _parse_net(name: str, raw: Mapping[str, Any]) -> NetRecord:
+    """Parse the record of one network."""
     targets = tuple(Target(**{**entry, "branches": tuple(entry["branches"])}) for entry in raw["targets"])
     network = Network(name, targets)
     widths = raw.get("widths")
@@ -152,12 +155,13 @@ def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
         name, raw["sha256"], raw["training"], network, raw["validation"], raw["test"], raw["images"],
         Widths(*(tuple(widths[field]) for field in Widths._fields)) if widths else None,
         {kind: Int8(**entry) for kind, entry in raw.get("int8", {}).items()},
-        tuple(ScoredRun(**_parse_record(entry)) for entry in raw["runs"]),
-        _tuning(network, raw["path"]) if raw.get("path") else None,
+        tuple(ScoredRun(**_parse_run(entry)) for entry in raw["runs"]),
+        _parse_tuning(network, raw["path"]) if raw.get("path") else None,
     )  # fmt: skip
 
 
-def _parse_record(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a run or trial, with its configuration parsed."""
     return {**raw, "configuration": parse_configuration(raw["configuration"])}
 
 
@@ -165,11 +169,12 @@ _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objecti
 """The fields of a search that JSON can hold as they are."""
 
 
-def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
+def _parse_tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
+    """Parse a search with all its trials."""
     values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
     values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
-    trials = tuple(Trial(**_parse_record(entry)) for entry in raw["trials"])
-    path = tuple(Kept(**_parse_record(entry)) for entry in raw["path"])
+    trials = tuple(Trial(**_parse_run(entry)) for entry in raw["trials"])
+    path = tuple(Kept(**_parse_run(entry)) for entry in raw["path"])
     return Tuning(network=network, trials=trials, path=path, **values)
 
 
@@ -177,15 +182,17 @@ def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
 
 
 def run_json(run: ScoredRun) -> dict[str, Any]:
+    """The JSON object of a run, which ``parse_record`` reads."""
     return {field.name: getattr(run, field.name) for field in fields(run)} | {"configuration": run.configuration.text}
 
 
 def targets_json(network: Network) -> list[dict[str, Any]]:
+    """The JSON list of a network's targets."""
     return [asdict(target) for target in network.targets]
 
 
 def tuning_json(tuning: Tuning) -> dict[str, Any]:
-    """The search with every trial, for its picture."""
+    """The JSON object of a search with every trial, for its picture."""
     return {key: getattr(tuning, key) for key in _PLAIN} | {
         "configuration": tuning.configuration.text,
         "base_configuration": tuning.base_configuration.text,

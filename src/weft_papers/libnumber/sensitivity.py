@@ -21,6 +21,7 @@ STUDIES = {SMALL: "share of the images in the small set", START: "bias at the st
 
 
 def sensitivity(out: Path, record: SearchRecord) -> Exhibit:
+    """Report our recorded search with one setting varied at a time: margin, small set, first bias, bias rule."""
     nets = [record.nets[name] for name in by_title(record.nets)]
     rows = [row for net in nets for row in (*_margin_rows(net), *_varied_rows(record, net))]
     body = tuple(cells for net in nets for cells in _cells(record, net))
@@ -32,12 +33,12 @@ def sensitivity(out: Path, record: SearchRecord) -> Exhibit:
 
 
 def by_margin(net: NetRecord) -> list[ScoredRun]:
-    """Our search at every margin that was recorded, the tightest first."""
+    """Our recorded searches of a network at every margin, the tightest first."""
     return sorted((run for run in net.runs if run.method == OURS), key=lambda run: run.margin)
 
 
 def varied(record: SearchRecord, net: NetRecord, study: str, margin: float) -> dict[str, ScoredRun]:
-    """Value -> search, the usual one among them."""
+    """Value of a study's setting -> the recorded search, with the default value among them; empty without a study."""
     usual = net.find(OURS, margin)
     runs = {_value(run): run for run in net.options(study, margin)}
     names = {
@@ -52,12 +53,14 @@ def varied(record: SearchRecord, net: NetRecord, study: str, margin: float) -> d
 
 
 def _value(run: ScoredRun) -> str:
+    """The varied setting of a run as text."""
     if run.method == START:
         return f"{run.option:+d}" if isinstance(run.option, int) else str(run.option)
     return f"{run.option:g}" if isinstance(run.option, float) else str(run.option)
 
 
 def _margin_rows(net: NetRecord) -> list[Row]:
+    """Row with the storage reduction at the tightest margin; none if fewer than two margins were recorded."""
     runs = by_margin(net)
     if len(runs) < 2:
         return []
@@ -70,6 +73,7 @@ def _margin_rows(net: NetRecord) -> list[Row]:
 
 
 def _varied_rows(record: SearchRecord, net: NetRecord) -> list[Row]:
+    """Rows with the least storage reduction over the values of each study."""
     rows = []
     for study, what in STUDIES.items():
         for margin in MARGINS:
@@ -84,6 +88,7 @@ def _varied_rows(record: SearchRecord, net: NetRecord) -> list[Row]:
 
 
 def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
+    """The table cells of all recorded variations of a network."""
     studies = [("margin", percent(run.margin), run) for run in by_margin(net)]
     for study, what in STUDIES.items():
         for margin in MARGINS:
@@ -98,6 +103,7 @@ def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
 
 
 def _picture(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
+    """Draw the storage reduction over each setting that is varied, a curve per network."""
     y = Axis(label="storage smaller (x)")
     points = [({100 * run.margin: run for run in by_margin(net)}, net) for net in nets]
     panels = [Panel(_curves(points), "the margin", Axis(label="margin (%)"), y)]
@@ -114,6 +120,7 @@ def _picture(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
 
 
 def _curves(points: list[tuple[dict[float, ScoredRun], NetRecord]]) -> list[Curve]:
+    """Curves of the storage reduction, one per network; *points*: x value -> run."""
     return [
         Curve([*runs], [storage_reduction(net, run) for run in runs.values()], TITLES[net.name], colour, mark)
         for (runs, net), colour, mark in zip(points, pictures.MODELS, pictures.MARKS, strict=False)

@@ -36,15 +36,16 @@ from weft_tune.result import Tuning
 
 FIGURE = "Table III.5"
 FORMATS = 42
-"""Two of FLOAT, 32 of FIXED, eight of EXP."""
+"""Number formats of a search: two of FLOAT, 32 of FIXED, eight of EXP."""
 
 
 def space(layers: int) -> int:
-    """Configurations, biases not counted."""
+    """Number of configurations of a network with *layers* layers, biases not counted."""
     return int(FORMATS ** (layers + 1))
 
 
 def table_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    """Reproduce Table III.5: configurations that a search scores, beside the size of the space."""
     rows = [*_space_rows(paper), *_iteration_rows(paper, record), *_saving_rows(paper, record)]
     rows += _optimum_rows(paper, record)
     tables = [_table(paper, record), *_cost_tables(record)]
@@ -52,28 +53,31 @@ def table_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def networks(paper: Paper) -> list[str]:
-    """The networks of the table, by their keys."""
+    """The keys of the networks in Table III.5."""
     return [key.removeprefix("layers_") for key in paper if key.startswith("layers_")]
 
 
 def _space_rows(paper: Paper) -> list[Row]:
-    off = [
+    """Row with the share of printed search spaces that the formula gives."""
+    errors = [
         abs(space(int(paper[f"layers_{name}"].value)) / _printed_space(paper[f"space_{name}"]) - 1)
         for name in networks(paper)
     ]
     return [
-        Row(FIGURE, "printed search spaces that are 42^(layers + 1)", 100, 100 * mean(error < 0.01 for error in off),
-            "%", f"computed for {len(off)} networks: a format for the weights of each layer and one for all inputs; "
+        Row(FIGURE, "printed search spaces that are 42^(layers + 1)", 100, 100 * mean(error < 0.01 for error in errors),
+            "%", f"computed for {len(errors)} networks: a format for the weights of each layer and one for all inputs; "
             "biases are tuned too and not counted"),
     ]  # fmt: skip
 
 
 def _printed_space(number: Published) -> float:
+    """The size of a space that is printed as a factor and a unit such as "x 10^12"."""
     power = int(number.unit.split("^")[1].split()[0])
     return float(number.value * 10.0**power)
 
 
 def _iteration_rows(paper: Paper, record: SearchRecord) -> list[Row]:
+    """Rows with the number of configurations that our search scored for each network."""
     margin = MARGINS[0]
     rows = []
     for name in record.tuned(margin):
@@ -93,7 +97,7 @@ def _iteration_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRecord, ScoredRun, ScoredRun]]:
-    """Networks with both our search and another way to search."""
+    """The networks recorded with both our search and *method*: (network, our run, other run)."""
     pairs = []
     for name in record.tuned(margin):
         net = record.nets[name]
@@ -104,6 +108,7 @@ def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRe
 
 
 def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
+    """Rows with the images that our search saves against searching the full set only, and faithfully."""
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
     for allowed_loss in MARGINS:
         if pairs := _pairs(record, FAITHFUL, allowed_loss):
@@ -118,7 +123,7 @@ def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _small_set_rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
-    """The chapter does not say for which margin its numbers are."""
+    """Rows with the saving by the small set; the chapter does not say for which margin its numbers are."""
     pairs = _pairs(record, WHOLE, margin)
     if not pairs:
         return []
@@ -139,6 +144,7 @@ def _small_set_rows(paper: Paper, record: SearchRecord, margin: float) -> list[R
 
 
 def _optimum_rows(paper: Paper, record: SearchRecord) -> list[Row]:
+    """Rows with our result over the optimum of an enumerated space, in storage."""
     rows = []
     for name in (net for net in NETS if net in record.nets):
         net = record.nets[name]
@@ -161,6 +167,7 @@ def _optimum_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _table(paper: Paper, record: SearchRecord) -> Table:
+    """Table of the space and the scored configurations of every network of the chapter."""
     titles = {title.lower().replace(" ", "-"): title for title in printed_configurations()}
     body = []
     for name in networks(paper):
@@ -175,6 +182,7 @@ def _table(paper: Paper, record: SearchRecord) -> Table:
 
 
 def _cost_tables(record: SearchRecord) -> list[Table]:
+    """A table of what each recorded search cost; none if nothing was recorded."""
     body = [
         (
             TITLES[name], method, percent(margin), str(run.iterations), str(run.samples or ""), f"{run.seconds:.1f}",
@@ -191,6 +199,7 @@ def _cost_tables(record: SearchRecord) -> list[Table]:
 
 
 def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+    """Draw the number of scored configurations of the chapter and of our search, by network."""
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
     for margin in MARGINS:
@@ -206,6 +215,7 @@ FIGURE_4 = "Fig. III.4"
 
 
 def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    """Draw Fig. III.4, the steps of LeNet's search; empty if they were not recorded."""
     net = record.nets.get(LENET)
     if net is None or net.path is None:
         return Exhibit()
@@ -213,9 +223,10 @@ def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def _rows(paper: Paper, search: Tuning) -> list[Row]:
+    """Rows on LeNet's search: its threshold, and the result and the length of the coarse search."""
     coarse = [trial for trial in search.trials if trial.phase == 1 and trial.step == "coarse"]
-    kept = [trial for trial in coarse if trial.chosen]
-    bits = min((form.bits for trial in kept[-1:] for form in trial.configuration.values()), default=32)
+    chosen = [trial for trial in coarse if trial.chosen]
+    bits = min((form.bits for trial in chosen[-1:] for form in trial.configuration.values()), default=32)
     threshold = search.thresholds["full"]
     return [
         Row(FIGURE_4, "threshold of LeNet at 1 %", paper["lenet_threshold"].value, threshold, "",
@@ -228,6 +239,7 @@ def _rows(paper: Paper, search: Tuning) -> list[Row]:
 
 
 def _table_4(search: Tuning) -> Table:
+    """Table of the configurations that the search kept, in order."""
     body = tuple(
         (str(kept.phase), kept.step, shown(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
          f"{kept.objective:.0f}")

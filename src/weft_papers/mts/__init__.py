@@ -43,8 +43,8 @@ def reproduce(
 ) -> Reproduction:
     """Run everything again and draw the pictures into *out*.
 
-    queries: a fifth of them are the rounds on the CPU. measured: a file of ``benchmarks/stitch_gpu.py`` instead of the
-    one recorded on an H200.
+    queries: five for each timed round on the CPU. measured: a result file of ``benchmarks/stitch_gpu.py`` to read
+    instead of the one recorded on an H200. Raises InputError for other options.
     """
     if (cost, seq_len) != (COST, SEQ_LEN):
         raise InputError(f"{PAPER}: its networks see no tokens and are run, not modelled; leave seq_len and cost out")
@@ -56,7 +56,9 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -> list[Step]:
-    def counts(tick: Tick) -> Exhibit:
+    """List the parts of the reproduction, in order; *rounds*: timed rounds on the CPU."""
+
+    def count_graphs(tick: Tick) -> Exhibit:
         studies = [counting.study(EvaluatedModels(net, 1), tick=tick) for net in ("resnet18", "vgg16")]
         return counting.counts(paper, out, studies, record)
 
@@ -68,13 +70,14 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
         ("Fig. 9", lambda tick: fig8_settings.figure_9(paper, out, record)),
         ("IV-C", lambda tick: closed.limits(out)),
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
-        ("counted", counts),
+        ("counted", count_graphs),
         ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),
         ("encoders", lambda tick: encoders.encoders(out, encoders.read())),
     ]
 
 
 def _settings(record: recorded.BenchRecord, rounds: int) -> dict[str, Any]:
+    """Describe the models and the machines of the runs, for the JSON report."""
     return {
         "weft": __version__,
         "pruning": PRUNED,

@@ -32,7 +32,7 @@ from weft_stitch.family import ChannelSpace
 
 
 def widened(sharing: float, tasks: float) -> float:
-    """Channels of a stitched layer over those of one model."""
+    """Channels of a stitched layer over those of one model, if the part *sharing* of them is shared by all tasks."""
     return sharing + tasks * (1 - sharing)
 
 
@@ -42,25 +42,30 @@ def mts_macs(sharing: float, tasks: float) -> float:
 
 
 def mts_weights(sharing: float, tasks: float) -> float:
+    """The weights of the paper's form, over those of the models one by one."""
     return widened(sharing, tasks) ** 2 / tasks
 
 
 def half_macs(sharing: float, tasks: float) -> float:
+    """The MACs of the form "half", over those of the models one by one.
+
+    One product of the shared input channels with all outputs, and a product per task of its own input channels.
+    """
     return sharing * widened(sharing, tasks) + 1 - sharing
 
 
 def unique_weights(sharing: float, tasks: float) -> float:
-    """Each number once, over the models one by one."""
+    """Weights if each is stored once, over those of the models one by one."""
     return sharing**2 / tasks + 1 - sharing**2
 
 
 def break_even(sharing: float) -> float:
-    """Tasks from which on the paper's matrix is larger than the models one by one."""
+    """Number of tasks above which the paper's matrix is larger than the models one by one."""
     return (sharing / (1 - sharing)) ** 2
 
 
 def best_group(sharing: float) -> float:
-    """Tasks of a group whose stitched weights are fewest per model, 4 a (1 - a) of one."""
+    """Number of tasks in a group with the fewest stitched weights per model: 4 a (1 - a) of one model's."""
     return sharing / (1 - sharing)
 
 
@@ -68,18 +73,21 @@ def best_group(sharing: float) -> float:
 
 
 class Dense(NamedTuple):
-    """A convolution of all tasks."""
+    """A convolution of all tasks, with the channel spaces that it reads and writes."""
 
     name: str
     taps: int
+    """Weights of the kernel for each pair of channels."""
     positions: int
+    """Output pixels."""
     read: tuple[ChannelSpace, ...]
     written: ChannelSpace
     is_head: bool
+    """Whether the outputs are classes."""
 
 
 class FormWork(NamedTuple):
-    """What one or more layers take in a form."""
+    """MACs and weights of one or more layers in a form."""
 
     macs: int
     weights: int
@@ -95,10 +103,10 @@ class FormWork(NamedTuple):
 
 @lru_cache(maxsize=256)
 def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
-    """The convolutions of an architecture without depthwise ones, from its plan: no weights are made."""
+    """The convolutions of an architecture without depthwise ones, from its plan; no weights are generated."""
     recipe = setting.recipe
-    plan, last = recipe.plan, heads(recipe)
-    side = {"image": plan.resolution}
+    plan, head_names = recipe.plan, heads(recipe)
+    side = {"image": plan.resolution}  # value -> height and width of its picture
     dense = []
     for node in plan.nodes:
         before = side[node.inputs[0]]
@@ -107,26 +115,31 @@ def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
         if node.kind == "conv":
             read = tuple(recipe.planted[space] for space in plan.carries[node.inputs[0]])
             (written,) = (recipe.planted[space] for space in plan.carries[node.name])
-            tall, wide = node.window.kernel
-            dense.append(Dense(node.name, tall * wide, side[node.name] ** 2, read, written, node.name in last))
+            height, width = node.window.kernel
+            dense.append(Dense(node.name, height * width, side[node.name] ** 2, read, written, node.name in head_names))
     return tuple(dense)
 
 
 @lru_cache(maxsize=1024)
 def work(setting: EvaluatedModels, form: str) -> FormWork:
-    """All layers in one form (see ``lab.lowered``)."""
+    """MACs and weights of all layers in one form (see ``lab.lowered``)."""
     batches = setting.batches or (1,) * setting.tasks
-    inner, last = ("mts", "split") if form == APART else (form, form)
-    return sum((_work(layer, last if layer.is_head else inner, batches) for layer in layers(setting)), FormWork(0, 0))
+    inner_form, head_form = ("mts", "split") if form == APART else (form, form)
+    return sum(
+        (_layer_work(layer, head_form if layer.is_head else inner_form, batches) for layer in layers(setting)),
+        FormWork(0, 0),
+    )
 
 
-def _work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
+def _layer_work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
+    """MACs and weights of one layer in a form; *batches*: rows of each task."""
     tasks, rows = range(len(batches)), sum(batches)
-    ins = [sum(space.widths[task] for space in layer.read) for task in tasks]
+    ins = [sum(space.widths[task] for space in layer.read) for task in tasks]  # input channels of each task
     outs = layer.written.widths
     stitched_in = sum(space.stitched_width for space in layer.read)
     stitched_out = layer.written.stitched_width
     exact = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
+    # Per output pixel and tap of the kernel.
     if form == "separate":
         position_work = FormWork(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
     elif form == "grouped":
@@ -134,27 +147,28 @@ def _work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
     elif form == "mts":
         position_work = FormWork(rows * stitched_in * stitched_out, stitched_in * stitched_out)
     else:
-        common = sum(space.shared_width for space in layer.read)
-        alone = [into - common for into in ins]
+        shared_in = sum(space.shared_width for space in layer.read)
+        own_ins = [into - shared_in for into in ins]
         macs = exact
-        if form == "half" and common and all(alone):
-            own = sum(rows * into * out for rows, into, out in zip(batches, alone, outs, strict=True))
-            macs = rows * common * stitched_out + own
-        position_work = FormWork(macs, _unique(layer))
+        if form == "half" and shared_in and all(own_ins):
+            own_macs = sum(rows * into * out for rows, into, out in zip(batches, own_ins, outs, strict=True))
+            macs = rows * shared_in * stitched_out + own_macs
+        position_work = FormWork(macs, _unique_weights(layer))
     return FormWork(position_work.macs * layer.taps * layer.positions, position_work.weights * layer.taps)
 
 
-def _unique(layer: Dense) -> int:
-    """Every pair of blocks that some task has, once."""
+def _unique_weights(layer: Dense) -> int:
+    """Weights per tap if each is stored once: pairs of input and output blocks that have a task in common."""
     blocks = [block for space in layer.read for block in space.blocks]
     return sum(out.width * into.width for out in layer.written.blocks for into in blocks if out.tasks & into.tasks)
 
 
 FIGURE = "IV-C"
-COLOUR_OF = dict(zip(SHARINGS, ("#009e73", "#0072b2", "#e69f00", "#d55e00"), strict=True))
+COLOURS_BY_SHARING = dict(zip(SHARINGS, ("#009e73", "#0072b2", "#e69f00", "#d55e00"), strict=True))
 
 
 def limits(out: Path) -> Exhibit:
+    """Report where the paper's form stops paying, by its own formulas."""
     rows = [
         Row(
             FIGURE, f"tasks from which MTS stores more than separate models, sharing {sharing:g}", None,
@@ -168,6 +182,7 @@ def limits(out: Path) -> Exhibit:
 
 
 def _table() -> Table:
+    """Table of MACs and weights of the forms in closed form, by sharing ratio and number of tasks."""
     body = tuple(
         (
             f"{sharing:g}", str(tasks), f"{mts_macs(sharing, tasks):.2f}",
@@ -182,13 +197,14 @@ def _table() -> Table:
 
 
 def _picture(out: Path) -> Figure:
+    """Draw MACs and weights over the number of tasks, and the limits over the sharing ratio."""
     tasks = np.geomspace(1, 64, 100)
     x = recorded.tasks_axis((1, 2, 4, 8, 16, 32, 64))
     macs = [
-        Curve(tasks, [mts_macs(sharing, count) for count in tasks], f"sharing {sharing:g}", COLOUR_OF[sharing])
+        Curve(tasks, [mts_macs(sharing, count) for count in tasks], f"sharing {sharing:g}", COLOURS_BY_SHARING[sharing])
         for sharing in SHARINGS
     ]
-    weights = [curve for sharing in SHARINGS for curve in _weights(tasks, sharing)]
+    weights = [curve for sharing in SHARINGS for curve in _weight_curves(tasks, sharing)]
     shown = [
         Panel(
             macs, "the paper's form multiplies (a + T (1 - a))$^2$; split and fused 1", x,
@@ -204,8 +220,12 @@ def _picture(out: Path) -> Figure:
     return pictures.picture(out, "limits", title, shown, size=(13, 4.2), columns=3)
 
 
-def _weights(tasks: np.ndarray, sharing: float) -> list[Curve]:
-    colour, even = COLOUR_OF[sharing], break_even(sharing)
+def _weight_curves(tasks: np.ndarray, sharing: float) -> list[Curve]:
+    """Curves of the weights over the number of tasks: the paper's form, and each weight once.
+
+    A ring marks where the paper's form is as large as the models one by one.
+    """
+    colour, even = COLOURS_BY_SHARING[sharing], break_even(sharing)
     curves = [
         Curve(tasks, [mts_weights(sharing, count) for count in tasks], None, colour),
         Curve(tasks, [unique_weights(sharing, count) for count in tasks], None, colour, dash=DASHED, width=1.2),
@@ -215,7 +235,7 @@ def _weights(tasks: np.ndarray, sharing: float) -> list[Curve]:
 
 
 def _frontier() -> Panel:
-    """Tasks over sharing: where the stitched matrix is smaller than the models, and the group it is smallest for."""
+    """Panel over the sharing ratio: tasks up to which the stitched matrix is smaller, and the best group size."""
     sharing = np.linspace(0.5, 0.95, 200)
     even = np.array([break_even(ratio) for ratio in sharing])
     crosses = [Curve([ratio] * len(TASKS), TASKS, None, INK, "+", "", size=7) for ratio in SHARINGS]

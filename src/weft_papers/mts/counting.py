@@ -25,9 +25,9 @@ FORM_OF = {
     **dict.fromkeys(("grouped-eager", "grouped"), "grouped"),
     **{way: way for way in ("mts", "split", "batch")},
 }
-"""What the recorded ways store."""
+"""Recorded way to run models -> the form in which it stores the weights."""
 GROUPS = 3
-"""How many groups the paper's 32 tasks fall into."""
+"""The number of groups into which the paper divides its 32 tasks."""
 CHECKED = (
     EvaluatedModels("resnet18", 8, sharing=0.7),
     EvaluatedModels("vgg16", 8, sharing=0.8),
@@ -40,7 +40,7 @@ CHECKED = (
 
 @dataclass(frozen=True)
 class FormStudy:
-    """The forms of one net over the number of tasks."""
+    """The counts of one net in every form, over the number of tasks."""
 
     net: str
     counts: Mapping[tuple[str, int], Counts]
@@ -60,6 +60,7 @@ class FormStudy:
         return self.counts[form, tasks].macs / self.counts["separate", tasks].macs
 
     def weights(self, form: str, tasks: int) -> float:
+        """Bytes of the weights, relative to those of the models run one by one."""
         return self.counts[form, tasks].weight_bytes / self.counts["separate", tasks].weight_bytes
 
     def memory(self, form: str, tasks: int) -> int:
@@ -70,6 +71,7 @@ class FormStudy:
 
 
 def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> FormStudy:
+    """Count MACs and bytes of one net in every form at every number of tasks."""
     by_form = {}
     for number in tasks:
         for form in ALL:
@@ -80,7 +82,7 @@ def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | N
 
 
 def agreement(settings: Iterable[EvaluatedModels]) -> tuple[int, int]:
-    """How many graphs have MACs and weights that equal the closed forms, and how many graphs there are."""
+    """The number of graphs whose MACs and weights equal the closed forms, and the number of all graphs."""
     equal = []
     for setting in settings:
         for form in ALL:
@@ -98,6 +100,7 @@ def counts(
     record: BenchRecord,
     checked: Sequence[EvaluatedModels] = CHECKED,
 ) -> Exhibit:
+    """Report the counted graphs: agreement with the closed forms and the record, memory, and grouping."""
     drawn = [one.setting._replace(tasks=tasks) for one in studies for tasks in one.tasks]
     equal, graphs = agreement([*drawn, *checked])
     rows = [
@@ -113,7 +116,7 @@ def counts(
 
 
 def _recorded_rows(record: BenchRecord) -> list[Row]:
-    """The weights that were on the GPU, against the closed forms."""
+    """Row with the share of recorded weights, as they were on the GPU, that equal the closed forms."""
     rows = [row for row in record.rows if row.net in TITLES and row.way in FORM_OF]
     if not rows:
         return []
@@ -130,19 +133,20 @@ def _recorded_rows(record: BenchRecord) -> list[Row]:
 
 
 def expected_bytes(row: MeasuredWay, form: str) -> int:
-    """The bytes that the weights of a recorded row should take; ``batch`` has one net's."""
+    """Bytes of the weights that a recorded row should have in a form; ``batch`` has those of one net."""
     setting = row.setting if form != "batch" else EvaluatedModels(row.net, 1, row.pruning)
     weights = closed.work(setting, "separate" if form == "batch" else form).weights
     return weights * (2 if row.dtype == HALF else 4)
 
 
 def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
+    """Rows with the memory of NetFuse over the paper's form, by number of tasks."""
     rows = []
     for tasks in one.tasks:
         theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
         stitched = one.memory("mts", tasks)
         if tasks == max(TASKS):
-            stitched = grouped_cost(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
+            stitched = grouped_cost(one.setting._replace(tasks=tasks), "mts", GROUPS).peak_bytes
         ours = one.memory("grouped", tasks) / stitched
         exact = one.memory("grouped", tasks) / one.memory("fused", tasks)
         why = (
@@ -159,12 +163,12 @@ def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
 
 
 def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
-    """What three groups save over one stitched matrix of all."""
+    """Rows with the memory and MACs that three groups save over one stitched matrix of all tasks."""
     most = one.setting._replace(tasks=max(one.tasks))
-    macs, kept = grouped_cost(most, "mts", GROUPS)
+    macs, peak_bytes = grouped_cost(most, "mts", GROUPS)
     whole, alone = one.counts["mts", most.tasks], one.counts["separate", most.tasks]
-    memory, theirs = memory_bytes(whole) / kept, paper["grouping_memory"].value
-    apart = memory_bytes(one.counts[APART, most.tasks]) / grouped_cost(most, APART, GROUPS)[1]
+    memory, theirs = memory_bytes(whole) / peak_bytes, paper["grouping_memory"].value
+    apart = memory_bytes(one.counts[APART, most.tasks]) / grouped_cost(most, APART, GROUPS).peak_bytes
     why = (
         f"as equal groups as can be, a thousand classes in the matrix (eq. 8); with classifiers apart {apart:.2f}x; "
         "the paper does not say how many classes"
@@ -183,6 +187,7 @@ def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
 
 
 def _table(one: FormStudy) -> Table:
+    """Table of the counts of one net: a line per number of tasks and form."""
     body = [
         (
             str(tasks), form, f"{one.counts[form, tasks].macs / 1e6:.1f}", f"{one.macs(form, tasks):.2f}",
@@ -200,6 +205,7 @@ def _table(one: FormStudy) -> Table:
 
 
 def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
+    """Draw MACs, weights and memory of every form over the number of tasks, a row of panels per net."""
     shown = []
     for study in studies:
         for what, value in (

@@ -31,29 +31,32 @@ TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form:
 
 @dataclass(frozen=True)
 class Heat:
-    """All contenders at one number of tasks."""
+    """The times of all ways to run some models, measured in turn on this machine."""
 
     setting: EvaluatedModels
     plan: Plan
     graphs: dict[str, list[Graph]]
     times: dict[str, Turns]
+    """Way to run the models -> its times."""
 
     def gain(self, name: str) -> float:
-        """How many times faster than the models one by one."""
+        """Speed-up of a way over the models one by one, by median times."""
         return self.times[SEQUENTIAL].median_s / self.times[name].median_s
 
     def macs(self, name: str) -> float:
         """MACs, relative to those of the models run one by one."""
-        mine, alone = (sum(count(graph).macs for graph in self.graphs[way]) for way in (name, SEQUENTIAL))
-        return mine / alone
+        macs, sequential_macs = (sum(count(graph).macs for graph in self.graphs[way]) for way in (name, SEQUENTIAL))
+        return macs / sequential_macs
 
     @property
     def chosen(self) -> str:
+        """Text with the number of layers that the planner put in each form."""
         forms = list(self.plan.forms.values())
         return ", ".join(f"{forms.count(form)} {form}" for form in dict.fromkeys(forms))
 
 
 def heat(setting: EvaluatedModels, rounds: int) -> Heat:
+    """Plan and lower the models in every way, and time all ways in turn for *rounds* rounds on one thread."""
     family, sharing = models(setting)
     chosen = plan(family, sharing, Modelled(), slabs=True)
     alone = [plain_graph(net) for net in family.nets]
@@ -64,6 +67,7 @@ def heat(setting: EvaluatedModels, rounds: int) -> Heat:
 
 
 def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
+    """Time pruned ResNet18s at every number of tasks."""
     results = []
     for number in TASKS:
         results.append(heat(EvaluatedModels("resnet18", number), rounds))
@@ -73,10 +77,12 @@ def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
 
 
 def on_cpu(out: Path, results: Sequence[Heat]) -> Exhibit:
+    """Report the times on this machine's CPU."""
     return Exhibit(tuple(row for one in results for row in _rows(one)), (_table(results),), (_picture(out, results),))
 
 
 def _rows(one: Heat) -> list[Row]:
+    """Rows with the speed-ups of the planned graph and of the paper's form over the models one by one."""
     tasks, rounds = one.setting.tasks, len(one.times[SEQUENTIAL].seconds)
     weights = sum(graph.weight_bytes for graph in one.graphs[PLANNED])
     alone = sum(graph.weight_bytes for graph in one.graphs[SEQUENTIAL])
@@ -95,6 +101,7 @@ def _rows(one: Heat) -> list[Row]:
 
 
 def _table(results: Sequence[Heat]) -> Table:
+    """Table of times and weights of every way."""
     body = [
         (
             str(one.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",

@@ -30,35 +30,40 @@ THREADS = "2"
 
 
 def read() -> Mapping[str, Any]:
-    """What ``benchmarks/stitch_encoders.py`` wrote."""
+    """Read the shipped results of ``benchmarks/stitch_encoders.py``. Raises InputError."""
     with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
         record: Mapping[str, Any] = read_json(shipped, InputError)
     return record
 
 
 def encoders(out: Path, record: Mapping[str, Any]) -> Exhibit:
+    """Report the recorded encoders: rows, table and picture."""
     return Exhibit(tuple(_rows(record)), (_table(record),), (_picture(out, record),))
 
 
 def _rows(record: Mapping[str, Any]) -> list[Row]:
+    """Rows with the speed-up of one body over the encoders one by one, by kind of tuning and length."""
     tasks, size = record["settings"]["tasks"], record["settings"]["architecture"]
     return [
         Row(
             FIGURE, f"{name} as one body over one by one, {tasks} encoders, {length} tokens", None,
             times[ALONE] / times[BODY], "x",
             f"recorded, {THREADS} threads ({size}): {times[BODY]:.1f} and {times[ALONE]:.1f} ms, batched products "
-            f"{times[BATCHED]:.1f}{_lora(times)}; weights {measured['weights']:.2f}x; the paper has no transformers",
+            f"{times[BATCHED]:.1f}{_lora_text(times)}; weights {measured['weights']:.2f}x; the paper has no "
+            "transformers",
         )
         for name, measured in record["tuned"].items()
         for length, times in measured["ms"][THREADS].items()
     ]  # fmt: skip
 
 
-def _lora(times: Mapping[str, float]) -> str:
+def _lora_text(times: Mapping[str, float]) -> str:
+    """Text with the time of a LoRA server, empty if it was not measured."""
     return f", a LoRA server {times[LORA]:.1f}" if LORA in times else ""
 
 
 def _table(record: Mapping[str, Any]) -> Table:
+    """Table of all recorded times, and of weights and MACs relative to the encoders one by one."""
     body = [
         (
             name, threads, length, f"{times[ALONE]:.1f}", f"{times[BATCHED]:.1f}",
@@ -78,7 +83,7 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 
 def _picture(out: Path, record: Mapping[str, Any]) -> Figure:
-    """How many times faster than one by one; a bar that is not there was not measured."""
+    """Draw speed-ups over one by one, a panel per length and thread count; a way that was not measured has no bar."""
     tuned: Mapping[str, Any] = record["tuned"]
     panels = []
     for threads, lengths in next(iter(tuned.values()))["ms"].items():
@@ -94,13 +99,13 @@ def _picture(out: Path, record: Mapping[str, Any]) -> Figure:
 
 
 def macs(architecture: str, length: int, rank: int = 0) -> float:
-    """The MACs of a body over those of its models, for a row of each.
+    """MACs of a body with one row of each model, over those of the models one by one.
 
-    Products and attention of every layer; the last layer is computed for one token but for its keys and values. Parts
-    of *rank* stand beside queries and values.
+    Counts products and attention of every layer. The last layer is computed for one token, but for its keys and values.
+    rank: of the adapter parts beside queries and values; 0 without them.
     """
     layers, width, *_ = ENCODERS[architecture]
-    whole = 12 * width**2 * length + 2 * width * length**2
-    last = 2 * width**2 * length + 10 * width**2 + 2 * width * length
-    parts = 2 * width * rank * (2 * length * (layers - 1) + length + 1)
-    return ((layers - 1) * whole + last + parts) / (layers * whole)
+    layer_macs = 12 * width**2 * length + 2 * width * length**2
+    last_macs = 2 * width**2 * length + 10 * width**2 + 2 * width * length
+    adapter_macs = 2 * width * rank * (2 * length * (layers - 1) + length + 1)
+    return ((layers - 1) * layer_macs + last_macs + adapter_macs) / (layers * layer_macs)

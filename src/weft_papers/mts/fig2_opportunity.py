@@ -24,14 +24,15 @@ USED = ("sequential", "streams", "fused", "batch")
 LAYER = ("eager", "sequential", "streams", "fused")
 
 
-def used(sweep: CountSweep, way: str, tasks: int) -> float:
-    """Percent of the peak, by the MACs that the models alone have."""
+def peak_percent(sweep: CountSweep, way: str, tasks: int) -> float:
+    """Percent of the GPU's peak that a way uses, by the MACs of the models one by one."""
     row = sweep.rows[way, tasks]
     macs = tasks * closed.work(EvaluatedModels(row.net, 1, row.pruning), "separate").macs
     return 100 * FLOPS_PER_MAC * macs / (row.ms / 1e3) / PEAK_FLOPS[row.dtype]
 
 
 def figure_2(out: Path, record: BenchRecord) -> Exhibit:
+    """Reproduce Fig. 2 from the record: use of the GPU by ResNet50, and streams of dense layers."""
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep("resnet50", dtype)).where("sequential")]
     layer = record.sweep("fc")
     rows = [row for sweep in sweeps for row in _use_rows(sweep)] + _layer_rows(layer)
@@ -42,20 +43,22 @@ def figure_2(out: Path, record: BenchRecord) -> Exhibit:
 
 
 def _use_rows(sweep: CountSweep) -> list[Row]:
+    """Row with the share of the peak that one ResNet50 at a time uses; none without measurements."""
     if not sweep.where("sequential", "batch"):
         return []
     most = max(sweep.where("sequential", "batch"))
-    alone, batch = used(sweep, "sequential", most), used(sweep, "batch", most)
+    alone, batch = peak_percent(sweep, "sequential", most), peak_percent(sweep, "batch", most)
     return [
         Row(
-            f"{FIGURE}a", f"peak used by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
+            f"{FIGURE}a", f"peak peak_percent by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
             f"recorded; a batch of {most} through one net uses {batch:.1f} %; the paper draws an RTX 2080 Ti as little "
-            "used, a faster GPU is less so still",
+            "peak_percent, a faster GPU is less so still",
         )
     ]  # fmt: skip
 
 
 def _layer_rows(sweep: CountSweep) -> list[Row]:
+    """Row with the speed-up of streams over one layer after another; none without measurements."""
     if not sweep.where("sequential", "streams"):
         return []
     most = max(sweep.where("sequential", "streams"))
@@ -71,8 +74,9 @@ def _layer_rows(sweep: CountSweep) -> list[Row]:
 
 
 def _use_table(sweeps: Sequence[CountSweep]) -> Table:
+    """Table of times and shares of the peak of ResNet50, by data type, number of tasks and way."""
     body = [
-        (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{used(sweep, way, tasks):.2f}")
+        (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{peak_percent(sweep, way, tasks):.2f}")
         for sweep in sweeps
         for tasks in sweep.tasks
         for way in USED
@@ -83,6 +87,7 @@ def _use_table(sweeps: Sequence[CountSweep]) -> Table:
 
 
 def _layer_table(sweep: CountSweep) -> Table:
+    """Table of times and memory of one dense layer per task, by number of tasks and way."""
     body = [
         (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / recorded.MB:.2f}")
         for tasks in sweep.tasks
@@ -94,9 +99,13 @@ def _layer_table(sweep: CountSweep) -> Table:
 
 
 def _picture(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
+    """Draw the share of the peak by ResNet50, and the latency of dense layers, over the number of tasks."""
     shown = [
         recorded.over_tasks(
-            f"a: {title(sweep)}", "% of the peak", sweep.tasks, recorded.of_ways(sweep, USED, partial(used, sweep))
+            f"a: {title(sweep)}",
+            "% of the peak",
+            sweep.tasks,
+            recorded.of_ways(sweep, USED, partial(peak_percent, sweep)),
         )
         for sweep in sweeps
     ]

@@ -38,6 +38,7 @@ NET = "resnet18"
 
 
 def figure_6(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
+    """Reproduce Fig. 6 from the record: pruned ResNet18s and VGG16s; empty without measurements."""
     resnet, vgg = record.sweep(NET), record.sweep("vgg16")
     rows = [*_speed_rows(paper, resnet), *_memory_rows(paper, resnet), *_group_rows(paper, resnet)]
     rows += [*ours_rows(f"{FIGURE}a", resnet), *_vgg_rows(paper, vgg), *ours_rows(f"{FIGURE}c", vgg)]
@@ -47,6 +48,7 @@ def figure_6(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
 
 
 def _speed_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
+    """Rows with the speed of the paper's form over Sequential and over NetFuse."""
     rows = []
     gains = {
         tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("sequential", "grouped", IN_GROUPS)
@@ -57,6 +59,7 @@ def _speed_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _netfuse_rows(paper: Paper, gains: Mapping[int, float]) -> list[Row]:
+    """Rows with the mean and the largest speed-up over NetFuse; *gains*: by number of tasks."""
     ours, most = geomean(gains.values()), max(gains, key=gains.__getitem__)
     usual, best = paper[f"netfuse_{NET}"].value, paper["netfuse_best"].value
     why = (
@@ -73,6 +76,7 @@ def _netfuse_rows(paper: Paper, gains: Mapping[int, float]) -> list[Row]:
 
 
 def _sequential_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
+    """Row with the speed-up of the paper's form over the models one after another."""
     ours, theirs = sweep.over("sequential", IN_GROUPS, tasks), paper[f"speedup_{NET}_{tasks}"].value
     eager = f"; against eager {sweep.over('eager', IN_GROUPS, tasks):.1f}x" if sweep.has("eager", tasks) else ""
     why = (
@@ -84,6 +88,7 @@ def _sequential_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
 
 
 def _one_stream_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
+    """Row with the speed-up of the paper's form over NetFuse in one stream."""
     ours, theirs = sweep.over("grouped", IN_GROUPS, tasks), paper[f"one_stream_{NET}_{tasks}"].value
     why = "the grouped convolution, one kernel for all groups in cuDNN of today; on a TX2 it was as slow as Sequential"
     quantity = f"MTS over NetFuse-no-Concurrency, {tasks} ResNet18"
@@ -91,6 +96,7 @@ def _one_stream_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
 
 
 def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
+    """Rows with the peak memory of NetFuse and of Sequential over that of the paper's form."""
     rows = []
     for tasks in sweep.where("grouped", IN_GROUPS):
         ours = sweep.bytes("grouped", tasks) / sweep.bytes(IN_GROUPS, tasks)
@@ -113,12 +119,13 @@ def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _memory_row(whose: str, tasks: int, theirs: float, ours: float, why: str) -> Row:
+    """Row with the memory of a rival (*whose*) over that of the paper's form."""
     quantity = f"memory of {whose} over MTS, {tasks} ResNet18"
     return Row(f"{FIGURE}b", quantity, theirs, ours, "x", beside(ours, theirs, why))
 
 
 def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
-    """What Algorithm 1 makes of the measured latencies at the most tasks."""
+    """Rows with the groups that Algorithm 1 forms of the largest number of tasks, and with their gain."""
     most = max(TASKS)
     if not sweep.has("mts", most):
         return []
@@ -146,6 +153,7 @@ def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
+    """Rows on VGG16: speed and memory of Sequential over the paper's form; none without measurements."""
     if not (tasks := sweep.where("sequential", IN_GROUPS)):
         return []
     speed = [sweep.over("sequential", IN_GROUPS, count) for count in tasks]
@@ -170,6 +178,7 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _picture(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
+    """Draw latency, memory and speed-up over the number of tasks, a row of panels per net."""
     shown = [
         panel
         for sweep in sweeps
@@ -181,7 +190,7 @@ def _picture(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
 
 
 def _gains(paper: Paper, sweep: CountSweep) -> Panel:
-    """The gains over Sequential, whose CUDA graph is the base, beside those the paper prints, of its eager base."""
+    """Panel of speed-ups over Sequential in a CUDA graph, with the printed ones, which are over an eager Sequential."""
     series = recorded.of_ways(
         sweep, recorded.stored_ways(sweep), lambda way, tasks: sweep.over("sequential", way, tasks)
     )
@@ -197,6 +206,7 @@ EDGE_NET = "resnet50"
 
 
 def figure_7(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
+    """Reproduce Fig. 7 from the record: whole ResNet50s in single and half precision."""
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep(EDGE_NET, dtype)).tasks]
     rows = [row for sweep in sweeps for row in (*_rows(paper, sweep), *ours_rows(FIGURE_7, sweep))]
     tables = tuple(table(FIGURE_7, sweep) for sweep in sweeps)
@@ -206,6 +216,7 @@ def figure_7(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
 
 
 def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
+    """Rows of one precision of Fig. 7: speed over Sequential, speed and memory against NetFuse."""
     if not (tasks := sweep.where("sequential", "grouped", IN_GROUPS)):
         return []
     speed = {count: sweep.over("sequential", IN_GROUPS, count) for count in tasks}
@@ -234,7 +245,7 @@ def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _weights_row() -> Row:
-    """What weights alone let expect, in closed form."""
+    """Row with the weights of the paper's form over NetFuse's, counted in closed form."""
     setting = EvaluatedModels(EDGE_NET, 32, pruning=0.0)
     separate = closed.work(setting, "separate").weights
     mts, exact = (100 * closed.work(setting, form).weights / separate for form in ("mts", "split"))

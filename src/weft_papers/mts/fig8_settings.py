@@ -26,6 +26,7 @@ Sweeps = Mapping[float, CountSweep]
 
 
 def figure_8(out: Path, record: BenchRecord) -> Exhibit:
+    """Reproduce Fig. 8: other sharing ratios, counted and recorded."""
     sweeps = {sharing: sweep for sharing in SHARINGS if (sweep := record.sweep(NET, sharing=sharing)).where("mts")}
     rows = (*_counted_rows(), *_recorded_rows(sweeps))
     tables = (_counted_table(), *([_recorded_table(sweeps)] if sweeps else []))
@@ -40,6 +41,7 @@ def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
 
 
 def _counted_rows() -> list[Row]:
+    """Rows with counted MACs and weights of the paper's form at the smallest sharing ratio."""
     most = max(TASKS)
     counts = [_ratios(sharing, most) for sharing in SHARINGS]
     ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
@@ -58,6 +60,7 @@ def _counted_rows() -> list[Row]:
 
 
 def _recorded_rows(sweeps: Sweeps) -> list[Row]:
+    """Rows with recorded latencies at the smallest sharing ratio over the largest; none with fewer than two ratios."""
     if len(sweeps) < 2:
         return []
     low, high = min(sweeps), max(sweeps)
@@ -79,6 +82,7 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
 
 
 def _counted_table() -> Table:
+    """Table of counted MACs and weights, by sharing ratio and number of tasks."""
     body = tuple(
         (f"{sharing:g}", str(tasks), *(f"{value:.3f}" for value in _ratios(sharing, tasks)),
          f"{closed.break_even(sharing):.3g}", f"{closed.best_group(sharing):.3g}")
@@ -90,6 +94,7 @@ def _counted_table() -> Table:
 
 
 def _recorded_table(sweeps: Sweeps) -> Table:
+    """Table of recorded latencies and memory, by sharing ratio, number of tasks and way."""
     body = [
         (
             f"{sharing:g}", str(tasks), LABELS[way], f"{sweep.ms(way, tasks):.3f}",
@@ -124,6 +129,7 @@ def _megabytes(sweep: CountSweep, way: str, tasks: int) -> float:
 
 
 def _curves(sweeps: Sweeps, tasks: int, value: Callable[[CountSweep, str, int], float]) -> list[Curve]:
+    """A curve per way of a quantity over the sharing ratio, at one number of tasks."""
     return [
         recorded.curve(
             way,
@@ -144,7 +150,10 @@ PARTS = {"widths": "a", "batches": "b"}
 
 
 def setting(mixed: str, tasks: int) -> EvaluatedModels:
-    """Every second task wider; or batches of 1, 2, 3, 1 and so on. The paper does not say how many of each."""
+    """Models of mixed "widths" (every second task wider) or "batches" (1, 2, 3, 1 and so on).
+
+    The paper does not say how many there are of each.
+    """
     alike = EvaluatedModels(CASES[mixed], tasks)
     if mixed == "widths":
         return alike._replace(widths=tuple(WIDTHS[task % len(WIDTHS)] for task in range(tasks)))
@@ -152,6 +161,7 @@ def setting(mixed: str, tasks: int) -> EvaluatedModels:
 
 
 def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
+    """Reproduce Fig. 9: models of mixed widths or batches, counted and recorded."""
     sweeps = {mixed: sweep for mixed, net in CASES.items() if (sweep := record.sweep(net, mixed=mixed)).tasks}
     plain = {mixed: record.sweep(CASES[mixed]) for mixed in sweeps}
     rows = [*_best_row(paper, sweeps), _padding_row()]
@@ -162,22 +172,27 @@ def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
 
 
 def _gains(sweep: CountSweep) -> dict[int, float]:
-    """MTS over NetFuse; its groups are as mixed as the whole, for which alone latencies were measured."""
+    """Speed-up of the paper's form over NetFuse, by number of tasks.
+
+    Its groups are as mixed as all tasks, because only those latencies were measured.
+    """
     return {tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("grouped", IN_GROUPS)}
 
 
 def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
+    """Row with the largest speed-up over NetFuse; none without measurements."""
     gains = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
     if not gains:
         return []
     (mixed, tasks), theirs = max(gains, key=gains.__getitem__), paper["mixed_best"].value
     ours = gains[mixed, tasks]
-    whose = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
-    why = f"{whose}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
+    models = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
+    why = f"{models}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
     return [Row(FIGURE_9, "MTS over NetFuse, at most", theirs, ours, "x", beside(ours, theirs, why))]
 
 
 def _mixed_rows(mixed: str, sweep: CountSweep, plain: CountSweep) -> list[Row]:
+    """Row with the speed-up over NetFuse for mixed tasks over that for equal ones (*plain*)."""
     gains = _gains(sweep)
     both = [tasks for tasks in gains if tasks in _gains(plain)]
     if not both:
@@ -194,6 +209,7 @@ def _mixed_rows(mixed: str, sweep: CountSweep, plain: CountSweep) -> list[Row]:
 
 
 def _padding_row() -> Row:
+    """Row with the MACs that NetFuse adds by filling narrow nets up to the widest."""
     most = setting("widths", max(TASKS))
     alone, grouped, mts = (closed.work(most, form) for form in ("separate", "grouped", "mts"))
     return Row(
@@ -205,6 +221,7 @@ def _padding_row() -> Row:
 
 
 def _counted_table_9() -> Table:
+    """Table of counted MACs and weights of mixed tasks over the models one by one."""
     body = []
     for mixed, net in CASES.items():
         for tasks in TASKS:
@@ -221,6 +238,7 @@ def _counted_table_9() -> Table:
 
 
 def _picture_9(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
+    """Draw latency and memory of mixed tasks over their number."""
     shown = []
     for mixed, sweep in sweeps.items():
         what = f"{title(sweep)}, mixed {mixed}"

@@ -64,11 +64,11 @@ COLOURS = {
 }
 MARKS = dict(zip(LABELS, "oosDX*^vPph<d>.", strict=True))
 RIVALS = ("sequential", "streams", "compile", "vmap", "grouped", "mts in groups")
-"""What there is without weft: the paper's form and today's ways."""
+"""Ways to run models without weft: the paper's form and today's methods."""
 
 
 class EvaluatedModels(NamedTuple):
-    """Models of the paper's evaluation."""
+    """A set of models of the paper's evaluation."""
 
     net: str
     tasks: int
@@ -77,7 +77,7 @@ class EvaluatedModels(NamedTuple):
     widths: tuple[float, ...] | None = None
     batches: tuple[int, ...] | None = None
     resolution: int | None = None
-    """The architecture's own where left out, as with *classes*."""
+    """Side of the input picture; None: the architecture's own. The same holds for *classes*."""
     classes: int | None = None
 
     @property
@@ -90,23 +90,23 @@ class EvaluatedModels(NamedTuple):
 
 @lru_cache(maxsize=4)
 def models(setting: EvaluatedModels) -> tuple[Family, Sharing]:
+    """Generate the models, with random weights, and the channels that they share."""
     recipe = setting.recipe
     return align(tuple(recipe.nets())), recipe.planted
 
 
 def lowered(setting: EvaluatedModels, form: str) -> Graph:
-    """All layers in one form; ``APART`` computes classifiers task by task."""
+    """The stitched graph with all layers in one form; ``APART`` computes classifiers task by task."""
     family, sharing = models(setting)
     if form != APART:
         return lower(family, sharing, form)
-    last = heads(setting.recipe)
-    return lower(
-        family, sharing, {layer.name: "split" if layer.name in last else "mts" for layer in formed_layers(family)}
-    )
+    head_names = heads(setting.recipe)
+    forms = {layer.name: "split" if layer.name in head_names else "mts" for layer in formed_layers(family)}
+    return lower(family, sharing, forms)
 
 
 def heads(recipe: FamilyRecipe) -> frozenset[str]:
-    """Layers whose outputs are classes."""
+    """The names of the layers whose outputs are classes."""
     wires, carries = recipe.plan.spaces, recipe.plan.carries
     nodes = [node for node in recipe.plan.nodes if node.kind == "conv"]
     return frozenset(node.name for node in nodes if any(wires[space].role == CLASSES for space in carries[node.name]))
@@ -114,7 +114,10 @@ def heads(recipe: FamilyRecipe) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def counted(setting: EvaluatedModels, form: str) -> Counts:
-    """What the lowered graph takes; ``separate`` is the models one by one, of which one is at work at a time."""
+    """Counts of the lowered graph.
+
+    ``separate`` is the models one by one: only the largest activation memory counts.
+    """
     if form != "separate":
         return count(lowered(setting, form))
     alone = [count(plain_graph(net)) for net in models(setting)[0].nets]
@@ -129,18 +132,25 @@ def counted(setting: EvaluatedModels, form: str) -> Counts:
 
 
 def memory_bytes(counts: Counts) -> int:
-    """All that is there at the peak."""
+    """Peak memory: weights, tables and activations."""
     return counts.weight_bytes + counts.table_bytes + counts.activation_bytes
 
 
-def grouped_cost(setting: EvaluatedModels, form: str, groups: int) -> tuple[int, int]:
-    """Return the MACs and the peak memory in bytes if the tasks are stitched in *groups* groups of nearly equal size.
+class GroupedCost(NamedTuple):
+    """The cost of models in several stitched graphs."""
+
+    macs: int
+    peak_bytes: int
+
+
+def grouped_cost(setting: EvaluatedModels, form: str, groups: int) -> GroupedCost:
+    """Count the cost if the tasks are stitched in *groups* groups of nearly equal size.
 
     The groups run one after another: weights of all count, but only the largest activation memory.
     """
-    small, more = divmod(setting.tasks, groups)
-    sizes = {small + 1: more, small: groups - more}
+    small, larger_groups = divmod(setting.tasks, groups)
+    sizes = {small + 1: larger_groups, small: groups - larger_groups}  # size of a group -> number of such groups
     by_size = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}
     macs = sum(sizes[size] * group.macs for size, group in by_size.items())
-    kept = sum(sizes[size] * (group.weight_bytes + group.table_bytes) for size, group in by_size.items())
-    return macs, kept + max(group.activation_bytes for group in by_size.values())
+    stored_bytes = sum(sizes[size] * (group.weight_bytes + group.table_bytes) for size, group in by_size.items())
+    return GroupedCost(macs, stored_bytes + max(group.activation_bytes for group in by_size.values()))

@@ -34,7 +34,7 @@ UNKNOWN = GroupCost(1e9, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class MeasuredWay:
-    """One way to run some models."""
+    """A measurement of one way to run some models."""
 
     net: str
     pruning: float
@@ -43,7 +43,7 @@ class MeasuredWay:
     sharing: float
     way: str
     ms: float
-    """The median of the times."""
+    """The median of the times of one run of all models."""
     weight_bytes: int
     peak_bytes: int
     launches: int | None = None
@@ -59,11 +59,12 @@ class MeasuredWay:
 
     @property
     def mixed(self) -> str:
-        """What the tasks differ in."""
+        """The property in which the tasks differ, "widths" or "batches"; empty if they are alike."""
         return "widths" if self.widths else "batches" if self.batches else ""
 
     @property
     def cost(self) -> GroupCost:
+        """Seconds, weights and activations; the latter are the peak without the weights."""
         return GroupCost(self.ms / 1e3, self.weight_bytes, max(0, self.peak_bytes - self.weight_bytes))
 
     @property
@@ -73,7 +74,7 @@ class MeasuredWay:
 
 @dataclass(frozen=True, eq=False)
 class CountSweep:
-    """The ways to run models of one kind, over how many there are."""
+    """The measurements of models of one kind, over the number of tasks and by way to run them."""
 
     net: str
     dtype: str
@@ -90,16 +91,20 @@ class CountSweep:
         return [tasks for tasks in TASKS if all(self.has(way, tasks) for way in ways)]
 
     def ways(self) -> list[str]:
+        """The ways that have a value at some number of tasks."""
         return [way for way in LABELS if any(self.has(way, tasks) for tasks in self.tasks)]
 
     def has(self, way: str, tasks: int) -> bool:
-        """Groups of the paper's form need some of its sizes measured, and one model's latency."""
+        """Whether a way has a value.
+
+        The paper's form in groups is computed from measured sizes of ``mts`` and the time of the models one by one.
+        """
         if way == IN_GROUPS:
             return any(measured == "mts" for measured, _ in self.rows) and ("sequential", tasks) in self.rows
         return (way, tasks) in self.rows
 
     def cost(self, way: str, tasks: int) -> GroupCost:
-        """The cost of a way that was measured; that of the paper's in groups is what its groups take."""
+        """The measured cost of a way; for the paper's form in groups, the sum over its groups."""
         return self.grouping(tasks).cost if way == IN_GROUPS else self.rows[way, tasks].cost
 
     def ms(self, way: str, tasks: int) -> float:
@@ -113,12 +118,13 @@ class CountSweep:
         return self.ms(way, tasks) / self.ms(other, tasks)
 
     def fastest(self, ways: tuple[str, ...], tasks: int) -> str:
+        """The way of *ways* with the least time, among those that were measured."""
         return min((way for way in ways if self.has(way, tasks)), key=lambda way: self.ms(way, tasks))
 
     def grouping(self, tasks: int) -> Grouping:
-        """The paper's Algorithm 1 for equal models on measured latencies of ``mts``, those between interpolated.
+        """Group equal models by the paper's Algorithm 1, on measured latencies of ``mts``, those between interpolated.
 
-        Where no model was measured alone, it takes its share of all of them run one after another. No group is larger
+        If no model was measured alone, its time is taken from all of them run one after another. No group is larger
         than the largest that was measured.
         """
         if tasks not in self._groupings:
@@ -146,12 +152,12 @@ class BenchRecord:
     def sweep(self, net: str, dtype: str = SINGLE, sharing: float = SHARED, mixed: str = "") -> CountSweep:
         """The rows of one net; no rows if it was not measured."""
         wanted = (net, dtype, sharing, mixed)
-        mine = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == wanted]
-        return CountSweep(net, dtype, {(row.way, row.tasks): row for row in mine})
+        rows = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == wanted]
+        return CountSweep(net, dtype, {(row.way, row.tasks): row for row in rows})
 
 
 def read(path: Path | None = None) -> BenchRecord:
-    """A file of the benchmark, without ways that failed; the one recorded on an H200 where none is named."""
+    """Read a result file of the benchmark, without ways that failed; None: the one recorded on an H200."""
     with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
         raw = read_json(path or shipped, InputError)
     rows = [_parse_measurement(row) for row in raw["rows"] if row["ms"] is not None and row["peak_bytes"] is not None]
@@ -159,6 +165,7 @@ def read(path: Path | None = None) -> BenchRecord:
 
 
 def _parse_measurement(raw: Mapping[str, Any]) -> MeasuredWay:
+    """Parse a row of the file. Raises InputError for an unknown way."""
     if raw["way"] not in WAYS:
         raise InputError(f"a way to run models is {raw['way']!r}; it may be {', '.join(WAYS)}")
     known = {column.name for column in fields(MeasuredWay)}
@@ -170,7 +177,7 @@ def _parse_measurement(raw: Mapping[str, Any]) -> MeasuredWay:
 
 MB = 1e6  # the paper's unit: decimal megabytes
 THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
-"""Lines that are references."""
+"""Way -> dash of its line, for ways that are drawn as references."""
 UNSTORED = ("eager", "grouped-eager", "batch")
 """Ways without a measurement of memory."""
 Series = Mapping[str, Mapping[int, float]]
@@ -178,6 +185,7 @@ Series = Mapping[str, Mapping[int, float]]
 
 
 def curve(way: str, points: Mapping[float, float] | Mapping[int, float], label: str) -> Curve:
+    """The curve of a way in its colour and mark."""
     order = 3 if way in ("fused", IN_GROUPS) else 2
     return Curve([*points], [*points.values()], label, COLOURS[way], MARKS[way], THIN.get(way, "-"), order=order)
 
@@ -185,7 +193,10 @@ def curve(way: str, points: Mapping[float, float] | Mapping[int, float], label: 
 def over_tasks(
     title: str, what: str, tasks: Sequence[int], series: Series, labels: Mapping[str, str] = MappingProxyType(LABELS)
 ) -> Panel:
-    """A line for each way, or form, both axes by factors; *what* is up the side."""
+    """A panel with a curve for each way or form over the number of tasks, both axes logarithmic.
+
+    what: label of the y axis.
+    """
     curves = [curve(way, points, labels[way]) for way, points in series.items()]
     return Panel(curves, title, tasks_axis(tasks), Axis(label=what, scale="log"))
 
@@ -195,20 +206,23 @@ def tasks_axis(tasks: Sequence[int]) -> Axis:
 
 
 def of_ways(sweep: CountSweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
-    """A value of each way, where it was measured."""
+    """Way -> number of tasks -> value, for the ways and numbers that were measured."""
     curves = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
     return {way: points for way, points in curves.items() if points}
 
 
 def stored_ways(sweep: CountSweep) -> list[str]:
+    """The ways whose memory was measured."""
     return [way for way in sweep.ways() if way not in UNSTORED]
 
 
 def latency(sweep: CountSweep, title: str) -> Panel:
+    """The panel of all ways' latencies."""
     return over_tasks(f"{title}: latency", "latency (ms)", sweep.tasks, of_ways(sweep, sweep.ways(), sweep.ms))
 
 
 def memory(sweep: CountSweep, title: str) -> Panel:
+    """The panel of the ways' peak memories."""
     series = of_ways(sweep, stored_ways(sweep), lambda way, tasks: sweep.bytes(way, tasks) / MB)
     return over_tasks(f"{title}: memory", "peak memory (MB)", sweep.tasks, series)
 
@@ -217,11 +231,12 @@ OURS = "fused"
 
 
 def title(sweep: CountSweep) -> str:
+    """The net and the data type, for headings."""
     return f"{TITLES.get(sweep.net, sweep.net)}, {sweep.dtype}"
 
 
 def shape(groups: Sequence[Sequence[int]]) -> str:
-    """How large the groups are."""
+    """The sizes of the groups as text, such as "8 + 8"."""
     return " + ".join(str(len(group)) for group in groups)
 
 
@@ -230,7 +245,7 @@ def listed(values: Sequence[float], digits: int = 1) -> str:
 
 
 def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
-    """The exact one-kernel form against the best of its rivals, over all numbers of tasks."""
+    """Rows with our exact one-kernel form against the fastest rival and a plain batch, over all numbers of tasks."""
     tasks = sweep.where(OURS, "streams")
     if not tasks:
         return []
@@ -278,6 +293,7 @@ def table(figure: str, sweep: CountSweep, note: str = "") -> Table:
 
 
 def _cells(sweep: CountSweep, way: str, tasks: int) -> tuple[str, ...]:
+    """The cells of a way at a number of tasks."""
     cost = sweep.cost(way, tasks)
     base = "sequential" if sweep.has("sequential", tasks) else "eager"
     gain = f"{sweep.over(base, way, tasks):.2f}" if sweep.has(base, tasks) else ""

@@ -20,18 +20,22 @@ SHARING = 0.9  # the sharing ratio of the paper's evaluation
 
 
 def cards() -> list[ZippedCard]:
+    """Read the cards of the zipped nets in the repository."""
     return [read_card(name) for name in ZIPPED]
 
 
 def zipping(out: Path, zipped_cards: Sequence[ZippedCard]) -> Exhibit:
+    """Report the accuracy of nets before and after zipping."""
     return Exhibit(tuple(map(_row, zipped_cards)), (_table(zipped_cards),), (_picture(out, zipped_cards),))
 
 
 def _before(one: ZippedCard) -> float:
+    """Mean accuracy of the tasks' own nets, in percent."""
     return 100 * mean(task.accuracy for task in one.tasks)
 
 
 def _row(one: ZippedCard) -> Row:
+    """Row with the accuracy lost by zipping at the ratio nearest to the paper's."""
     nearest = min(one.zipped, key=lambda ratio: abs(ratio.sharing - SHARING))
     after, merged = 100 * mean(nearest.accuracy), 100 * mean(nearest.untuned)
     return Row(
@@ -49,6 +53,7 @@ def _table(zipped_cards: Sequence[ZippedCard]) -> Table:
 
 
 def _cells(one: ZippedCard, ratio: ZippedRatio) -> list[tuple[str, ...]]:
+    """The table cells of a net at one sharing ratio, a line per task."""
     return [
         (
             one.name, f"{ratio.sharing:g}", task.name, f"{100 * task.accuracy:.2f}", f"{100 * merged:.2f}",
@@ -59,6 +64,7 @@ def _cells(one: ZippedCard, ratio: ZippedRatio) -> list[tuple[str, ...]]:
 
 
 def _picture(out: Path, zipped_cards: Sequence[ZippedCard]) -> Figure:
+    """Draw the accuracy of every task over the sharing ratio: zipped, merged only, and alone."""
     panels = []
     for net in zipped_cards:
         ratios, marks = [zipped.sharing for zipped in net.zipped], []

@@ -20,7 +20,8 @@ from weft_cluster.routing.placing_run import OnTime, fluid, lacking, replicate
 from weft_papers.placing_rivals.spreading import round_robin, serial_loads
 
 STEPS = 1000
-"""Into how many parts the worst model's rate is cut; the sum weighs a ten-thousandth, as published."""
+"""Integer units per unit of served rate, because CP-SAT takes integers; the sum weighs a ten-thousandth, as
+published."""
 MOST_TIMES = 20.0
 """Replicas beyond this multiple of a model's rate count no more: the objective would only reward copies that serve
 nothing."""
@@ -28,33 +29,39 @@ MIB = 2**20  # memory is counted in MiB: CP-SAT takes integers, and sums of byte
 
 
 def integer_programme(problem: PlacingProblem, effort_s: float = 30.0) -> Filling:
-    """The best solution within *effort_s* seconds (published: 30) of the solver's deterministic time."""
+    """Solve AlpaServe's integer programme within *effort_s* seconds (published: 30) of CP-SAT's deterministic time.
+
+    The filling is empty if no solution is found by then.
+    """
     from ortools.sat.python import cp_model
 
     cp = cp_model.CpModel()
     machines, models = problem.sizes
-    places = [(d, m) for d in range(machines) for m in range(models) if problem.allowed[d, m]]
+    places = [
+        (machine, model) for machine in range(machines) for model in range(models) if problem.allowed[machine, model]
+    ]
     present = {place: cp.new_bool_var("") for place in places}
     for machine in range(machines):
         _limit_memory(cp, problem, machine, present)
         _keep_apart(cp, problem, machine, present)
-    _aim(cp, problem, present)
-    begin = round_robin(problem)
-    for (machine, model), there in present.items():
-        cp.add_hint(there, model in begin.shares[machine])
+    _set_objective(cp, problem, present)
+    start = round_robin(problem)
+    for (machine, model), variable in present.items():
+        cp.add_hint(variable, model in start.shares[machine])
     solver = cp_model.CpSolver()
     solver.parameters.max_deterministic_time = effort_s
-    solver.parameters.num_workers = 1
+    solver.parameters.num_workers = 1  # several workers would make the result depend on timing
     if solver.solve(cp) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Filling(problem)
-    chosen = Filling(problem)
+    solution = Filling(problem)
     for machine, model in places:
         if solver.value(present[machine, model]):
-            chosen.add(machine, model, 1.0)
-    return levelled(chosen)
+            solution.add(machine, model, 1.0)
+    return levelled(solution)
 
 
 def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
+    """Constrain the models on a machine to its memory; *present*: (machine, model) -> whether the model is there."""
     kind = int(problem.kind_of[machine])
     sizes = np.ceil(problem.bytes[kind] / MIB).astype(int).tolist()
     here = [model for model in range(len(sizes)) if (machine, model) in present]
@@ -71,32 +78,41 @@ def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tu
             cp.add(present[machine, one] + present[machine, other] <= 1)
 
 
-def _aim(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
-    """Objective: each model's capacity relative to its rate; the least counts most."""
-    loads, served = serial_loads(problem), []
+def _set_objective(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
+    """Maximise the models' capacities relative to their rates: the smallest first, then a little the sum.
+
+    Also constrains every model to at least as many replicas as it demands.
+    """
+    loads, capacities = serial_loads(problem), []
     for model, demand in enumerate(problem.demands):
         homes = [machine for machine in range(len(problem.machines)) if (machine, model) in present]
         parts = [int(STEPS * min(MOST_TIMES, 1 / loads[problem.kind_of[home], model])) for home in homes]
-        served.append(sum(part * present[home, model] for part, home in zip(parts, homes, strict=True)))
+        capacities.append(sum(part * present[home, model] for part, home in zip(parts, homes, strict=True)))
         cp.add(sum(present[home, model] for home in homes) >= demand.replicas)
     worst = cp.new_int_var(0, int(STEPS * MOST_TIMES * len(problem.machines)), "")
-    for capacity in served:
+    for capacity in capacities:
         cp.add(worst <= capacity)
-    cp.maximize(10_000 * worst + sum(served))
+    cp.maximize(10_000 * worst + sum(capacities))
 
 
 def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) -> Filling:
-    """The beam search: every replica of every badly served model on every machine that differs, the best three kept."""
+    """AlpaServe's beam search: add replicas one by one, and keep the *width* best placements after each step.
+
+    A step adds one replica of a badly served model to one of the machines that differ. on_time_of: for a placement,
+    the share of each model's requests that are on time.
+    """
     rates = np.array([demand.rate for demand in problem.demands])
 
     def score(filling: Filling) -> float:
+        # The number of replicas only breaks ties.
         return float(rates @ on_time_of(filling) / rates.sum()) + sum(map(len, filling.shares)) / 1e6
 
-    kept = [Filling(problem)]
-    best = kept[0]
-    while kept:
+    front = [Filling(problem)]
+    best = front[0]
+    while front:
+        # Placements that differ only in the order of the machines count once.
         grown: dict[tuple[frozenset[int], ...], Filling] = {}
-        for filling in kept:
+        for filling in front:
             for model in lacking(filling, on_time_of(filling)):
                 for machine in _distinct(filling, model):
                     candidate = Filling(problem, filling.shares)
@@ -104,13 +120,13 @@ def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) ->
                     grown.setdefault(
                         tuple(sorted((frozenset(shares) for shares in candidate.shares), key=sorted)), candidate
                     )
-        kept = sorted(grown.values(), key=score, reverse=True)[:width]
-        best = max([best, *kept], key=score)
+        front = sorted(grown.values(), key=score, reverse=True)[:width]
+        best = max([best, *front], key=score)
     return levelled(best)
 
 
 def _distinct(filling: Filling, model: int) -> list[int]:
-    """Machines where one more replica may go, only one of those that are empty and of one kind."""
+    """Machines that can take one more replica of *model*; of the empty machines of a kind, only the first."""
     homes = np.flatnonzero(new_homes(filling, model)).tolist()
     kinds = filling.problem.kind_of
     seen = {(int(kinds[home]), home if filling.shares[home] else -1): home for home in reversed(homes)}

@@ -20,6 +20,7 @@ from weft_cluster.placing.resharing import new_homes
 from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 SIZES = (0.2, 0.4, 0.6, 0.8, 1.0)
+# The published constants of the linear interference model: slow-down over the use of L2 and DRAM.
 OWN_L2, OTHER_L2, OWN_DRAM, OTHER_DRAM, BASE = 0.113, 0.716, 0.355, 0.088, 0.895
 LEAST = 1e-3
 """The smallest share of a model that is worth a place."""
@@ -31,37 +32,40 @@ class Slice:
 
     machine: int
     size: float
+    """Share of the machine."""
     shares: dict[int, float] = field(default_factory=dict)
+    """Model -> the share of its requests that is served here."""
 
 
 class Slices:
-    """All slices of all machines, and how busy they are by the rules of the paper."""
+    """The slices of all machines, and their busy times by the rules of the paper; no slice is below *smallest*."""
 
     def __init__(self, problem: PlacingProblem, smallest: float) -> None:
         self.problem, self.filling = problem, Filling(problem)
         self.sizes = [size for size in SIZES if size >= smallest]
-        self.on: list[list[Slice]] = [[] for _ in problem.machines]
+        self.on: list[list[Slice]] = [[] for _ in problem.machines]  # by machine
         self._dram = problem.memory / serial_loads(problem)
 
     def load(self, kind: int, model: int, size: float) -> float:
-        """Share of its time that a slice needs for all requests of a model, undisturbed."""
+        """Share of the time of a slice of *size*, on a machine of *kind*, that all requests of a model take alone."""
         problem = self.problem
         return float(problem.compute[kind, model] / size + problem.memory[kind, model] + problem.other[kind, model])
 
     def knee(self, kind: int, model: int) -> float:
-        """The knee of the rate over the slice size: where the rate is furthest above proportional."""
+        """The slice size beyond which more of the machine stops paying: the rate is furthest above proportional."""
         whole = self.load(kind, model, 1.0)
         return max(self.sizes, key=lambda size: whole / self.load(kind, model, size) - size)
 
     def slower(self, kind: int, model: int, one: Slice) -> float:
-        """Slow-down of a model in a slice by the other slice of its machine."""
-        own = float(self._dram[kind, model])
+        """Slow-down of *model* in slice *one* by the worst model in the other slice of its machine; at least 1."""
+        own_use = float(self._dram[kind, model])
         others = [neighbour for neighbour in self.on[one.machine] if neighbour is not one]
-        beside = [float(self._dram[kind, other]) for neighbour in others for other in neighbour.shares]
-        return max([1.0, *(BASE + (OWN_L2 + OWN_DRAM) * own + (OTHER_L2 + OTHER_DRAM) * other for other in beside)])
+        other_uses = [float(self._dram[kind, other]) for neighbour in others for other in neighbour.shares]
+        slow_downs = [BASE + (OWN_L2 + OWN_DRAM) * own_use + (OTHER_L2 + OTHER_DRAM) * use for use in other_uses]
+        return max([1.0, *slow_downs])
 
     def busy(self, one: Slice) -> float:
-        """How busy a slice is; infinite where a model of it would be late."""
+        """Share of its time for which a slice is busy; infinite if a request of one of its models would be late."""
         kind, demands = int(self.problem.kind_of[one.machine]), self.problem.demands
         time_share = 0.0
         for model, share in one.shares.items():
@@ -72,24 +76,26 @@ class Slices:
         return time_share
 
     def most(self, one: Slice, model: int, share: float) -> float:
-        """The largest part of *share* with which a slice and its neighbour are still within the cap; 0: none."""
+        """How much of a share of *model* fits into slice *one* with all slices of the machine within the cap, or 0."""
         kind = int(self.problem.kind_of[one.machine])
         cap, before = float(self.problem.cap[kind]), self.on[one.machine]
         needed = self.load(kind, model, one.size) * self.slower(kind, model, one)
         part = min(share, (cap - self.busy(one)) / needed)
         if part < min(share, LEAST):
             return 0.0
-        one.shares[model], self.on[one.machine] = (
-            part,
-            [*(neighbour for neighbour in before if neighbour is not one), one],
-        )
-        kept = all(self.busy(neighbour) <= cap + ROUNDING for neighbour in self.on[one.machine])
+        # Add the model for a moment, because it also slows the neighbour down.
+        one.shares[model] = part
+        self.on[one.machine] = [*(neighbour for neighbour in before if neighbour is not one), one]
+        within_cap = all(self.busy(neighbour) <= cap + ROUNDING for neighbour in self.on[one.machine])
         self.on[one.machine] = before
         del one.shares[model]
-        return part if kept else 0.0
+        return part if within_cap else 0.0
 
     def candidates(self, machine: int, needed: float) -> Iterator[Slice]:
-        """Slices that a machine has, and a new one: as large as needed, or all that one slice has left."""
+        """The slices of a machine, and a new one if it has less than two: of size *needed*, or the rest of the machine.
+
+        The new one is not in use yet; ``put`` adds it.
+        """
         yield from self.on[machine]
         if not self.on[machine]:
             yield Slice(machine, needed)
@@ -97,6 +103,7 @@ class Slices:
             yield Slice(machine, 1 - self.on[machine][0].size)
 
     def put(self, one: Slice, model: int, share: float) -> None:
+        """Serve *share* of a model's requests in slice *one*, which is added to its machine if it is new."""
         if one not in self.on[one.machine]:
             self.on[one.machine].append(one)
         one.shares[model] = share
@@ -104,25 +111,31 @@ class Slices:
 
 
 def elastic(problem: PlacingProblem) -> Filling:
-    """Elastic partitioning, with the smallest slices that need fewest machines; all five sizes are tried."""
+    """GPUlets' elastic partitioning, run for each smallest slice size; the result with the fewest machines is returned.
+
+    A result that serves more requests goes first.
+    """
     fillings = [_partition(Slices(problem, smallest)) for smallest in SIZES]
     return min(fillings, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))
 
 
 def _partition(slices: Slices) -> Filling:
-    """Largest models first, each in slices until all its requests have a place."""
+    """Place the models, the largest first, each in slices until all its requests have a place or none is left."""
     problem, kind = slices.problem, int(slices.problem.kind_of[0])
     for model in np.lexsort((-serial_loads(problem)[kind], free_to_go(problem))).tolist():
         parts = problem.demands[model].replicas
         for _ in range(parts):
-            rest = 1 / parts
-            while rest > ROUNDING and (placed := _place(slices, model, rest)):
-                rest -= placed
+            remaining = 1 / parts
+            while remaining > ROUNDING and (placed := _place(slices, model, remaining)):
+                remaining -= placed
     return slices.filling
 
 
 def _place(slices: Slices, model: int, share: float) -> float:
-    """Put as much of a share as one slice takes: where most of it fits, in the smallest piece, in use if can be."""
+    """Place as much of a share of *model* as one slice takes; return that part, 0 if no slice takes any.
+
+    Slices on machines in use go first, then those that take most, then the smallest, then slices in use.
+    """
     best: tuple[tuple[float, float, float, float], Slice] | None = None
     opened = False
     for machine in np.flatnonzero(new_homes(slices.filling, model)).tolist():
@@ -140,6 +153,6 @@ def _place(slices: Slices, model: int, share: float) -> float:
                 best = order, one
     if best is None:
         return 0.0
-    (_, part, _, _), one = best
+    (_, part, _, _), one = best  # part: the second entry of the order
     slices.put(one, model, part)
     return part

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import ceil, floor
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,62 +22,69 @@ from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 @dataclass(slots=True)
 class _Cycle:
-    """The duty cycle of a machine."""
+    """The duty cycle of a machine: within *duty_s* seconds, every model on it runs one batch."""
 
     duty_s: float = np.inf
     rates: dict[int, float] = field(default_factory=dict)
-    """Model -> requests per second here."""
+    """Model -> its requests per second on this machine."""
 
 
 def squishy(problem: PlacingProblem) -> Filling:
-    """Algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy."""
+    """Nexus, algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy.
+
+    A residue goes into the running cycle that is fullest with it, else to a fresh machine; without either it is left.
+    """
     filling, cycles = Filling(problem), [_Cycle() for _ in problem.machines]
     residues = _saturate(problem, filling, cycles)
     seconds, free = _seconds(problem), free_to_go(problem)
     reference = int(problem.kind_of[0])
 
     def order(residue: tuple[int, float]) -> tuple[bool, float]:
+        # Models with fewer allowed machines first, then by the share of time their own cycle would be busy.
         model, rate = residue
         duty_s = _duty(problem, float(seconds[reference, model]), model, rate)
         return bool(free[model]), -ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
 
     for model, rate in sorted(residues, key=order):
         homes = np.flatnonzero(new_homes(filling, model)).tolist()
-        fits = {
+        joined = {
             home: _join_cycle(problem, seconds[problem.kind_of[home]], home, cycles[home], model, rate)
             for home in homes
         }
-        shared = [machine for machine in homes if cycles[machine].rates and fits[machine][1] <= 1]
+        shared = [machine for machine in homes if cycles[machine].rates and joined[machine].fullness <= 1]
         fresh = [machine for machine in homes if not cycles[machine].rates]
         if shared or fresh:
-            best = max(shared, key=lambda machine: fits[machine][1]) if shared else fresh[0]
-            cycles[best].duty_s = fits[best][0]
+            best = max(shared, key=lambda machine: joined[machine].fullness) if shared else fresh[0]
+            cycles[best].duty_s = joined[best].duty_s
             cycles[best].rates[model] = rate
             filling.add(best, model, rate / problem.demands[model].rate)
     return filling
 
 
 def _seconds(problem: PlacingProblem) -> Floats:
-    """(kind, model): seconds of a request."""
+    """Seconds that a request takes; shape (kinds, models)."""
     rates = np.array([demand.rate for demand in problem.demands])
     return np.asarray(serial_loads(problem) / rates, np.float64)
 
 
 def _saturate(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
-    """Machines that one model fills; the rates that remain, in as many parts as the model wants replicas."""
+    """Give every model the machines that it fills alone, and return the residues: (model, requests per second).
+
+    The rest of a model is divided into as many residues as it still wants replicas. *cycles*: one per machine, updated.
+    """
     residues, loads = [], serial_loads(problem)
     for model, demand in enumerate(problem.demands):
-        rest = 1.0
+        rest = 1.0  # the share of the model's requests without a machine
         while demand.machine is None:
             homes = np.flatnonzero(new_homes(filling, model) & ~filling.used)
             if not len(homes):
                 break
             kind = problem.kind_of[homes[0]]
-            whole = float(problem.cap[kind] / loads[kind, model])
-            if floor(rest / whole) < 1:
+            full_share = float(problem.cap[kind] / loads[kind, model])
+            if floor(rest / full_share) < 1:
                 break
-            filling.add(int(homes[0]), model, whole)
-            cycles[homes[0]].rates[model], rest = whole * demand.rate, rest - whole
+            filling.add(int(homes[0]), model, full_share)
+            cycles[homes[0]].rates[model], rest = full_share * demand.rate, rest - full_share
             cycles[homes[0]].duty_s = 1 / demand.rate  # full: nothing joins it
         missing = max(1, demand.replicas - len(filling.where(model)))
         if rest > 1e-9:
@@ -85,17 +93,31 @@ def _saturate(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -
 
 
 def _duty(problem: PlacingProblem, second: float, model: int, rate: float) -> float:
-    """The longest cycle in which the last request of the largest batch that still does is on time."""
+    """The longest duty cycle, in seconds, in which a batch of the requests of one cycle still meets the deadline.
+
+    second: seconds that a request takes. rate: requests per second.
+    """
     deadline_s = problem.demands[model].deadline_s
+    # A batch of n waits up to n / rate for its last request and runs for n * second.
     batch = max(1, floor(min(deadline_s / (second + 1 / rate), 1e6)))
     return min(batch / rate, max(deadline_s - batch * second, second))
 
 
+class _JoinedCycle(NamedTuple):
+    """A machine's cycle with one more model."""
+
+    duty_s: float
+    fullness: float
+    """Busy time over the cycle, as a share of the machine's cap."""
+
+
 def _join_cycle(
     problem: PlacingProblem, seconds: Floats, machine: int, cycle: _Cycle, model: int, rate: float
-) -> tuple[float, float]:
-    """The cycle if a model joined it, and how full it would be, as a share of the cap; *seconds*: (model)."""
+) -> _JoinedCycle:
+    """Compute the cycle of *machine* if *model* joined it; *seconds*: of a request, by model."""
     duty_s = min(cycle.duty_s, _duty(problem, float(seconds[model]), model, rate))
     rates = cycle.rates | {model: rate}
-    busy_s = sum(max(1, ceil(model_rate * duty_s - 1e-9)) * float(seconds[one]) for one, model_rate in rates.items())
-    return duty_s, busy_s / duty_s / float(problem.cap[problem.kind_of[machine]])
+    busy_s = sum(
+        max(1, ceil(member_rate * duty_s - 1e-9)) * float(seconds[member]) for member, member_rate in rates.items()
+    )
+    return _JoinedCycle(duty_s, busy_s / duty_s / float(problem.cap[problem.kind_of[machine]]))

@@ -23,33 +23,40 @@ Rival = Callable[[PlacingProblem], Filling]
 
 
 def serial_loads(problem: PlacingProblem) -> Floats:
-    """(kind, model): the share of a machine's time that a model takes if nothing overlaps."""
+    """The share of a machine's time that a model takes if computing and fetching do not overlap; (kinds, models)."""
     return problem.compute + problem.memory + problem.other
 
 
 def free_to_go(problem: PlacingProblem) -> Bools:
-    """(model): whether it may go to as many machines as any; those that may not are placed first."""
+    """Whether each model may go to as many machines as any model; the others, being restricted, are placed first."""
     places = problem.allowed.sum(axis=0)
     return np.asarray(places >= places.max(initial=0), np.bool_)
 
 
 def parts(problem: PlacingProblem, loads: Floats) -> Iterator[tuple[int, float]]:
-    """Models in equal shares that a machine can take, the largest first; *loads*: (kind, model)."""
-    smallest, free = (loads / problem.cap[:, None]).max(axis=0), free_to_go(problem)
-    counts = [max(demand.replicas, ceil(size)) for demand, size in zip(problem.demands, smallest, strict=True)]
-    for model in sorted(range(len(counts)), key=lambda model: (free[model], -smallest[model] / counts[model])):
+    """Yield (model, share): every model divided into equal shares that any machine can take, the largest first.
+
+    loads: share of a machine's time that all requests of a model take; (kinds, models).
+    """
+    # On the slowest kind, so that a share fits everywhere.
+    machines_needed, free = (loads / problem.cap[:, None]).max(axis=0), free_to_go(problem)
+    counts = [max(demand.replicas, ceil(size)) for demand, size in zip(problem.demands, machines_needed, strict=True)]
+    for model in sorted(range(len(counts)), key=lambda model: (free[model], -machines_needed[model] / counts[model])):
         yield from [(model, 1 / counts[model])] * counts[model]
 
 
 def serves_all(filling: Filling) -> bool:
-    """Whether every request goes somewhere, and all limits are kept."""
+    """Whether every request has a machine, and no limit is broken."""
     return bool(filling.served().min(initial=1.0) >= ALL_SERVED) and not any(broken_limits(filling))
 
 
 def on_fewest(method: Rival) -> Rival:
-    """A method that uses all machines it is given, given as few as it needs to serve everything."""
+    """Turn a method that uses all machines into one that uses the fewest with which it serves everything.
 
-    def fewest(problem: PlacingProblem) -> Filling:
+    They are found by bisection; if all machines are not enough, the method's result on all is returned.
+    """
+
+    def search_fewest(problem: PlacingProblem) -> Filling:
         low, high = 1, len(problem.machines)
         best = method(problem)
         while low < high:
@@ -61,17 +68,17 @@ def on_fewest(method: Rival) -> Rival:
                 low = middle + 1
         return Filling(problem, best.shares + [{} for _ in problem.machines[len(best.shares) :]])
 
-    return fewest
+    return search_fewest
 
 
 def one_resource(problem: PlacingProblem) -> Filling:
-    """Time is all that counts: models on a machine take turns, and their times add up."""
+    """Pack by time only: models on a machine take turns, and their times add up."""
     loads = serial_loads(problem)
     return Filling(problem, _pack(replace(problem, rows=np.stack([loads, loads], axis=1))).shares)
 
 
 def like_with_like(problem: PlacingProblem) -> Filling:
-    """A pool for models that compute most of their time, and one for those that wait for memory most of it."""
+    """Pack two pools of machines: one for models that mainly compute, one for those that mainly wait for memory."""
     computing: Bools = problem.compute.sum(axis=0) >= problem.memory.sum(axis=0)
     filling = Filling(problem)
     for pool in (computing, ~computing):
@@ -85,16 +92,13 @@ def like_with_like(problem: PlacingProblem) -> Filling:
 
 
 def _pack(problem: PlacingProblem) -> Filling:
-    """Pack on as few machines as our method needs; on all of them, as far as they go, if they are not enough."""
+    """Pack with our own method on as few machines as it needs; if all are not enough, place what fits on all."""
     filling = fewest(problem, "machines")
     return filling if filling is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
 
 
 def round_robin(problem: PlacingProblem) -> Filling:
-    """Round robin: each model on the next allowed machine, largest first.
-
-    A model that is too large for one machine is divided.
-    """
+    """Round robin: place each model on the next allowed machine, the largest first; divide those too large for one."""
     filling, turn = Filling(problem), 0
     for model, share in parts(problem, serial_loads(problem)):
         homes = np.flatnonzero(new_homes(filling, model))
