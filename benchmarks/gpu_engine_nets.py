@@ -1,4 +1,4 @@
-"""Networks for ``gpu_engines.py``: those of the zoo, modules of torch, and torchvision's where it is installed."""
+"""Networks for ``gpu_engines.py``: those of the zoo, modules of torch, and those of packages that are installed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from weft.models import zoo
+from weft.models.packaged import PACKAGED, packaged_file, packaged_models
 
 
 class Network(NamedTuple):
@@ -128,6 +129,11 @@ def of_torch(make: Callable[[], nn.Module], shape: tuple[int, ...], path: Path) 
     return Network(path, {"x": shape}, module)
 
 
+def of_package(name: str, path: Path) -> Network:
+    path.write_bytes(packaged_file(name).read_bytes())
+    return Network(path, PACKAGED[name].shapes)
+
+
 def of_torchvision(name: str, path: Path) -> Network:
     import torchvision
 
@@ -152,6 +158,11 @@ NETWORKS: dict[str, tuple[Callable[[Path], Network], tuple[int, ...]]] = {
     "tiny-encoder": (partial(of_torch, lambda: Block(32, 2), (1, 5, 32)), (1, 2)),
 }  # fmt: skip
 """Name -> what makes it, and its batch sizes; the last is for trying this script on a processor."""
+NETWORKS |= {
+    name: (partial(of_package, name), sizes)
+    for name, sizes in (("pp-ocr-det", (1, 8)), ("pp-ocr-rec", (1, 32)))
+    if name in packaged_models()
+}
 if find_spec("torchvision"):
     NETWORKS |= {
         name: (partial(of_torchvision, called), (1, 32))

@@ -9,7 +9,8 @@ without it.
 
     PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--rivals REGEX] [--most-s 500] [--results FILE]
 
-Every row is kept in the results as soon as it is measured, and not measured again when this is started once more.
+Packages are compiled first, several at a time (`--jobs`); `--folder` keeps them for the next start. Every row is kept
+in the results as soon as it is measured, and not measured again when this is started once more.
 `--device cuda:twin --only tiny` tries the logic on a processor.
 """
 
@@ -21,6 +22,8 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +36,7 @@ from machine import machine
 
 from weft.models.onnx_graph import load
 from weft.runtime.backend import LoadOptions
-from weft.runtime.cuda.compiling import CompileLimits, compile_model
+from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_model
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.packages import CompileJob, find
 from weft.runtime.cuda.precision import difference
@@ -48,6 +51,8 @@ TURNS = 5
 """How often each rival runs; the median counts."""
 ROW_S = 10.0
 """All turns of a row together."""
+LIMITS = CompileLimits(seconds=600.0, memory_bytes=64 << 30, threads=4)
+"""Of the compiler of one package."""
 
 
 class Rival:
@@ -55,7 +60,8 @@ class Rival:
 
     def __init__(self, device: Any, run: Callable[[], Any], prepared_s: float) -> None:
         """run: computes the outputs, which lie at the same place each time once it is captured."""
-        self._device, self._outputs, self.prepared_s = device, [], prepared_s
+        # the graph reads the weights that *run* holds, and kernels that it has loaded
+        self._device, self._run, self._outputs, self.prepared_s = device, run, [], prepared_s
 
         def keep() -> None:
             self._outputs = list(run())
@@ -108,12 +114,14 @@ class Row:
         options = LoadOptions(grain_s=1e3, precision=self.precision, max_batch=self.rows, independent_rows=True)
         model: Any = prepare_on(self.device, self.network.path, options)
         rung = next(rung for rung in model._rungs if rung.rows >= self.rows)
-        for name, array in self.feed.items():
-            self.device.copy(rung.tensors[name], self.device.copy_in([array]))
+        with torch.inference_mode():  # as the tensors of a rung were made
+            for name, array in self.feed.items():
+                self.device.copy(rung.tensors[name], self.device.copy_in([array]))
         bound = model._sessions[0].again(self.device).bound(rung.tensors, rung.types)
 
         def run() -> list[Any]:
-            bound.run()
+            with torch.inference_mode():
+                bound.run()
             return [rung.tensors[spec.name] for spec in model.outputs]
 
         return run
@@ -134,7 +142,6 @@ class Row:
         return self._compiled(module, given, compiler)
 
     def _compiled(self, module: Any, given: list[Any], compiler: str | None) -> Callable[[], Any]:
-        torch._dynamo.reset()
         call = module if compiler is None else torch.compile(module, dynamic=False, fullgraph=True, backend=compiler)
 
         def run() -> list[Any]:
@@ -144,12 +151,14 @@ class Row:
         run()
         return run
 
-    def _packaged(self, folder: Path) -> Callable[[], Any]:
-        job = CompileJob(
+    def job(self) -> CompileJob:
+        return CompileJob(
             model=self.network.path, shapes=self.network.shapes, rows=(self.rows,), precision=self.precision,
             device=self.where, device_name=self.device.name,
         )  # fmt: skip
-        place = compile_model(job, folder, CompileLimits(600.0, 64 << 30, 8))
+
+    def _packaged(self, folder: Path) -> Callable[[], Any]:
+        place = compile_model(self.job(), folder, LIMITS)
         manifest = find(place)
         assert manifest is not None
         began_s = time.perf_counter()
@@ -193,6 +202,21 @@ class Row:
         return dict(zip(names, session.run(names, self.feed), strict=True))
 
 
+def compile_ahead(rows: Mapping[str, Row], folder: Path, jobs: int) -> dict[str, float]:
+    """Compile the packages of all rows, *jobs* at a time; returns the seconds that each took, by the row's name."""
+
+    def compile_one(row: Row) -> float:
+        began_s = time.perf_counter()
+        with suppress(NotCompiled):  # the row says why
+            compile_model(row.job(), folder, LIMITS)
+        return time.perf_counter() - began_s
+
+    with ThreadPoolExecutor(jobs) as pool:
+        taken = dict(zip(rows, pool.map(compile_one, rows.values()), strict=True))
+    print("compiled in", {name: round(seconds, 1) for name, seconds in taken.items()}, flush=True)
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="^(?!tiny)")
@@ -201,32 +225,48 @@ def main() -> None:
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--compiler", default="inductor", help="aot_eager: no code is made, to try the logic")
+    parser.add_argument("--jobs", type=int, default=4, help="packages that are compiled at a time")
+    parser.add_argument("--folder", type=Path, help="keeps networks and packages")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = asked.folder or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        run(asked, folder)
+
+
+def run(asked: argparse.Namespace, folder: Path) -> None:
+    """Compile and measure the rows that are asked for and not in the results yet."""
     began_s = time.monotonic()
     done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"rows": {}}
     device = device_named(asked.device)
     done["machine"] = {**machine("torch", "onnx"), "device": device.name, "onnxruntime": ort.__version__}
     torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = True, False
-    for name, (make, sizes) in NETWORKS.items():
-        for rows in sizes:
-            key = f"{name} b{rows} {asked.precision}"
-            if key in done["rows"] or not re.search(asked.only, key):
-                continue
+    # compilers guard against another mode: all that is compiled and captured is in this one
+    with device.on(), torch.inference_mode(False), torch.no_grad():
+        rows: dict[str, Row] = {}
+        for name, (make, sizes) in NETWORKS.items():
+            keys = {f"{name} b{count} {asked.precision}": count for count in sizes}
+            left = {key: count for key, count in keys.items() if key not in done["rows"] and re.search(asked.only, key)}
+            if left:
+                network = make(folder / f"{name}.onnx")
+                rows |= {key: Row(device, network, count, asked.precision) for key, count in left.items()}
+        compiled_s = {}
+        if asked.compiler == "inductor" and re.search(asked.rivals, "package"):
+            compiled_s = compile_ahead(rows, folder / "packages", asked.jobs)
+        for key, row in rows.items():
             if time.monotonic() - began_s > asked.most_s:
                 print("time is up; start it again for the rest")
                 return
             print(f"{time.monotonic() - began_s:6.1f} s {key}", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
-                network = make(Path(folder) / "net.onnx")
-                # compilers guard against another mode: all that is compiled and captured is in this one
-                with device.on(), torch.inference_mode(False), torch.no_grad():
-                    row = Row(device, network, rows, asked.precision)
-                    done["rows"][key] = row.measured(Path(folder) / "packages", asked.compiler, asked.rivals)
-            rates = {rival: found.get("rows_per_s") for rival, found in done["rows"][key].items()}
+            found = row.measured(folder / "packages", asked.compiler, asked.rivals)
+            if "package" in found and key in compiled_s:
+                found["package"]["compiled_s"] = round(compiled_s[key], 1)
+            done["rows"][key] = found
+            rates = {rival: figures.get("rows_per_s") for rival, figures in found.items()}
             print(f"{time.monotonic() - began_s:6.1f} s {key} {rates}", flush=True)
             asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
-            del row
+            torch._dynamo.reset()
             if device.kind == "cuda":
                 torch.cuda.empty_cache()
 
