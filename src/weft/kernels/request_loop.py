@@ -270,7 +270,7 @@ def _allow(models, rules, state, table, count, on_time):
 
 @called
 def _let_fill(models, table, count, array):
-    """Let late heads go that fill what those on time leave idle; twin of ``engine.lateness.woven``."""
+    """Let late heads go that fill what those on time leave idle; twin of ``engine.lateness.weave_late_heads``."""
     latest = _latest_end(models, table, count, array)
     array_bound = channel_bound = False
     for i in range(count):

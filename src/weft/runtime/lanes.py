@@ -24,7 +24,7 @@ from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
+from weft.engine.lane_queues import BatchKey, allowed_lanes, choose_lane, has_room, preceding_tasks, tasks_to_report
 from weft.engine.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, LoadedModel, StartedStep, Step, StepEnd, StepOutput
 from weft.runtime.facets import SegmentTiming
@@ -360,7 +360,7 @@ class LaneExecutor:
     def _queue(self, task: LaneTask, chosen: int) -> None:
         """Queue a segment on the lane that the policy chose, or on a suitable one."""
         lane = self.lanes[chosen] if chosen >= 0 else self._choose_lane(task)
-        task.after = awaited(task, lane, self.lanes, shares=self._shares)
+        task.after = preceding_tasks(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
@@ -368,9 +368,9 @@ class LaneExecutor:
 
     def _choose_lane(self, task: LaneTask) -> Lane:
         """A lane with room for a segment for which the policy chose none; one that can compute now, if there is any."""
-        open_to = at_home(task.candidate, self._roomy())
+        open_to = allowed_lanes(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
-        return lane_for(task.batch, able or open_to, self._lane_rest)
+        return choose_lane(task.batch, able or open_to, self._lane_rest)
 
     def _start_waiting(self) -> None:
         """Start the segments that no longer wait for others; those of a lane are started in order."""
@@ -423,7 +423,7 @@ class LaneExecutor:
         completions = []
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
             begin = self.now()
-            for task in known(lane, lane.device.ahead):
+            for task in tasks_to_report(lane, lane.device.ahead):
                 outputs = task.goes_on
                 if outputs is not None:
                     task.reported, error = True, _take(task, outputs)

@@ -14,12 +14,12 @@ from weft.base.version import __version__
 from weft.devices import Npu, check_activations
 from weft.devices.costs.layer_costs import Profile, spill_together
 from weft.devices.costs.program import MAX_TICKS, Clock, lower
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.engine import Engine
 from weft.engine.policies import Option, Policy, Setting, described, make_policy
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
-from weft.engine.trial import settled
+from weft.engine.trial import best_contender
 from weft.reports.pictures import require_matplotlib
 from weft.reports.trace import Trace
 from weft.simulation.report import Report, report
@@ -77,11 +77,11 @@ def simulate(
     workload = workload or Saturated(DEFAULT_QUERIES)
     setting = make_setting(profiles, npu, workload, spill=spill, pieces=pieces)
     asked = make_policy(policy, setting, options)
-    chooser = settled(asked)
+    chooser = best_contender(asked)
     setting = chooser.setting
     order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
     if order is not None:
-        times = replayed(chooser, order)
+        times = replay_order(chooser, order)
     else:
         order, times = _plain(chooser)
     clock = Clock.of(npu)

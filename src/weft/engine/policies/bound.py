@@ -31,7 +31,7 @@ def least_share(streams: int) -> float:
     return LEAST_SHARE / streams
 
 
-def raised(shares: Sequence[float]) -> list[float]:
+def raise_starved(shares: Sequence[float]) -> list[float]:
     """Raise starved streams to their least share: return the shares if each ran alone until it has that.
 
     This makes a schedule that starves a stream comparable with one that does not. While a stream runs alone, the
