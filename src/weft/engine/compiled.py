@@ -43,7 +43,7 @@ def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
 
 
 def replay_order(policy: Policy, chosen: Ints) -> Ints:
-    """Return the times at which the device runs an order of issues. chosen: the stream of each issue; policy: its author.
+    """Return the times at which the device runs the order that a policy chose; *chosen*: the stream of each issue.
 
     Shape (issues, 4): start and end of the fetch, start and end of the compute, in ticks.
     """

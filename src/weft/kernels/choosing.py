@@ -170,7 +170,7 @@ def _punctual(models, terms, rules, heads, count, now):
 
 @inlined
 def _before(table, costs, i, j):
-    """Whether a head comes before another in order of deadlines; ``policies.punctual.in_order``."""
+    """Whether a head comes before another in order of deadlines; ``policies.punctual.due_order``."""
     one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.OF], table[i, k.BATCH]
     other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.OF], table[j, k.BATCH]
     return one < other

@@ -25,7 +25,7 @@ from weft.engine.policies.layerweaver_plus import LayerweaverPlus
 from weft.engine.policies.prema import Prema
 from weft.engine.policies.priority import PriorityClasses
 from weft.engine.policies.punctual import PATIENCE, Punctual
-from weft.engine.policies.top_up import UNDER_WAY, TopUp, leaving
+from weft.engine.policies.top_up import UNDER_WAY, TopUp, remaining_exit_shares
 from weft.engine.policies.weft_plus import WeftPlus
 from weft.engine.requests import QUEUE_PLACES
 from weft.engine.tickets import Terms
@@ -323,7 +323,7 @@ def _refills(policy: Policy) -> r.Refills:
     first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
     shares = np.zeros((len(first), len(first) + 1))
     for layer in range(len(first)):
-        for end, share in leaving(first, layer).items():
+        for end, share in remaining_exit_shares(first, layer).items():
             shares[layer, end] = share
     return r.Refills(
         policy=REFILLS[type(policy)],
