@@ -34,12 +34,12 @@ MOST_ISSUES = 50_000_000
 def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
     """Return the fetch and compute ticks of every layer, stream after stream, and the index where each stream begins.
 
-    The last index is the number of layers, so that stream i owns the layers from ``first[i]`` to ``first[i + 1]``.
+    The last index is the number of layers, so that stream i owns the layers from ``offsets[i]`` to ``offsets[i + 1]``.
     """
     fetch = np.concatenate([np.array(program.fetch, np.int64) for program in setting.programs])
     compute = np.concatenate([np.array(program.compute, np.int64) for program in setting.programs])
-    first = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
-    return fetch, compute, first
+    offsets = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
+    return fetch, compute, offsets
 
 
 def replay_order(policy: Policy, chosen: Ints) -> Ints:
@@ -100,10 +100,10 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
     None if no kernel covers the policy.
     """
     setting = policy.setting
-    fetch, compute, first = layer_arrays(setting)
+    fetch, compute, offsets = layer_arrays(setting)
     heavy = np.array([program.compute_bound for program in setting.programs])
     if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
-        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
+        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, heavy)
         rules = RolloutRules(
             setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
         )
@@ -111,16 +111,16 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
         return lambda chosen: weave_greedy(
-            fetch, compute, first, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
+            fetch, compute, offsets, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(
-            fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
+            fetch, compute, offsets, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
         ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
         return lambda chosen: order_queries(
-            ticks, first, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
+            ticks, offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
         )
     return None
 

@@ -21,7 +21,7 @@ from weft.engine.policies.base import Candidate, Policy, Start, Traits, View
 from weft.engine.policies.bound import alone_ticks, least_share
 
 MARGIN = 0.01
-"""Fraction by which least shares are exceeded: a layer between others can take longer than in a model that runs alone."""
+"""Fraction by which least shares are exceeded: a layer between others may take longer than in a model run alone."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +33,7 @@ class Weave:
     steps: int = 0
 
     def advance(self, rule: Policy) -> int:
-        """Issue the next layer of the weave as the policy *rule* chooses it; return its stream, as *rule* numbers it."""
+        """Issue the next layer of the weave as the policy *rule* chooses it; return its stream by *rule*'s numbers."""
         programs = rule.setting.programs
         if not self.heads:
             self.heads = [Candidate.of_stream(p, stream=number, query=0, layer=0) for number, p in enumerate(programs)]

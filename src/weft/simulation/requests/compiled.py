@@ -109,8 +109,8 @@ def serve(
     state = _fresh_state(case, policy, late, terms)
     if isinstance(case.device, Host):
         hand_over, *places = host.drawn_places(case, seed)
-        state.clocks[k.HANDED_OVER] = hand_over % max(1, rules.hand_overs)
-        terms[:, k.RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
+        state.clocks[k.NEXT_HAND_OVER] = hand_over % max(1, rules.hand_overs)
+        terms[:, k.FIRST_RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
     if most_missed is not None:
         state.patience[:] = most_missed
     recorded = MOST_RECORDED if record else 0
@@ -194,7 +194,7 @@ def _lowered(
         most = term.max_batch if batches else 1
         timeout = 0 if refills else term.timeout
         row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
-    terms[:, k.BINS_OF] = range(len(terms))
+    terms[:, k.HISTOGRAM_ROW] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
     if not isinstance(device, Host):
@@ -290,7 +290,7 @@ def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopSt
     refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
     places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
     state = fresh_state(streams, streams, lanes, places, int(terms[:, k.MAX_BATCH].max()), QUEUE_PLACES, clients)
-    state.rings[:, k.BACK, k.LENGTH] = [term.clients for term in case.terms]
+    state.rings[:, k.RETURNING, k.LENGTH] = [term.clients for term in case.terms]
     state.returning[:] = 0
     before, peak = columns(MOST_ON_CHIP if npu else 1)
     return state._replace(before=before, peak=peak)
