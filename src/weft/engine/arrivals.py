@@ -32,7 +32,7 @@ class Arrivals:
     """The feed of a simulation: requests of open streams at given times, of closed streams after each answer.
 
     All sequences have one entry per stream.
-    times: the ascending arrival ticks; of a closed stream, those of its clients' first requests.
+    times: the ascending arrival ticks; empty for a closed stream, whose clients first send at tick 0.
     end: closed streams send nothing from this tick on.
     strict: whether deadlines are strict (``Ticket.strict``).
     leaves: for each request, the number of layers after which it leaves; None for a stream without exits.

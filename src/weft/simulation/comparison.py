@@ -152,7 +152,7 @@ def compare(
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    count = _Count(on_progress, 2 * len(names) + sweep)
+    count = _ProgressCounter(on_progress, 2 * len(names) + sweep)
     options: dict[str, dict[str, Option]] = {}
     if sweep:
         count("sweeping aimt")
@@ -195,7 +195,7 @@ def compare_requests(
     case = prepare(requests, host)
     cut_to_s = None if most_segments is None else _affordable_s(case, most_segments / len(names))
     if cut_to_s is not None:
-        case = prepare(_cut(requests, cut_to_s), host)
+        case = prepare(_shorten(requests, cut_to_s), host)
     reports = []
     for done, policy in enumerate(names):
         if on_progress:
@@ -248,7 +248,7 @@ def _requests_per_s(case: Case, index: int) -> float:
     return sum(map(len, case.arrivals(index, None))) / case.workload.duration_s
 
 
-def _cut(workload: Workload, duration_s: float) -> Workload:
+def _shorten(workload: Workload, duration_s: float) -> Workload:
     """The beginning of a workload; the part of it that is not counted stays the same."""
     warmup_s = workload.warmup_s * duration_s / workload.duration_s
     return workload.model_copy(update={"duration_s": duration_s, "warmup_s": warmup_s})
@@ -306,7 +306,7 @@ def _profile(model: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
     return estimate(network, npu, batch=batch, cost=cost)
 
 
-class _Count:
+class _ProgressCounter:
     """Counts the finished runs for the progress callback."""
 
     def __init__(self, on_progress: OnProgress | None, of: int) -> None:

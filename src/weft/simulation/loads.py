@@ -118,7 +118,7 @@ def sustain(
     if processes < 1:
         raise InputError(f"processes = {processes} must be at least 1")
     machine = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
-    names = _names(policies, machine)
+    names = _select_policies(policies, machine)
     questions = [
         Question(load, name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
         for load in loads
@@ -146,7 +146,7 @@ def searchable(device: Device) -> Device:
     return device
 
 
-def _names(policies: str | Sequence[str], device: Device) -> list[str]:
+def _select_policies(policies: str | Sequence[str], device: Device) -> list[str]:
     """The policies that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
     if policies != ALL:
         return [policies] if isinstance(policies, str) else list(policies)
@@ -172,9 +172,9 @@ def _table(loads: SustainedLoads) -> ResultTable:
             (
                 label if place == 0 else "",
                 answer.policy,
-                _rate(answer.rate),
-                *(_on_host(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / answers[0].stp:.2f}")),
-                _rate(answer.unsustained_rate),
+                _rate_text(answer.rate),
+                *(_host_cells(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / answers[0].stp:.2f}")),
+                _rate_text(answer.unsustained_rate),
                 "seeds disagree" if answer.noise_limited else "",
             ),
             answer.stp == max(other.stp for other in answers),
@@ -206,11 +206,11 @@ def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
     )
 
 
-def _rate(per_s: float) -> str:
+def _rate_text(per_s: float) -> str:
     """Requests per second; hosts serve few."""
     return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 
-def _on_host(answer: Sustained) -> tuple[str, str, str]:
+def _host_cells(answer: Sustained) -> tuple[str, str, str]:
     p99 = " / ".join(number(p99_s, 1, scale=1e3) for p99_s in answer.p99_s)
     return f"{answer.violation_rate:.2%}", p99, f"{answer.load or 0.0:.1%}"

@@ -244,23 +244,23 @@ class _Clients(Arrivals):
 
     def served(self, batch: Batch, completion: Completion) -> None:
         for ticket in batch.members:
-            self._return(ticket)
+            self._give_back(ticket)
         super().served(batch, completion)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
-        self._return(ticket)
+        self._give_back(ticket)
         super().dropped(ticket, now)
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        self._return(ticket)
+        self._give_back(ticket)
         super().refused(ticket, now)
 
-    def _return(self, ticket: Ticket) -> None:
+    def _give_back(self, ticket: Ticket) -> None:
         """Give a request back to the stream that sent it."""
         ticket.stream = self._senders.pop(ticket, ticket.stream)
 
 
-def _queues(bench: _BenchFile, profile: _Profile) -> list[int]:
+def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:
     """For each stream, the first one whose model has the same body."""
     bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
     return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
@@ -277,16 +277,16 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
         lines.append(WaitingLine(model.queue_size))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
-        sent = _ticks(stream)
+        sent = _sent_ticks(stream)
         order = np.argsort(sent, kind="stable")
         times.append(iter(sent[order].tolist()))
-        leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
+        leaves.append(iter(_layers_until_exit(stream, model, seed=index)[order].tolist()) if model.exits else None)
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     if policy_called(policy).traits.shares:
         setting = replace(setting, lanes=1, ahead=DEVICE_AHEAD, shares=_shares(bench, profile, policy))
     chooser = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
-    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
+    feed = _Clients(_shared_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
     rests = [program.remaining for program in programs]
     engine, source = request_engine(
         chooser, feed, _executor(setting), rests, late=profile.late, places=profile.total_queue
@@ -294,7 +294,7 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
     for term in terms:
         source.open(term)
     engine.run()
-    return _ends(bench, feed)
+    return _end_times(bench, feed)
 
 
 def _shares(bench: _BenchFile, profile: _Profile, policy: str) -> Shares:
@@ -318,7 +318,7 @@ def _executor(setting: Setting) -> SimulatedHost:
     return SimulatedHost(setting, crowd=Crowd(setting.shares, kinds, lambda segment: DrawnWork(0, segment.compute)))
 
 
-def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
+def _layers_until_exit(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
     """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
     count = len(model.ends)
     exits = np.array([place or 0 for place in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
@@ -329,18 +329,18 @@ def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
     return np.array(model.ends, np.int64)[exits - 1]
 
 
-def _ends(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
+def _end_times(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
     ends_by_arrival: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
         ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
     ends = []
     for stream, by_arrival in zip(bench.streams, ends_by_arrival, strict=True):
-        ticks = [by_arrival[tick].pop() for tick in _ticks(stream).tolist()]
+        ticks = [by_arrival[tick].pop() for tick in _sent_ticks(stream).tolist()]
         ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
     return ends
 
 
-def _ticks(stream: _Stream) -> Ints:
+def _sent_ticks(stream: _Stream) -> Ints:
     """When each request was sent."""
     sent_s: Floats = np.add(stream.scheduled_s, stream.lag_s)
     return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
@@ -351,14 +351,14 @@ def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: 
     priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
     return Terms(
         programs=first_program,
-        deadline=round(_due_s(bench, index) * TICKS_PER_S),
+        deadline=round(_deadline_s(bench, index) * TICKS_PER_S),
         max_batch=model.max_batch,
         timeout=round(model.batch_timeout_ms * 1e6),
         priority=priority,
     )
 
 
-def _due_s(bench: _BenchFile, index: int) -> float:
+def _deadline_s(bench: _BenchFile, index: int) -> float:
     """How long after its arrival the server took a request to be due."""
     stated_s, profile = bench.streams[index].deadline_s, bench.profile
     if stated_s is not None and (bench.deadlines != "none" or profile is None):

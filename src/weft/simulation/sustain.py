@@ -20,7 +20,7 @@ from weft.engine.policies import Option
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepared, simulate_requests
 from weft.simulation.requests.compiled import compile_loop
-from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
+from weft.simulation.run_length import FRESH_SEED, USUAL, prolong_if_shorter
 from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
 
@@ -95,7 +95,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
 
     def sustained(factor: float) -> bool:
         load = question.workload.scaled(factor)
-        scaled = replace(case, workload=lasting_at_least(load, USUAL) if on_host else load)
+        scaled = replace(case, workload=prolong_if_shorter(load, USUAL) if on_host else load)
         reports[factor] = [
             simulate_requests(
                 scaled,

@@ -93,7 +93,7 @@ class Case:
             return None
         return Steered(Steering(stream.exit_threshold, stream.exit_floor))
 
-    def sure(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
+    def confidences(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
         """How sure the answers of a stream's successive requests are at each exit, where it is steered."""
         record = self.workload.record(index) if self.workload.stream[index].exit_floor is not None else None
         if record is None:
@@ -143,9 +143,9 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {host.name} is a host")
         name = stream.served_name
         model = host.model(name)
-        rates = _leaving(workload, index, model)
+        rates = _exit_rates(workload, index, model)
         terms.append(_host_terms(stream, model, len(programs), clock))
-        slower = slowed(lanes, list(host.models).index(name))
+        slower = slowdown_beside_others(lanes, list(host.models).index(name))
         programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
         kinds += [model.like_at(batch) for batch in range(1, terms[-1].max_batch + 1) if host.gpu]
         alone.append(model.total_s(1))
@@ -155,14 +155,14 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone), on_shares)
 
 
-def slowed(lanes: Lanes, kind: int) -> float:
+def slowdown_beside_others(lanes: Lanes, kind: int) -> float:
     """How many times longer work of a kind takes while all other lanes run, each the other kinds in turn."""
     kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
     speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
     return len(speeds) / sum(speeds) if speeds else 1.0
 
 
-def _leaving(workload: Workload, index: int, model: HostModel) -> tuple[float, ...]:
+def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float, ...]:
     """Share of a stream's requests that leaves by each exit; none where nothing is said: then all go to the end."""
     stream = workload.stream[index]
     if not stream.leaves:
@@ -227,7 +227,7 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {device.name} is tiled")
         terms.append(_terms(stream, len(layered), clock))
         with _add_shape_advice(workload, stream):
-            model = _model(stream, workload.folder)
+            model = _load_stream_model(stream, workload.folder)
         rates = workload.exit_rates(index, len(model.exits))
         for batch in range(1, stream.max_batch + 1):
             times_s = layer_times_s(model, device, batch)
@@ -256,11 +256,11 @@ def estimated(setting: Setting, *, precise: bool) -> list[Sequence[int]]:
     """Remaining time from every layer of every program; precise: replayed on an empty device."""
     if not precise:
         return [program.remaining for program in setting.programs]
-    return [_precise(program, setting.buffer) for program in setting.programs]
+    return [_replayed_remaining(program, setting.buffer) for program in setting.programs]
 
 
 @lru_cache(maxsize=4096)
-def _precise(program: Program, buffer: int) -> tuple[int, ...]:
+def _replayed_remaining(program: Program, buffer: int) -> tuple[int, ...]:
     out = np.empty(len(program), np.int64)
     remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
     return tuple(out.tolist())
@@ -268,7 +268,7 @@ def _precise(program: Program, buffer: int) -> tuple[int, ...]:
 
 def remaining_alone_s(case: Case, program: Program) -> float:
     """Seconds from the first layer of a program to its end, with nothing beside it."""
-    return _precise(program, case.setting.buffer)[0] * case.clock.tick_s
+    return _replayed_remaining(program, case.setting.buffer)[0] * case.clock.tick_s
 
 
 @contextmanager
@@ -286,7 +286,7 @@ def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]
         if len({len(profile.layers) for profile in profiles}) > 1:
             raise WorkloadError(f"{stream.model}: its profiles have different numbers of layers")
         return profiles
-    name, shapes = _name(stream, folder), tuple(stream.shapes.items())
+    name, shapes = _resolve_name(stream, folder), tuple(stream.shapes.items())
     return [
         _estimate_cached(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)
     ]
@@ -300,9 +300,9 @@ def _estimate_cached(
     return estimate(model, npu, batch=batch, cost=cost)
 
 
-def _model(stream: Stream, folder: str) -> Model:
+def _load_stream_model(stream: Stream, folder: str) -> Model:
     return load_model(
-        _name(stream, folder),
+        _resolve_name(stream, folder),
         shapes=stream.shapes,
         parameters={"seq_len": stream.seq_len},
         exits=stream.exits,
@@ -310,7 +310,7 @@ def _model(stream: Stream, folder: str) -> Model:
     )
 
 
-def _name(stream: Stream, folder: str) -> str:
+def _resolve_name(stream: Stream, folder: str) -> str:
     """What to load; a file is looked for beside the workload."""
     file, _ = file_and_task(stream.model)
     beside = file.endswith(".onnx") and not Path(file).is_absolute()

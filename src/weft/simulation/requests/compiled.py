@@ -104,18 +104,18 @@ def serve(
     most_missed: Sequence[float] | None = None,
 ) -> Tally:
     """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
-    models, terms = lowered(case, policy)
+    models, terms = lower_case(case, policy)
     rules = loop_rules(case, policy, late, models)
     state = _fresh_state(case, policy, late, terms)
     if isinstance(case.device, Host):
-        hand_over, *places = host.drawn_places(case, seed)
+        hand_over, *places = host.draw_places(case, seed)
         state.clocks[k.NEXT_HAND_OVER] = hand_over % max(1, rules.hand_overs)
         terms[:, k.FIRST_RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
     if most_missed is not None:
         state.patience[:] = most_missed
     recorded = MOST_RECORDED if record else 0
     log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
-    coming = Coming(case, policy, seed)
+    coming = ArrivalBlocks(case, policy, seed)
     refilling = _refills(policy) if rules.refills else None
     while not request_loop.serve(models, terms, rules, state, log, coming.more(), refilling):
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
@@ -128,7 +128,7 @@ def serve(
     return Tally(clocks, state.counts, state.histogram, answers, log.issues[: clocks[k.LOGGED]])
 
 
-class Coming:
+class ArrivalBlocks:
     """The requests of all streams, handed out block by block."""
 
     def __init__(self, case: Case, policy: Policy, seed: int | None) -> None:
@@ -144,13 +144,13 @@ class Coming:
     def more(self) -> k.LoopArrivals:
         """What is known, with another block for each stream that has used up its last one."""
         now = self._now
-        times, known = _topped_up(now.times, now.known, self._arrivals, now.more)
-        leaves, leaves_known = _topped_up(now.leaves, now.leaves_known, self._leaves)
+        times, known = _refresh_blocks(now.times, now.known, self._arrivals, now.more)
+        leaves, leaves_known = _refresh_blocks(now.leaves, now.leaves_known, self._leaves)
         self._now = k.LoopArrivals(times, known, leaves, leaves_known, now.more)
         return self._now
 
 
-def _topped_up(
+def _refresh_blocks(
     values: Ints, known: Ints, sources: Sequence[Iterator[Ints]], more: npt.NDArray[np.bool_] | None = None
 ) -> tuple[Ints, Ints]:
     """The values that are left of each stream and, where none is, its next ones; *more* becomes False at the end."""
@@ -169,18 +169,18 @@ def _topped_up(
     return np.concatenate(parts), np.stack([ends - [len(part) for part in parts], ends], axis=1)
 
 
-def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
+def lower_case(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
     """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
     setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
     batching = policy.traits.batches, policy.traits.refills
-    models, terms = _lowered(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
+    models, terms = _lower_cached(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
     terms = terms.copy()
     terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
     return models, terms
 
 
 @lru_cache(maxsize=64)
-def _lowered(
+def _lower_cached(
     setting: Setting,
     batching: tuple[bool, bool],
     precise: bool,

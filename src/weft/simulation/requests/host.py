@@ -28,9 +28,9 @@ DRAWS = 3
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     """The lanes of a case's host."""
     host, measured, ticks = host_of(case), measured_work(case.device, case.terms, names_of(case)), case.clock.ticks
-    places = drawn_places(case, seed)
+    places = draw_places(case, seed)
     spreads = [host.model(name).spread for name in names_of(case)]
-    hand_overs = _from(places[0], measured.hand_overs)
+    hand_overs = _cycle_from(places[0], measured.hand_overs)
 
     def work_of(candidate: Candidate) -> DrawnWork:
         taken = measured.work[candidate.program][candidate.layer]
@@ -55,9 +55,9 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
 
 def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
     """For each stream, endless ticks that its requests take besides their segments."""
-    places = drawn_places(case, seed)[1 + len(case.terms) :]
+    places = draw_places(case, seed)[1 + len(case.terms) :]
     measured = measured_work(case.device, case.terms, names_of(case))
-    return [_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
+    return [_cycle_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
 
 
 class MeasuredWork(NamedTuple):
@@ -92,13 +92,13 @@ def names_of(case: Case) -> tuple[str, ...]:
     return tuple(stream.served_name for stream in case.workload.stream)
 
 
-def drawn_places(case: Case, seed: int | None) -> list[int]:
+def draw_places(case: Case, seed: int | None) -> list[int]:
     """Where in the measurements a run begins: in the hand-overs, in each stream's runs, and in each one's overheads."""
     rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
     return [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(case.terms))]
 
 
-def _from(place: int, values: Sequence[int]) -> Iterator[int]:
+def _cycle_from(place: int, values: Sequence[int]) -> Iterator[int]:
     """The values in order and over again, from one of them on."""
     return islice(cycle(values or (0,)), place % max(1, len(values)), None)
 

@@ -48,15 +48,15 @@ def serve(
     setting = policy.setting
     executor = executor or _executor(case, setting, seed)
     streams = range(len(case.terms))
-    feed = _Impatient(
+    feed = _LimitedClients(
         [inf] * len(case.terms) if most_missed is None else most_missed,
         case.clock.ticks(case.workload.warmup_s),
         case.terms,
-        [_singly(case.arrivals(index, seed)) for index in streams],
+        [_flatten(case.arrivals(index, seed)) for index in streams],
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
-        leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _singly(blocks) for i in streams],
-        sure=[case.sure(index, setting, seed) for index in streams],
+        leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _flatten(blocks) for i in streams],
+        sure=[case.confidences(index, setting, seed) for index in streams],
     )
     engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
     for index, term in enumerate(case.terms):
@@ -65,14 +65,14 @@ def serve(
         steps = engine.run()
     except _GivenUp:
         steps = len(executor.log)
-    return _make_tally(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
+    return _make_tally(case, feed, source.queues.deepest, executor, steps, _overheads(case, seed))
 
 
 class _GivenUp(Exception):
     """A stream has missed more deadlines than it may."""
 
 
-class _Impatient(Arrivals):
+class _LimitedClients(Arrivals):
     """Clients that end the run when one of them has missed too much."""
 
     def __init__(
@@ -96,12 +96,12 @@ def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | 
     return SimulatedNpu(setting) if isinstance(case.device, Npu) else SimulatedHost(setting)
 
 
-def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
+def _overheads(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
     """For each stream, what its requests take besides what is simulated."""
     return host.overheads(case, seed) if isinstance(case.device, Host) else [repeat(0) for _ in case.terms]
 
 
-def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
+def _flatten(blocks: Iterator[Ints]) -> Iterator[int]:
     return (int(value) for block in blocks for value in block)
 
 

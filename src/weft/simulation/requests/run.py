@@ -102,7 +102,7 @@ def request_trace(case: Case, run: RequestRun) -> Trace:
     settings = {
         "weft": __version__,
         "device": case.device.name,
-        **_memory(case.device),
+        **_memory_settings(case.device),
         "policy": run.report.policy,
         "late": run.report.late,
         "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
@@ -112,7 +112,7 @@ def request_trace(case: Case, run: RequestRun) -> Trace:
     )
 
 
-def _memory(device: Device) -> dict[str, float]:
+def _memory_settings(device: Device) -> dict[str, float]:
     """What the occupancy of the weight buffer is drawn with, where there is one."""
     if not isinstance(device, Npu):
         return {}
