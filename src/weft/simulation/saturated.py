@@ -50,7 +50,7 @@ class Run:
         return self.report._repr_html_()
 
     def plot(self) -> Figure:
-        """Draw the first queries as a timeline of the device; InputError without matplotlib."""
+        """Draw the first queries as a timeline of the device."""
         require_matplotlib()
         from weft.reports.timeline import timeline_figure
 

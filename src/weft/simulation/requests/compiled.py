@@ -56,14 +56,18 @@ RULES: dict[type[Policy], int] = {
 REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp: r.TOP_UP}
 """Policies with a compiled rule that refill batches: for one stream on one lane."""
 ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
-"""Policies for requests on an NPU, of those with a compiled rule."""
+"""The policies with a compiled rule that are compared for requests on an NPU."""
 LATE_RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
 MOST_ON_CHIP = 1 << 17
-"""Layers in an NPU's buffer for which there is room at first, 2 MB; a run that has more makes room."""
+"""Layers in an NPU's buffer for which there is room at first, 2 MB; a run with more layers enlarges the arrays."""
 
 
 def applies(case: Case, policy: Policy) -> bool:
-    """Whether the compiled loop covers a run: a policy with a rule, and lanes that are neither shares nor queues."""
+    """Return whether the compiled loop covers a run.
+
+    The policy must have a compiled rule, lanes must not be shares or take segments ahead, and exit thresholds must not
+    depend on the load.
+    """
     setting, weaves = policy.setting, RULES.get(type(policy), 0) >= k.LAYERWEAVER
     if case.is_steered or setting.shares or setting.ahead:
         return False
@@ -77,15 +81,15 @@ def applies(case: Case, policy: Policy) -> bool:
 
 
 def is_quick(case: Case) -> bool:
-    """Whether a run is over sooner than on the plain engine, the time to compile the loop included.
+    """Return whether the compiled loop is likely to be quicker than the plain engine, with the time to compile it.
 
-    On an NPU, where layers are many and runs are long, it always is taken to be.
+    On an NPU always: it has many layers and long runs. Elsewhere only if the loop is compiled already.
     """
     return isinstance(case.device, Npu) or request_loop.is_compiled()
 
 
 def compile_loop() -> None:
-    """Compile the loop now, where it is not kept on disk."""
+    """Compile the loop now, unless it is in the cache on disk."""
     if request_loop.is_compiled():
         return
     model = HostModel(segments=("all",), times_s={1: (1e-3,)})
@@ -103,7 +107,11 @@ def serve(
     record: bool,
     most_missed: Sequence[float] | None = None,
 ) -> Tally:
-    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
+    """Run a case to its end in the compiled loop.
+
+    late: the rule for late requests. seed: None: the workload's own. record: keep issues and answers.
+    most_missed: for each stream, the number of missed deadlines beyond which the run ends early.
+    """
     models, terms = lower_case(case, policy)
     rules = loop_rules(case, policy, late, models)
     state = _fresh_state(case, policy, late, terms)
@@ -129,7 +137,7 @@ def serve(
 
 
 class ArrivalBlocks:
-    """The requests of all streams, handed out block by block."""
+    """The arrivals and exits of all streams, passed to the loop block by block."""
 
     def __init__(self, case: Case, policy: Policy, seed: int | None) -> None:
         streams = range(len(case.terms))
@@ -142,7 +150,7 @@ class ArrivalBlocks:
         )  # fmt: skip
 
     def more(self) -> k.LoopArrivals:
-        """What is known, with another block for each stream that has used up its last one."""
+        """Return the known arrivals, with another block for every stream that has used up its previous one."""
         now = self._now
         times, known = _refresh_blocks(now.times, now.known, self._arrivals, now.more)
         leaves, leaves_known = _refresh_blocks(now.leaves, now.leaves_known, self._leaves)
@@ -153,7 +161,10 @@ class ArrivalBlocks:
 def _refresh_blocks(
     values: Ints, known: Ints, sources: Sequence[Iterator[Ints]], more: npt.NDArray[np.bool_] | None = None
 ) -> tuple[Ints, Ints]:
-    """The values that are left of each stream and, where none is, its next ones; *more* becomes False at the end."""
+    """Return the remaining values of each stream, or its next block if none remain, and their bounds (``known``).
+
+    more: set to False for streams whose source has ended.
+    """
     parts = []
     for stream, source in enumerate(sources):
         part = values[known[stream, k.HEAD] : known[stream, k.LENGTH]]
@@ -170,7 +181,7 @@ def _refresh_blocks(
 
 
 def lower_case(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
-    """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
+    """Return the programs and terms of a case as arrays; the programs are shared with other runs, and read-only."""
     setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
     batching = policy.traits.batches, policy.traits.refills
     models, terms = _lower_cached(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
@@ -188,6 +199,7 @@ def _lower_cached(
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
+    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served."""
     batches, refills = batching
     terms = np.zeros((len(asked), k.TERMS), np.int64)
     for row, term in zip(terms, asked, strict=True):
@@ -217,7 +229,7 @@ def _lower_cached(
 
 
 def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) -> k.Models:
-    """Programs as arrays, one after another, with the estimated ticks from each layer to the end."""
+    """Return programs as arrays, one after another; *rests*: estimated ticks from each layer to the end."""
     layers = np.zeros((sum(map(len, programs)), 4), np.int64)
     rows = np.zeros((len(programs) + 1, 3), np.int64)
     rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
@@ -231,7 +243,7 @@ def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) 
 
 
 def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.LoopRules:
-    """The terms of a policy on the device of a case."""
+    """Return the constants of a run: those of the policy, and those of the case's device and workload."""
     ticks, device = case.clock.ticks, case.device
     rules = policy_rules(policy, late)._replace(
         device=k.NPU if isinstance(device, Npu) else k.HOST,
@@ -254,7 +266,7 @@ def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.Loo
 
 
 def policy_rules(policy: Policy, late: str) -> k.LoopRules:
-    """The terms of a policy, without those of a device."""
+    """Return the constants of a policy, with placeholders for those of the device and the workload."""
     work, options = late_work(policy, late), policy.loop_options
     return k.LoopRules(
         device=k.NPU,
@@ -284,6 +296,7 @@ def policy_rules(policy: Policy, late: str) -> k.LoopRules:
 
 
 def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopState:
+    """Return the state at the start of a run, in which the clients of closed streams are about to send."""
     streams, lanes = len(terms), policy.setting.lanes
     npu = isinstance(case.device, Npu)
     clients = max(1, *(term.clients for term in case.terms), 1)
@@ -299,9 +312,10 @@ def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopSt
 def fresh_state(
     streams: int, bins: int, lanes: int, places: int, batch: int, queue_places: int, clients: int = 1
 ) -> k.LoopState:
-    """Make the state of a run in which nothing has happened, but for the columns of an NPU's buffer.
+    """Return the state at the start of a run; the columns of an NPU's buffer (before, peak) are left to the caller.
 
-    bins: rows of the histogram. places: batches of a stream in flight.
+    bins: rows of the histogram. places: batches of a stream that may be in flight. batch: the largest batch.
+    queue_places: waiting requests of a stream. clients: of a closed stream.
     """
 
     def zeros(*shape: int) -> Ints:
@@ -319,7 +333,7 @@ def fresh_state(
 
 
 def _refills(policy: Policy) -> r.Refills:
-    """The terms of a policy that refills, for its first stream."""
+    """Return the options of a policy that refills, for the only stream of the run."""
     first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
     shares = np.zeros((len(first), len(first) + 1))
     for layer in range(len(first)):
