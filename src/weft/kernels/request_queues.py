@@ -118,7 +118,9 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
     if rules.strict:
         accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
     if not accepted:
-        answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due))
+        record_end(
+            models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
+        )
         return
     if not _busy(state, stream):
         least = k.NONE
@@ -148,10 +150,11 @@ def any_busy(state):
 
 
 @shared
-def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
+def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record the end of a request, and schedule the next request of a closed stream's client.
 
-    end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts.
+    end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts. The run
+    is given up if its stream has now missed more deadlines than ``LoopState.patience``; nothing is recorded after that.
     """
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
     if clocks[k.GIVEN_UP]:
@@ -324,7 +327,7 @@ def drop_front(models, terms, rules, state, log, stream, now):
     row = front(state.queue, state.rings, stream, k.WAITING)
     arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
     _pop_front(state.queue, state.rings, stream, k.WAITING)
-    answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
+    record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
 
 
 @shared
@@ -332,7 +335,7 @@ def drop_member(models, terms, rules, state, log, stream, place, member, now):
     """Drop a request of a batch."""
     row = state.members[stream, place, member]
     row[k.GONE] = 1
-    answer(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
+    record_end(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
 
 
 @called
@@ -373,7 +376,7 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
             belated[k.ARRIVAL], belated[k.LEAVES] = arrival, leaves
             bounds[k.LENGTH] += 1
         else:
-            answer(
+            record_end(
                 models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
             )
 
@@ -504,7 +507,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
     job = state.jobs[stream, place]
     at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[at - 1, k.EXIT]) or _leave(
+    stays = not (done or models.layers[at - 1, k.EXIT]) or _answer_done(
         models, terms, rules, state, log, stream, place, end, done
     )
     if stays and rules.refills:
@@ -512,7 +515,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
 
 
 @shared
-def _leave(models, terms, rules, state, log, stream, place, end, done):
+def _answer_done(models, terms, rules, state, log, stream, place, end, done):
     """Answer the requests that are done after a layer: all if *done*, else those that leave at this exit.
 
     Returns whether any requests stay in the batch.
@@ -536,7 +539,7 @@ def _leave(models, terms, rules, state, log, stream, place, end, done):
         if not members[i, k.GONE] and (done or members[i, k.LEAVES] <= job[k.LAYER]):
             leaves = members[i, k.LEAVES] if done else job[k.LAYER]
             members[i, k.GONE] = 1
-            answer(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
+            record_end(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
     if done:
         return False
     if staying == 0:

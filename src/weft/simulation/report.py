@@ -117,10 +117,10 @@ def _stream(
     trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
 ) -> StreamReport:
     """Compute the report of the stream with number *index*."""
-    mine = trace.stream == index
-    issued = int(mine.sum())
+    issues = trace.stream == index
+    issued = int(issues.sum())
     completed = issued // len(program)
-    ends = trace.compute_end_s[mine & (trace.layer == len(program) - 1)]
+    ends = trace.compute_end_s[issues & (trace.layer == len(program) - 1)]
     latencies = np.diff(ends, prepend=0.0)
     alone_s = demand.alone * clock.tick_s
     mean = float(latencies.mean()) if completed else None

@@ -136,9 +136,9 @@ def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: d
     """Build a trace from the stream of each issue and from the times of ``replay_order``."""
     query, layer, sizes = np.empty_like(order), np.empty_like(order), np.empty_like(order)
     for stream, program in enumerate(setting.programs):
-        mine = order == stream
-        query[mine], layer[mine] = np.divmod(np.arange(int(mine.sum())), len(program))
-        sizes[mine] = np.array(program.weight_bytes, np.int64)[layer[mine]]
+        issues = order == stream
+        query[issues], layer[issues] = np.divmod(np.arange(int(issues.sum())), len(program))
+        sizes[issues] = np.array(program.weight_bytes, np.int64)[layer[issues]]
     models, names = zip(*((program.model, program.names) for program in setting.programs), strict=True)
     fetch_start, fetch_end, compute_start, compute_end = (times * clock.tick_s).T.copy()
     return Trace(

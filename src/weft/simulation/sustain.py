@@ -95,6 +95,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
     reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
+        """Run every seed at *factor* times the workload's rates; return whether that load is sustained."""
         load = question.workload.scaled(factor)
         scaled = replace(case, workload=prolong_if_shorter(load, USUAL) if on_host else load)
         reports[factor] = [

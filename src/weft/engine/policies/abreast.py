@@ -207,7 +207,8 @@ class Abreast(Policy):
         """
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
-            lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
+            idle = (stream for stream in whole if not lanes[stream].holds)
+            lane = work.lane if work.lane in whole else next(idle, NOWHERE)
         return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
 
 
