@@ -28,7 +28,7 @@ import weft
 from weft.engine.compiled import layer_arrays
 from weft.engine.policies import Setting, described
 from weft.engine.policies.weft import Weft
-from weft.engine.trial import settled
+from weft.engine.trial import best_contender
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.simulation.saturated import make_setting
@@ -127,7 +127,7 @@ def trials(repeats: int) -> list[dict[str, object]]:
         best = float("inf")
         for turn in range(repeats + 1):
             began = time.process_time()
-            chosen = settled(Weft(setting))
+            chosen = best_contender(Weft(setting))
             best = min(best, time.process_time() - began) if turn else best
         rows.append({
             "models": names, "buffer_mib": buffer_mib, "trial_ms": best * 1e3, "chosen": described(chosen),

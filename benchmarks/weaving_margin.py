@@ -4,8 +4,8 @@ from 48 to 6 MiB.
 Every rival gets the pieces that ``weft`` chose, and once more whole layers. Two comparisons are fair; both are made:
 
 - Every model has at least its least share of the throughput, as ``weft`` gives it. A rival that leaves a model less is
-  charged the time in which the model runs alone until it has its share (``weft.engine.policies.bound.raised``). What
-  such a rival comes to without that is recorded beside it.
+  charged the time in which the model runs alone until it has its share (``weft.engine.policies.bound.raise_starved``).
+  What such a rival comes to without that is recorded beside it.
 - Every model completes the same number of queries: who needs the shortest time.
 
 What is measured is schedules, so any machine will do.
@@ -32,7 +32,7 @@ from weft import Saturated, estimate, load_model, load_npu
 from weft.base.jsonfile import write_json
 from weft.devices import Npu
 from weft.devices.costs.layer_costs import Profile
-from weft.engine.policies.bound import least_share, raised
+from weft.engine.policies.bound import least_share, raise_starved
 from weft.models import Model
 from weft.simulation import simulate
 from weft.simulation.report import Report
@@ -118,7 +118,7 @@ def run(case: Case, queries: int) -> dict[str, Any]:
         for pieces in {1, ours.pieces}
         for name in RIVALS
     }
-    fair = {key: sum(raised(shares(report))) for key, report in rivals.items()}
+    fair = {key: sum(raise_starved(shares(report))) for key, report in rivals.items()}
     return {
         "models": "+".join(map(str, case.models)),
         "npu": case.npu,

@@ -14,10 +14,10 @@ from weft.devices.costs.layer_costs import Profile, estimate
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu, trial
 from weft.engine.compiled import compiled_order
 from weft.engine.policies import Setting, make_policy
-from weft.engine.policies.bound import least_share, raised
+from weft.engine.policies.bound import least_share, raise_starved
 from weft.engine.policies.least_shares import WithLeastShares
 from weft.engine.policies.weft import Weft
-from weft.engine.trial import settled
+from weft.engine.trial import best_contender
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.models.sources import load_model
 from weft.simulation import simulate
@@ -95,7 +95,7 @@ def test_with_a_mix_too_weft_is_not_below_what_it_could_imitate():
     )
     setting = Setting(programs, 100, 24, (1.0, 1.0, 1.0), pieces=1)
     judge = trial.TrialJudge.of(setting)
-    ours, theirs = (sum(judge.shares(settled(make_policy(name, setting)))) for name in ("weft", "aimt"))
+    ours, theirs = (sum(judge.shares(best_contender(make_policy(name, setting)))) for name in ("weft", "aimt"))
     assert ours >= 0.999 * theirs
 
 
@@ -106,7 +106,9 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     greedy = make_policy("layerweaver", setting, {"failsafe": False})
     judge = trial.TrialJudge.of(setting)
     assert min(judge.shares(greedy)) < trial.least_share(3)
-    assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
+    assert sum(judge.shares(greedy)) > sum(
+        judge.shares(best_contender(make_policy("weft", replace(setting, pieces=1))))
+    )
     assert trial._try_policy(greedy, judge, 50).stp == 0
 
 
@@ -142,7 +144,7 @@ def test_weft_is_not_below_a_weave_of_two_that_is_charged_for_the_third():
     ours, theirs = (simulate(models, npu, policy, Saturated(60), pieces=2).report for policy in ("weft", "layerweaver"))
     shares = [stream.progress * stream.standalone_s / theirs.makespan_s for stream in theirs.streams]
     assert min(shares) < least_share(3)
-    assert ours.stp >= 0.999 * sum(raised(shares))
+    assert ours.stp >= 0.999 * sum(raise_starved(shares))
     assert all(s.progress * s.standalone_s / ours.makespan_s >= least_share(3) for s in ours.streams)
     assert "layerweaver (failsafe=False) with xlnet-base at the least share" in ours.remark
 
@@ -150,7 +152,7 @@ def test_weft_is_not_below_a_weave_of_two_that_is_charged_for_the_third():
 def test_a_policy_without_rivals_is_not_tried():
     setting = Setting((program("a", (10, 30)),), 100, 5)
     policy = make_policy("layerweaver", setting)
-    assert settled(policy) is policy
+    assert best_contender(policy) is policy
 
 
 def test_a_policy_that_inherits_from_weft_is_not_replaced():
@@ -158,7 +160,7 @@ def test_a_policy_that_inherits_from_weft_is_not_replaced():
         """Ours to change."""
 
     policy = Own(Setting((program("a", (10, 30)), program("b", (30, 10))), 100, 5))
-    assert settled(policy) is policy
+    assert best_contender(policy) is policy
 
 
 # Pieces

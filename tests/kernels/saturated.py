@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.policies import Option, Setting, make_policy
 
 OPTIONS: dict[str, Mapping[str, Option]] = {
@@ -39,4 +39,4 @@ def compiled_run(name: str, setting: Setting, quota: Sequence[int] | None, optio
     policy = make_policy(name, setting, options)
     order = compiled_order(policy, ticks_of_work(setting, quota), quota)
     assert order is not None, "no kernel was used"
-    return order.tolist(), [tuple(times) for times in replayed(policy, order).tolist()]
+    return order.tolist(), [tuple(times) for times in replay_order(policy, order).tolist()]

@@ -22,7 +22,7 @@ from weft.devices import load_npu
 from weft.devices.costs.layer_costs import estimate
 from weft.devices.costs.program import Program, lower
 from weft.devices.decoupled import DeviceClocks, issue
-from weft.engine.compiled import replayed
+from weft.engine.compiled import replay_order
 from weft.engine.policies import Option, Setting, make_policy
 from weft.models import zoo
 from weft.simulation import simulate
@@ -173,7 +173,7 @@ def test_replaying_any_order_gives_the_times_of_issue_and_of_a_device_played_tic
     for fetch, compute in layers:
         state, when = issue(state, fetch, compute, buffer)
         times.append(list(when))
-    replay = replayed(make_policy("fifo", Setting(programs, buffer)), np.array(order, np.int64)).tolist()
+    replay = replay_order(make_policy("fifo", Setting(programs, buffer)), np.array(order, np.int64)).tolist()
     assert replay == times == [list(when) for when in play(layers, buffer)]
 
 

@@ -20,7 +20,7 @@ from weft.engine.policies.bound import (
     least_share,
     mix_prices,
     prices,
-    raised,
+    raise_starved,
 )
 
 HEAVY = QueryDemand(compute=8, memory=2, alone=8)
@@ -211,13 +211,13 @@ def test_evening_costs_at_most_a_thousandth():
 
 def test_a_starved_stream_is_raised_to_its_least_share_in_time_of_its_own():
     # 1/20 of the time is for the second stream alone, and the first has 1.4 in the rest
-    assert raised([1.4, 0.0]) == pytest.approx([1.4 * 19 / 20, 1 / 20])
-    assert raised([1.0, 0.4]) == [1.0, 0.4]
+    assert raise_starved([1.4, 0.0]) == pytest.approx([1.4 * 19 / 20, 1 / 20])
+    assert raise_starved([1.0, 0.4]) == [1.0, 0.4]
 
 
 @given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=6))
 def test_raised_shares_leave_nobody_below_and_cost_the_time_that_the_starved_ran_alone(shares):
-    found, least = raised(shares), least_share(len(shares))
+    found, least = raise_starved(shares), least_share(len(shares))
     assert min(found) >= least * (1 - 1e-9)
     rest = min((after / before for after, before in zip(found, shares, strict=True) if before), default=None)
     if rest is not None and rest < 1:

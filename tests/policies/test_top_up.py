@@ -14,7 +14,7 @@ from weft.devices import load_device
 from weft.engine import request_engine
 from weft.engine.policies.batching import Adaptive
 from weft.engine.policies.fluid import Fluid
-from weft.engine.policies.top_up import TopUp, leaving
+from weft.engine.policies.top_up import TopUp, remaining_exit_shares
 from weft.kernels import request_state as counted
 from weft.simulation.requests import Case, Tally, prepare
 from weft.workloads.requests import Stream, Workload
@@ -116,10 +116,10 @@ def test_on_several_lanes_no_batch_is_too_large():
 
 def test_of_those_ahead_the_exits_share_everybody():
     program = replace(TWO.programs[0], exits=(1,), exit_rates=(0.25, 0.75))
-    assert leaving(program, 0) == {1: 0.25, 2: 0.75}
-    assert leaving(program, 1) == {2: 1.0}
-    assert leaving(replace(program, exit_rates=()), 0) == {1: 0.0, 2: 1.0}
-    assert leaving(replace(program, exit_rates=(1.0, 0.0)), 1) == {2: 1.0}
+    assert remaining_exit_shares(program, 0) == {1: 0.25, 2: 0.75}
+    assert remaining_exit_shares(program, 1) == {2: 1.0}
+    assert remaining_exit_shares(replace(program, exit_rates=()), 0) == {1: 0.0, 2: 1.0}
+    assert remaining_exit_shares(replace(program, exit_rates=(1.0, 0.0)), 1) == {2: 1.0}
 
 
 @pytest.mark.parametrize("option", ["miss", "backlog", "foresight"])

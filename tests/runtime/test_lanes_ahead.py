@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from weft.engine import Completion
-from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, awaited, has_room, lane_for
+from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, choose_lane, has_room, preceding_tasks
 from weft.engine.policies import Candidate, Start
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, LaneExecutor
@@ -666,13 +666,13 @@ def test_which_lane_takes_the_next_segment():
     overdue = Line(Held(4), rest=0)
 
     def chosen(batch: int, *lanes: Line) -> Line:
-        return lane_for((0, batch), lanes, lambda lane: lane.rest)
+        return choose_lane((0, batch), lanes, lambda lane: lane.rest)
 
     assert chosen(1, idle, soon, own) is own
     assert chosen(8, late, overdue, soon, idle) is idle
     assert chosen(8, late, soon) is soon
-    assert awaited(Held(1), idle, [own, idle, soon]) == list(own.tasks)
-    assert awaited(Held(1), own, [own, idle, soon]) == []
+    assert preceding_tasks(Held(1), idle, [own, idle, soon]) == list(own.tasks)
+    assert preceding_tasks(Held(1), own, [own, idle, soon]) == []
 
 
 # Lanes that are shares of one device

@@ -59,20 +59,20 @@ def test_impossible_thresholds_are_refused(top, floor, complaint):
 
 def test_pressure_rises_and_falls_over_the_time_that_requests_have():
     pressure = Pressure()
-    assert pressure.feel(0, 50, 100) == 0.0, "a moment is not yet a load"
-    rising = [pressure.feel(time, 50, 100) for time in range(10, 400, 10)]
+    assert pressure.update(0, 50, 100) == 0.0, "a moment is not yet a load"
+    rising = [pressure.update(time, 50, 100) for time in range(10, 400, 10)]
     assert rising == sorted(rising) and rising[0] < 0.15 and rising[-1] == pytest.approx(0.5, rel=1e-3)
-    falling = [pressure.feel(time, 0, 100) for time in range(400, 800, 10)]
+    falling = [pressure.update(time, 0, 100) for time in range(400, 800, 10)]
     assert falling == sorted(falling, reverse=True) and falling[-1] < 1e-3
-    assert pressure.feel(800, 50, 0) < 5, "no time to spare is the highest pressure, but not without end"
+    assert pressure.update(800, 50, 0) < 5, "no time to spare is the highest pressure, but not without end"
 
 
 def test_shares_are_learned_from_who_left():
     shares = ExitShares([0.5, 0.25, 0.25])
-    told = [shares.left(0) for _ in range(2000)]
+    told = [shares.count_exit(0) for _ in range(2000)]
     assert any(told) and not all(told)
     assert shares.published[0] > 0.97 and sum(shares.published) == pytest.approx(1)
-    assert not any(ExitShares([1.0, 0.0]).left(0) for _ in range(100))
+    assert not any(ExitShares([1.0, 0.0]).count_exit(0) for _ in range(100))
 
 
 # --- batches from instant to instant ----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from weft.planning.survey.host_measurement import subjects_of
 from weft.simulation.comparison import compare, compare_requests
 from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_asked, sustain
 from weft.simulation.requests import simulate_requests
-from weft.simulation.run_length import FRESH_SEED, USUAL, lasting, lasting_at_least
+from weft.simulation.run_length import FRESH_SEED, USUAL, prolong, prolong_if_shorter
 from weft.simulation.sustain import Question, Sustained
 from weft.workloads import Saturated
 from weft.workloads.requests import Workload, parse_workload
@@ -220,14 +220,14 @@ def test_loads_of_a_host_are_judged_by_the_runs_that_a_plan_judges_by(monkeypatc
     rare = requests(duration_s=2.0, stream=[{"model": "net", "rate": 20.0, "deadline_ms": 50.0}])
     made = sustain(rare, policies=["edf"], device=HOST, seeds=2, tolerance=0.5, late="drop")
     assert {seed for _, seed, _ in runs} == {rare.seed + FRESH_SEED, rare.seed + FRESH_SEED + 1}
-    assert all(seconds == lasting(rare.scaled(rate / 20.0), USUAL).duration_s > 2.0 for rate, _, seconds in runs)
+    assert all(seconds == prolong(rare.scaled(rate / 20.0), USUAL).duration_s > 2.0 for rate, _, seconds in runs)
     assert f"on {HOST.name}, 1 lane, no batches, late requests: drop: largest load" in made.table().title
 
 
 def test_runs_are_never_shorter_than_the_workload_says() -> None:
     long = requests(duration_s=500.0)
-    assert lasting_at_least(long, USUAL) is long
-    assert lasting_at_least(requests(duration_s=1.0), USUAL).duration_s == lasting(long, USUAL).duration_s
+    assert prolong_if_shorter(long, USUAL) is long
+    assert prolong_if_shorter(requests(duration_s=1.0), USUAL).duration_s == prolong(long, USUAL).duration_s
 
 
 # Measuring

@@ -88,6 +88,7 @@ def result_of(reply: Any) -> Any:
 
 
 def _pack(message: object) -> list[memoryview]:
+    """Return the parts of a message: the pickle, and the buffers that follow it without being copied."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     return [memoryview(head), *(buffer.raw() for buffer in buffers)]
@@ -98,6 +99,7 @@ def _unpack(parts: Sequence[memoryview]) -> Any:
 
 
 def _write(stream: BinaryIO, parts: Sequence[memoryview]) -> None:
+    """Write the parts of a message, after their number and their lengths."""
     stream.write(b"".join(map(_LENGTH.pack, [len(parts), *(part.nbytes for part in parts)])))
     for part in parts:
         stream.write(part)
@@ -105,6 +107,7 @@ def _write(stream: BinaryIO, parts: Sequence[memoryview]) -> None:
 
 
 def _read(stream: BinaryIO) -> list[memoryview]:
+    """Read the parts of a message; EOFError if the stream ends before its last byte."""
     (count,) = _LENGTH.unpack(_read_exactly(stream, _LENGTH.size))
     sizes = [_LENGTH.unpack(_read_exactly(stream, _LENGTH.size))[0] for _ in range(count)]
     return [_read_exactly(stream, size) for size in sizes]
@@ -139,8 +142,8 @@ class ChildProcess:
         main: a function of a module; arguments: literals. env: ``inherited_environment()`` if left out. stderr: as for
         ``subprocess``.
         """
-        # -P: without it a file in the working directory could stand in for any module
-        # -c, not -m: the classes that it pickles must not belong to a module called __main__
+        # -P: without it, a file in the working directory could be imported instead of any module
+        # -c, not -m: the classes that the child pickles must not belong to a module called __main__
         start = f"from {main.__module__} import {main.__name__} as main; main(*{arguments!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", start],
@@ -264,6 +267,7 @@ class ChildPool:
             child.close()
 
     def _take(self) -> ChildProcess:
+        """Return an idle child, or start another one; PoolClosed after ``close``."""
         with self._lock:
             if self._closed:
                 raise PoolClosed
@@ -278,6 +282,7 @@ class ChildPool:
             return child
 
     def _drop(self, child: ChildProcess) -> None:
+        """Remove a child from the pool and kill it."""
         with self._lock:
             self._children.discard(child)
         child.close()
@@ -294,9 +299,9 @@ def take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def answer_calls(*state: object) -> None:
-    """Call functions for the parent until it closes the pipe; *state* goes before the arguments of every call.
+    """The main function of a child that calls functions for its parent, until the parent closes the pipe.
 
-    The reply is the result, or the error.
+    state: arguments that go before those of every call. The reply to a call is its result or its error.
     """
     calls, replies = take_pipes()
     with suppress(EOFError, BrokenPipeError):
@@ -305,6 +310,7 @@ def answer_calls(*state: object) -> None:
 
 
 def _reply(state: tuple[object, ...], parts: list[memoryview]) -> list[memoryview]:
+    """Run the call in a message, and return the parts of the reply."""
     try:
         function, arguments = _unpack(parts)
         return _pack(function(*state, *arguments))

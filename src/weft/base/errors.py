@@ -82,7 +82,10 @@ class ShapeNeeded(ModelError):
     """
 
     def __init__(self, problem: str, name: str = "", sizes: str = "", *, model: str = "", advice: str = "") -> None:
-        """*name*, *sizes*: the input and an example of its shape; *model*: the model that has it."""
+        """name, sizes: the input and an example of its shape. model: the model with that input.
+
+        advice: what the user should do; by default to pass ``--shape``.
+        """
         advice = advice or (f"pass --shape {name}={sizes}" if name else "")
         super().__init__(f"{problem}; {advice}" if advice else problem)
         self.problem, self.name, self.sizes, self.model = problem, name, sizes, model
@@ -290,9 +293,9 @@ class WorkerDied(Failed):
     reason = "worker_died"
 
     def __init__(self, message: str, *, suspects: int = 0, again_s: float = 0.0) -> None:
-        """suspects: how many running steps, this one included, may be the cause; 0: this one is not.
+        """suspects: the number of running steps that may be the cause, the step of this request included.
 
-        again_s: seconds after which a retry makes sense.
+        0: this request is not the cause. again_s: seconds after which a retry makes sense.
         """
         super().__init__(message)
         self.suspects, self.again_s = suspects, again_s
@@ -307,7 +310,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of an error; of an OSError without number and path, which the caller's message has already."""
+    """Return the text of an error; of an OSError only the reason, since the caller's message has the path already."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return re.sub(r"\[Errno -?[0-9]+\] ", "", text)
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from weft.base.errors import InputError, reason_of
 
 _MOST_LINKS = 40
-"""Links that are followed from one path, as many as Linux follows; more are a loop."""
+"""Most links that are followed from a path, as in Linux; a longer chain is a loop."""
 _ONLY_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.EROFS)
 """Errors of a rename after which writing in place may still work: a foreign folder, or a file that is a mount."""
 
@@ -97,7 +97,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _replaceable(target: Path) -> bool:
-    """Tell whether *target* is absent or a regular file; PermissionError if it may not be written."""
+    """Return whether *target* is absent or a regular file; PermissionError if it may not be written."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -108,7 +108,10 @@ def _replaceable(target: Path) -> bool:
 
 
 def _temporary_folder(real: Path | None) -> TemporaryDirectory[str]:
-    """Make a temporary folder next to *real*; elsewhere if that is forbidden and *real* can be written in place."""
+    """Make a temporary folder next to *real*; in the system's folder if that is forbidden and *real* exists.
+
+    In the system's folder also for None: the target is written in place.
+    """
     if real:
         try:
             return TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True)
@@ -126,6 +129,7 @@ def _copy_into(draft: Path, target: Path | int) -> None:
 
 
 def _move(draft: Path, real: Path) -> None:
+    """Rename *draft* to *real*, with the mode of the file it replaces; write in place where a rename is impossible."""
     try:
         if real.exists():
             shutil.copymode(real, draft)
@@ -155,6 +159,7 @@ def replacing_folder(path: str | os.PathLike[str], error: type[InputError] = Inp
 
 
 def _put_in_place(filled: Path, real: Path) -> None:
+    """Rename the folder *filled* to *real*; a folder *real* is exchanged with it."""
     if not real.exists():
         filled.rename(real)
         return
@@ -171,7 +176,7 @@ def _put_in_place(filled: Path, real: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two folders in one step; False where the system cannot."""
+    """Exchange two folders in one atomic step; return False if the system cannot."""
     import ctypes
 
     if not sys.platform.startswith("linux"):
@@ -192,7 +197,7 @@ def make_folder(path: Path) -> None:
 def check_file(path: Path) -> None:
     """Raise the OSError with which ``replacing`` would fail now; no file is left behind.
 
-    A file is really made: permissions alone do not tell about file systems that take no files, such as /proc.
+    A temporary folder is really made: permissions alone do not tell that a file system takes no files, such as /proc.
     """
     if _descriptor(path) is None and _replaceable(path):
         with _temporary_folder(Path(os.path.realpath(path))):
@@ -202,7 +207,7 @@ def check_file(path: Path) -> None:
 def check_folder(path: Path, *, replaced: bool) -> None:
     """Raise the OSError with which writing a folder would fail now; no file is left behind.
 
-    replaced: whether ``replacing_folder`` will write it; else ``make_folder``, and files one by one.
+    replaced: whether ``replacing_folder`` will write it; otherwise ``make_folder`` will, and files one by one.
     """
     real = Path(os.path.realpath(path))
     if real.exists() and not real.is_dir():

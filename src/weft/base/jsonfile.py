@@ -1,4 +1,4 @@
-"""JSON files, and reports of pydantic as one line."""
+"""Reading and writing of JSON files, and one-line messages for validation errors of pydantic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.base.files import write_text
 
 
 def read_json(path: str | Path, error: type[InputError]) -> Any:
-    """Parse a file; anything that is not strict JSON raises *error* (NaN and Infinity included)."""
+    """Parse a JSON file; *error* if it cannot be read or is not strict JSON (NaN and Infinity are refused)."""
 
     def refuse(token: str) -> Any:
         raise error(f"{path}: {token} is not a number a file may hold")
@@ -40,7 +40,7 @@ def as_json(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Validate a name: names appear in one-line messages and tables."""
+    """Validate a name and return it; ValueError unless it is printable, since names appear in one-line messages."""
     if not text.isprintable():
         raise ValueError("must be printable, on one line")
     return text

@@ -230,12 +230,12 @@ MOVED = {
 _HERE = frozenset(path.name for path in Path(__file__).parents[1].iterdir() if (path / "__init__.py").is_file())
 """Packages of the core, for which the registry need not be read.
 
-A folder counts only with an ``__init__.py``: one that an update left behind may still hold compiled files.
+A folder counts only with an ``__init__.py``: a folder that an update left behind may still hold compiled files.
 """
 
 
 def new_name(name: str) -> tuple[str, bool] | None:
-    """Return the new path of a module, and whether its old path is documented; None for every other module."""
+    """Return the new path of a moved module, and whether its old path is documented; None for all other modules."""
     package, _, rest = name.partition(".")
     if package != "weft" or not rest:
         return None

@@ -48,7 +48,7 @@ SECTIONS: Mapping[str, Mapping[str, type]] = {
 }
 """Section of ``tool.toml`` -> the keys that its entries may have besides those of ``_ANY_ENTRY``, and their types."""
 _ANY_ENTRY: Mapping[str, type] = {"target": str, "needs": list, "extra": str}
-_TOGETHER = (("names", "modules"), ("policies", "share_policies"))
+_SHARED_NAMESPACES = (("names", "modules"), ("policies", "share_policies"))
 """Sections that share one namespace: a name may be in one of them only."""
 ANY_NAME = "[A-Za-z0-9._-]+"
 """The part of a device's name after the colon, if the kind has no pattern of its own (``names``)."""
@@ -71,12 +71,12 @@ class Entry(NamedTuple):
         All required packages are checked first, so that a command does not fail after minutes of work.
         """
         if missing := self.missing():
-            raise UnusableTool(self._lacks(*missing))
+            raise UnusableTool(self._missing_message(*missing))
         module, _, attribute = self.target.partition(":")
         try:
             loaded = import_module(module)
         except ModuleNotFoundError as error:
-            raise UnusableTool(self._lacks(error.name or module)) from error
+            raise UnusableTool(self._missing_message(error.name or module)) from error
         except Exception as error:
             if self.tool.own:
                 raise
@@ -87,15 +87,15 @@ class Entry(NamedTuple):
             raise UnusableTool(f"tool {self.tool.name!r} registers {self.target}, which it does not have") from error
 
     def missing(self) -> tuple[str, ...]:
-        """Required modules that are not installed."""
-        return _absent((*self.tool.needs, *self.about.get("needs", ())))
+        """Return the required modules that are not installed."""
+        return _missing_modules((*self.tool.needs, *self.about.get("needs", ())))
 
-    def _lacks(self, *modules: str) -> str:
+    def _missing_message(self, *modules: str) -> str:
         return self.tool.lacks(*modules, extra=self.about.get("extra", ""))
 
 
 class Tool(NamedTuple):
-    """A package and what it registers."""
+    """A package and its entries in the registry."""
 
     package: str
     name: str
@@ -110,17 +110,20 @@ class Tool(NamedTuple):
     """Section -> name -> entry."""
 
     def missing(self) -> tuple[str, ...]:
-        """Required modules of the tool and of its entries that are not installed; nothing is imported."""
+        """Return the modules required by the tool or its entries that are not installed; nothing is imported."""
         entries = (about for section in self.sections.values() for about in section.values())
-        return _absent(dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ())))))
+        return _missing_modules(
+            dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ()))))
+        )
 
     def lacks(self, *modules: str, extra: str = "") -> str:
-        """The error message for missing modules; *extra*: the requirement to install, if not that of the tool."""
+        """Return the error message for missing modules; *extra*: the requirement to install, if not the tool's own."""
         install = f"pip install '{extra or self.extra}'" if extra or self.extra else "install it"
         are = "is" if len(modules) == 1 else "are"
         return f"{self.name} needs {' and '.join(modules)}, which {are} not installed; {install}"
 
     def entries(self, section: str) -> Iterator[Entry]:
+        """Yield the entries of a section; none if the tool has no such section."""
         for name in self.sections.get(section, {}):
             yield self.entry(section, name)
 
@@ -129,7 +132,7 @@ class Tool(NamedTuple):
         return Entry(self, name, about["target"], {key: value for key, value in about.items() if key != "target"})
 
 
-def _absent(modules: Iterable[str]) -> tuple[str, ...]:
+def _missing_modules(modules: Iterable[str]) -> tuple[str, ...]:
     # only top-level packages are looked up: finding a submodule would import its parents
     return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
@@ -161,7 +164,7 @@ def registry() -> Registry:
 
 
 def uses_others() -> bool:
-    """Tell whether third-party tools are loaded; ``use_own_tools`` turns that off."""
+    """Return whether third-party tools are loaded; ``use_own_tools`` turns that off."""
     value = os.environ.get(VARIABLE, "")
     if value not in ("", OWN):
         raise InputError(f"the variable {VARIABLE} = {value!r} must be {OWN!r}, or not be set")
@@ -199,6 +202,7 @@ def others() -> tuple[Tool, ...]:
 
 
 def _read_entry_point(point: EntryPoint) -> Tool:
+    """Read the file of a third-party tool, without importing its package; ValueError that names the problem."""
     spec = find_spec(point.module.partition(".")[0])  # finding a top-level package imports nothing
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"its package {point.module} is not there")
@@ -209,7 +213,10 @@ def _read_entry_point(point: EntryPoint) -> Tool:
 
 
 def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[], Tool]) -> None:
-    """Add a tool, or the reason for which it is left out: a broken tool must not break the others."""
+    """Read a tool and add it to *tools*, or add the reason for leaving it out to *problems*.
+
+    A broken tool must not break the others.
+    """
     try:
         tool = read()
         _check_names(tool, tools)
@@ -222,12 +229,12 @@ def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[],
 
 
 def _check_names(tool: Tool, earlier: Sequence[Tool]) -> None:
-    """Raise ValueError if a name is taken: the first tool that registers a name keeps it."""
+    """Raise ValueError if an *earlier* tool, or the core, has a name of this tool: the first to register keeps it."""
     for other in earlier:
         if other.name == tool.name:
             raise ValueError(f"{other.package} has that name already")
         for section in SECTIONS:
-            namespace = next((sections for sections in _TOGETHER if section in sections), (section,))
+            namespace = next((sections for sections in _SHARED_NAMESPACES if section in sections), (section,))
             if taken := sorted(_names(tool, section) & _names(other, *namespace)):
                 raise ValueError(f"{other.name} has {taken[0]!r} among its {section} already")
         if taken := sorted(_suffixes(tool) & _suffixes(other)):
@@ -261,6 +268,7 @@ def _read(path: Path, package: str, *, own: bool) -> Tool:
 
 
 def _needs(table: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a tool or an entry requires; ValueError if they are no list of names."""
     needs = table.get("needs", [])
     if not isinstance(needs, list) or not all(isinstance(module, str) and module for module in needs):
         raise ValueError("needs must be a list of modules")
@@ -268,6 +276,7 @@ def _needs(table: Mapping[str, Any]) -> list[str]:
 
 
 def _entries(section: str, table: Any) -> dict[str, dict[str, Any]]:
+    """Return name -> entry of a section of ``tool.toml``; a bare target becomes an entry. ValueError if invalid."""
     if not isinstance(table, dict):
         raise ValueError(f"{section} must be a table")
     entries = {name: {"target": about} if isinstance(about, str) else about for name, about in table.items()}

@@ -1,4 +1,4 @@
-"""Settings that are declared once: a field of a class is a key of a file, a command-line option and a documented row.
+"""Settings that are declared once: a class field is a key of a file, a command-line option and a row in the docs.
 
 A settings class is a dataclass or a pydantic model. The string below a field describes it; the first paragraph is the
 help text of its option, and the documentation shows all of it. A ``CommandOption`` in the field's type gives it an
@@ -38,11 +38,11 @@ class CommandOption:
     completion: str | None = None
     """The shell completion of the value (a key of ``weft.cli.settings.COMPLETIONS``)."""
     text: bool = False
-    """Whether it is typed as one text, which the command converts to the type of the field."""
+    """Whether the user types the value as one text, which the command converts to the type of the field."""
 
 
 class OptionPanel:
-    """A panel of the help, which declares its options: ``how = OptionPanel("How")``, ``how("-p", shown="cores")``."""
+    """A panel of a command's help. Calling it declares an option of the panel, as in ``how("-p", shown="cores")``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class OptionPanel:
 
 
 what, how, out = map(OptionPanel, ("What", "How", "Output"))
-"""Options for the subject of a command, for the way it works, and for the files it writes."""
+"""Panels for the subject of a command, for the way it works, and for the files it writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,7 @@ def types_in(hint: Any) -> set[Any]:
 
 
 def _option_in(hint: Any) -> CommandOption | None:
+    """Return the command-line option in a field's type; None if it has none."""
     metadata = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     return next((item for item in metadata if isinstance(item, CommandOption)), None)
 

@@ -24,7 +24,7 @@ FREE_SIZE = 128
 """The size of a free dimension in examples; any value would do."""
 
 _SIZES = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")
-"""At most 18 digits, which 64 bits hold."""
+"""Sizes joined by ``x``, each of at most 18 digits, which 64 bits hold."""
 _TENSOR_NUMBER = re.compile(r"[0-9]+")
 """The part after the colon in TensorFlow's tensor names, as in ``image:0``."""
 
@@ -49,8 +49,8 @@ def parse_shapes(
 ) -> dict[str, dict[str, Shape]]:
     """Return model -> name -> sizes, from texts of the form ``[MODEL:]NAME=1x3x640x640``.
 
-    With several models a text must name the model. aliases: other names of the models. Any other text, and two
-    different shapes for one name, raise ModelError.
+    models: the names of the models; with several of them, a text must name its model. aliases: other name -> model.
+    Texts of another form, and two different shapes for one name, raise ModelError.
     """
     shapes: dict[str, dict[str, Shape]] = {}
     for text in texts:
@@ -63,7 +63,10 @@ def parse_shapes(
 
 
 def _split_target(target: str, text: str, models: Sequence[str], aliases: Mapping[str, str]) -> tuple[str, str]:
-    """Return the model and the name in ``[MODEL:]NAME``; names may contain colons."""
+    """Return the model and the name in *target*, ``[MODEL:]NAME``; names may contain colons.
+
+    text: the whole text, for messages. ModelError if the model is not known, or not named where there are several.
+    """
     for alias, model in (*((model, model) for model in models), *aliases.items()):
         if target.startswith(f"{alias}:") and len(target) > len(alias) + 1:
             return model, target[len(alias) + 1 :]
@@ -92,23 +95,23 @@ def sizes_of(value: Any) -> Any:
 def settle(stated: Mapping[str, Sequence[int]], inputs: Mapping[str, Sequence[Dimension] | None]) -> dict[str, Shape]:
     """Derive the full shapes of inputs from the sizes *stated* for inputs and axes.
 
-    inputs: the dimensions in the model file; None where it has none. A free first dimension of unknown size is the
-    batch, 1. Inputs that still have a dimension of unknown size, and inputs without a stated size, are left out. Shapes
-    that do not fit the model raise ModelError.
+    inputs: name -> dimensions in the model file; None if the file has none. A free first dimension of unknown size is
+    the batch, 1. Inputs that still have a dimension of unknown size, and inputs of which no size is stated, are left
+    out of the result. Shapes that do not fit the model raise ModelError.
     """
     axes = {axis for dimensions in inputs.values() for axis in _axes(dimensions)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
     for name, shape in stated.items():
         if name in inputs:
-            shapes[name] = _fitting(name, tuple(shape), inputs)
+            shapes[name] = _check_fits(name, tuple(shape), inputs)
         elif name not in axes:
-            raise ModelError(f"unknown input {name!r}; the inputs are: {described(inputs)}")
+            raise ModelError(f"unknown input {name!r}; the inputs are: {describe_inputs(inputs)}")
         elif len(shape) != 1:
             raise ModelError(f"{name} is an axis and takes one number, as {name}={FREE_SIZE}, not {written(shape)}")
         else:
             sizes[name] = shape[0]
-    sizes = _with_sizes_of(shapes, inputs, sizes)
+    sizes = _complete_sizes(shapes, inputs, sizes)
     filled = {name: one_sample(dimensions or (), inputs, sizes) for name, dimensions in inputs.items()}
     sized = {name for name, dimensions in inputs.items() if not sizes.keys().isdisjoint(_axes(dimensions))}
     return {name: filled[name] for name in inputs if name in sized and -1 not in filled[name]} | shapes
@@ -121,7 +124,8 @@ def one_sample(
 ) -> Shape:
     """Return the sizes of an input's dimensions, -1 where unknown; *sizes*: axis -> size.
 
-    A free first dimension is the batch, 1, and so are others that have its name in any of the *inputs*.
+    A free first dimension is the batch, of size 1; so is every dimension with the name of the first dimension of any
+    of the *inputs*.
     """
     firsts = [shape[0] for shape in inputs.values() if shape]
     batch = {axis: 1 for axis in firsts if isinstance(axis, str) and axis not in NAMELESS}
@@ -130,12 +134,13 @@ def one_sample(
     return tuple(1 if index == 0 and size < 0 else size for index, size in enumerate(filled))
 
 
-def _with_sizes_of(
+def _complete_sizes(
     shapes: Shapes, inputs: Mapping[str, Sequence[Dimension] | None], stated: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return axis -> size: those *stated*, and those that follow from the shapes of inputs.
+    """Return axis -> size: the *stated* sizes, and the sizes that follow from the *shapes* of inputs.
 
-    An axis with two sizes in *shapes* is a name that an exporter used twice; it determines no other input.
+    An axis with two sizes in *shapes* is a name that an exporter used twice; it is left out. ModelError if a stated
+    size and a shape disagree.
     """
     seen: dict[str, set[int]] = {}
     for name, shape in shapes.items():
@@ -147,26 +152,29 @@ def _with_sizes_of(
     return {axis: min(sizes) for axis, sizes in seen.items() if len(sizes) == 1} | dict(stated)
 
 
-def _fitting(name: str, shape: Shape, inputs: Mapping[str, Sequence[Dimension] | None]) -> Shape:
+def _check_fits(name: str, shape: Shape, inputs: Mapping[str, Sequence[Dimension] | None]) -> Shape:
     """Return *shape* if it fits the dimensions of the input in the model file; ModelError if not."""
     dimensions = inputs[name]
     if any(not isinstance(size, int) or size < 0 for size in shape):
         raise ModelError(
-            f"input {name!r}: sizes must be at least 0, got {written(shape)}; the inputs are: {described(inputs)}"
+            f"input {name!r}: sizes must be at least 0, got {written(shape)}; the inputs are: {describe_inputs(inputs)}"
         )
     if dimensions is not None and (
         len(shape) != len(dimensions)
         or any(isinstance(want, int) and want != size for want, size in zip(dimensions, shape, strict=True))
     ):
-        raise ModelError(f"shape {written(shape)} does not fit input {name!r}; the inputs are: {described(inputs)}")
+        raise ModelError(
+            f"shape {written(shape)} does not fit input {name!r}; the inputs are: {describe_inputs(inputs)}"
+        )
     return shape
 
 
 def _axes(dimensions: Sequence[Dimension] | None) -> Iterator[str]:
+    """Return the names of the free dimensions that have one."""
     return (axis for axis in dimensions or () if isinstance(axis, str) and axis not in NAMELESS)
 
 
-def described(inputs: Mapping[str, Sequence[Dimension] | None]) -> str:
+def describe_inputs(inputs: Mapping[str, Sequence[Dimension] | None]) -> str:
     """Return inputs for a message, with the names of their axes: ``ids [batch, seq]; mask [batch, seq]``."""
     return "; ".join(f"{name} {describe_dimensions(dimensions)}" for name, dimensions in inputs.items()) or "none"
 

@@ -13,7 +13,7 @@ from weft.base.errors import InputError, reason_of
 
 
 def read_toml(path: str | Path, error: type[InputError], what: str) -> dict[str, Any]:
-    """Parse a file; *error* if it cannot be read or parsed. *what*: its content, for the message."""
+    """Parse a TOML file; *error* if it cannot be read or parsed. *what*: a noun for its content, for the message."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:  # ValueError: not UTF-8, or a path with a zero in it
@@ -38,6 +38,7 @@ def as_toml(values: Mapping[str, Any]) -> str:
 
 
 def _is_tables(value: Any) -> bool:
+    """Return whether a value is a non-empty list of tables."""
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(row, Mapping) for row in value)
 
 
@@ -46,10 +47,12 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def _key(name: str) -> str:
+    """Return a key, quoted if it is not a bare key of TOML."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _value_text(name)
 
 
 def _value_text(value: Any) -> str:
+    """Return a value as TOML on one line; tables are inline."""
     if isinstance(value, Mapping):
         inside = ", ".join(_lines(value))
         return f"{{ {inside} }}" if inside else "{}"

@@ -1,8 +1,8 @@
 """Admission: a request is accepted if its queue has a place and its strict deadline can be met.
 
 Work counts as ahead of a request if the policy would compute it first. Work that yields does not count: a layer that
-the policy would stop for it, and requests without a strict deadline that would give way because they cost more for
-their worth. The check for yielding work is made only where a request would be refused otherwise.
+the policy would stop for the request, and requests without a strict deadline that would give way because they cost more
+for their worth. Work is checked for yielding only where the request would be refused otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket, due
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
-"""Returns the layers that an executor was given and has not ended, each with its expected ticks from now on."""
+"""Returns the layers that an executor has started and not ended, each with its expected ticks from now on."""
 
 
 class Refusal(NamedTuple):
@@ -27,9 +27,9 @@ class Refusal(NamedTuple):
 
     reason: Literal["all_full", "line_full", "unmeetable"]
     ahead: int = 0
-    """Ticks of work ahead of it."""
+    """Ticks until a lane would be free for the request."""
     own: int = 0
-    """Its own expected ticks."""
+    """Expected ticks of the request itself."""
 
 
 class Admission:
@@ -45,7 +45,7 @@ class Admission:
         *,
         late_gives_way: bool,
     ) -> None:
-        """late_gives_way: whether requests that can no longer be on time let the others go first."""
+        """late_gives_way: whether requests that can no longer be on time run after all others."""
         self._queues, self._batcher, self._policy = queues, batcher, policy
         self._rests, self._abortable, self._lanes = rests, abortable, policy.setting.lanes
         self._by_deadline = policy.traits.for_deadlines
@@ -63,24 +63,24 @@ class Admission:
         own = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
         ahead = self.free_in(ticket.due, now)
         if now + ahead + own > ticket.due:
-            ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.alone(ticket), now))
+            ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.lone_candidate(ticket), now))
         return Refusal("unmeetable", ahead, own) if now + ahead + own > ticket.due else None
 
     def free_in(self, deadline: int, now: int, newcomer: _Newcomer | None = None) -> int:
         """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
-        newcomer: the request, if work that yields to it must not count.
+        newcomer: the request, if work that yields to it must not count; None: all work counts.
         """
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
-        ahead, begun = 0, _by_batch(self._rests())
-        if newcomer and len(begun) >= self._lanes and (victim := self._victim(newcomer)):
+        ahead, begun = 0, _ticks_by_batch(self._rests())
+        if newcomer and len(begun) >= self._lanes and (victim := self._find_victim(newcomer)):
             begun[victim.stream, victim.query] = 0
         for queue in self._queues.busy():
             if queue.waiting:
                 first = bisect_left(queue.waiting, earliest, key=due)
                 count = bisect_right(queue.waiting, latest, key=due) - first
-                count -= self._yielding(queue, first, count, newcomer) if newcomer else 0
+                count -= self._count_yielding(queue, first, count, newcomer) if newcomer else 0
                 ahead += self._queues.whole(queue.stream, max(0, count))
             for batch in queue.batches:
                 dues = [ticket.due for ticket in batch.members]
@@ -89,48 +89,48 @@ class Admission:
                     begun[key] = begun.get(key, 0) + self._queues.rest(batch)
         return _free_time(ahead, begun.values(), self._lanes)
 
-    def _victim(self, newcomer: _Newcomer) -> Candidate | None:
-        """Return the running layer that would be stopped for a request; none of a batch with strict requests."""
+    def _find_victim(self, newcomer: _Newcomer) -> Candidate | None:
+        """Return the running layer that would be stopped for a request; None if its batch has strict requests."""
         victim = newcomer.stops(self._abortable())
         batch = self._queues.batch_of(victim) if victim else None
         return None if batch and any(ticket.strict for ticket in batch.members) else victim
 
-    def _yielding(self, queue: StreamQueue, first: int, count: int, newcomer: _Newcomer) -> int:
-        """Return how many of *count* waiting requests from place *first* on give way."""
+    def _count_yielding(self, queue: StreamQueue, first: int, count: int, newcomer: _Newcomer) -> int:
+        """Return how many of the *count* waiting requests from place *first* on give way to the newcomer."""
         waiting = islice(queue.waiting, first, first + max(0, count))
-        return sum(not ticket.strict and newcomer.outweighs(self._batcher.alone(ticket)) for ticket in waiting)
+        return sum(not ticket.strict and newcomer.outweighs(self._batcher.lone_candidate(ticket)) for ticket in waiting)
 
     def _yields(self, queue: StreamQueue, batch: Batch, newcomer: _Newcomer | None) -> bool:
-        """Return whether the layers of a batch that were not issued give way."""
+        """Return whether the layers of a batch that were not issued give way to the newcomer."""
         if newcomer is None or any(ticket.strict for ticket in batch.members) or not self._queues.rest(batch):
             return False
         return newcomer.outweighs(self._batcher.head(queue, batch))
 
 
 class _Newcomer:
-    """A request that would be refused, compared by its policy with the work that is there."""
+    """A request that would be refused, compared by the policy with running and waiting work."""
 
     def __init__(self, policy: Policy, candidate: Candidate, now: int) -> None:
         self._policy, self._candidate, self._now = policy, candidate, now
         self._burden = policy.burden(candidate, now)
 
     def stops(self, running: tuple[Running, ...]) -> Candidate | None:
-        """Return the running layer that the policy would stop for it."""
+        """Return the running layer that the policy would stop for this request, or None."""
         if not running:
             return None
         view = View(DeviceClocks.at(self._now), (self._candidate,), (self._candidate,))
         return self._policy.aborts(view, running)
 
     def outweighs(self, other: Candidate) -> bool:
-        """Return whether the other gives way where not both can be on time."""
+        """Return whether *other* gives way to this request if not both can be on time."""
         if self._burden is None:
             return False
         burden = self._policy.burden(other, self._now)
         return burden is not None and burden > self._burden
 
 
-def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
-    """Sum the ticks that lanes still compute for each batch; a lane may hold several segments of one."""
+def _ticks_by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
+    """Return the ticks that lanes still compute for each batch; a lane may hold several segments of a batch."""
     begun: dict[tuple[int, int], int] = {}
     for candidate, rest in rests:
         key = candidate.stream, candidate.query
@@ -139,9 +139,10 @@ def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], i
 
 
 def _free_time(waiting: int, begun: Iterable[int], count: int) -> int:
-    """Return when the first of *count* lanes is free.
+    """Return the ticks until the first of *count* lanes is free.
 
-    Each batch that has begun keeps one lane, the longest placed first; waiting work is divided over all lanes freely.
+    begun: the ticks of each batch that has begun; a batch keeps one lane, and the longest batch is placed first.
+    waiting: the ticks of all waiting work, which is divided freely so that the least loaded lanes fill up evenly.
     """
     lanes = [0] * count
     for rest in sorted(begun, reverse=True):

@@ -1,4 +1,4 @@
-"""Simulated clients: arrival processes and closed loops that feed ``Requests``, and a record of every answer."""
+"""Simulated clients, open and closed loop, that feed ``Requests`` and record every answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 # Values of ``Ending.end`` for requests without an answer; below 0, so that no time can equal them.
 DROPPED, REFUSED = -1, -2
 
-Sure = Mapping[int, float]
-"""Layers before each exit -> the confidence of a request's answer there."""
+Confidences = Mapping[int, float]
+"""Number of layers before an exit -> the confidence of a request's answer at that exit."""
 
 
 class Ending(NamedTuple):
@@ -23,19 +23,21 @@ class Ending(NamedTuple):
     stream: int
     arrival: int
     end: int
-    """When its last layer was computed; -1 if it was dropped, -2 if it was refused."""
+    """The tick at which its last layer was computed; ``DROPPED`` or ``REFUSED`` if it has no answer."""
     layers: int = 0
     """Layers after which it left; 0 for a request without early exits."""
 
 
 class Arrivals:
-    """Tickets at given times, open and closed.
+    """The feed of a simulation: requests of open streams at given times, of closed streams after each answer.
 
-    times: per open stream, ascending ticks. end: closed streams send nothing from this tick on.
-    strict: whether late requests are dropped.
-    leaves: per stream, the layers after which each of its requests leaves; None for a stream without exits.
-    sure: per stream, the confidences of each of its requests, where a threshold decides at which exit it leaves.
-    lines: per stream, the limit of its queue.
+    All sequences have one entry per stream.
+    times: the ascending arrival ticks; empty for a closed stream, whose clients first send at tick 0.
+    end: closed streams send nothing from this tick on.
+    strict: whether deadlines are strict (``Ticket.strict``).
+    leaves: for each request, the number of layers after which it leaves; None for a stream without exits.
+    sure: for each request, its confidences, if a threshold decides at which exit it leaves; None otherwise.
+    lines: the limit of the stream's own queue; None: only the limit of all queues together.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Arrivals:
         end: int,
         strict: bool = False,
         leaves: Sequence[Iterator[int] | None] | None = None,
-        sure: Sequence[Iterator[Sure] | None] | None = None,
+        sure: Sequence[Iterator[Confidences] | None] | None = None,
         lines: Sequence[WaitingLine | None] | None = None,
     ) -> None:
         self._terms, self._times, self._end, self._strict = terms, times, end, strict
@@ -56,17 +58,18 @@ class Arrivals:
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
         """Per stream, a heap of the ticks at which clients send again; not in order, since refused clients pause."""
-        self._soonest = self._first()
+        self._soonest = self._next_tick()
         self.answers: list[Ending] = []
-        """What became of each request, in order."""
-        self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
+        """The end of each request, in the order of the ends."""
+        self._batches: list[tuple[int, int]] = []
+        """The stream and the arrival of the first member of each batch that was served."""
 
     @property
     def arrivals(self) -> Arrivals:
         return self
 
     def take(self, now: int) -> Iterable[Ticket]:
-        """Open arrivals first, then returning clients."""
+        """Return the requests that arrived by *now*; of a stream, those at given times before those of clients."""
         return self._take_due(now) if self._soonest <= now else ()
 
     def _take_due(self, now: int) -> Iterator[Ticket]:
@@ -79,13 +82,13 @@ class Arrivals:
                 arrival = heapq.heappop(returning)
                 if arrival < self._end:
                     yield self._ticket(stream, arrival)
-        self._soonest = self._first()
+        self._soonest = self._next_tick()
 
     def next_arrival(self) -> int:
         return self._soonest
 
-    def _first(self) -> int:
-        """Return when the next known request comes."""
+    def _next_tick(self) -> int:
+        """Return the tick of the next request; NO_DEADLINE if none is known."""
         return min([*self._next, *[returning[0] for returning in self._returning if returning]], default=NO_DEADLINE)
 
     def exhausted(self) -> bool:
@@ -100,9 +103,9 @@ class Arrivals:
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
         end = completion.times.compute_end
-        here = [ticket for ticket in batch.members if not ticket.gone]
-        staying = [ticket for ticket in here if not self._leaves_at(ticket, batch.layer)]
-        for ticket in here:
+        unanswered = [ticket for ticket in batch.members if not ticket.gone]
+        staying = [ticket for ticket in unanswered if not self._leaves_at(ticket, batch.layer)]
+        for ticket in unanswered:
             if ticket not in staying:
                 ticket.leaves = batch.layer
                 self._answer(ticket, end, end)
@@ -117,7 +120,7 @@ class Arrivals:
         self._answer(ticket, DROPPED, now)
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        """Record the refusal; the client sends again only after the deadline, or it would retry without any pause."""
+        """Record the refusal. A closed client sends again only after the deadline; otherwise it would retry at once."""
         self._answer(ticket, REFUSED, max(now, ticket.due))
 
     def failed(self, batch: Batch, error: Exception) -> None:
@@ -127,7 +130,7 @@ class Arrivals:
         """Do nothing: a simulated batch holds nothing to release."""
 
     def batches(self, warm: int) -> list[int]:
-        """Count the served batches of each stream whose first request arrived at *warm* or later."""
+        """Return the number of served batches of each stream whose first request arrived at tick *warm* or later."""
         return [
             sum(1 for owner, arrival in self._batches if owner == stream and arrival >= warm)
             for stream in range(len(self._terms))
@@ -142,12 +145,16 @@ class Arrivals:
         return ticket
 
     def _leaves_at(self, ticket: Ticket, layer: int) -> bool:
+        """Return whether a request leaves at the exit after *layer* layers."""
         if ticket.sure is None:
             return ticket.leaves <= layer
         return ticket.sure[layer] >= ticket.threshold
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
-        """Record the end of a request, and schedule the next request of a closed stream's client."""
+        """Record the end of a request, and schedule the next request of its client if the stream is closed.
+
+        now: the tick from which the client's think time counts.
+        """
         self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
             back = now + self._terms[ticket.stream].think

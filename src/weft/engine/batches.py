@@ -1,7 +1,7 @@
-"""How a batch is formed: when waiting requests become one, which of them, and which layers the policy is offered.
+"""How a batch is formed: when waiting requests become a batch, which requests, and which layers the policy is offered.
 
 A batch is ready when it is full, its first request has waited long enough, or it would otherwise be late. A policy that
-refills is offered beginnings of every size at any time.
+refills is offered beginnings (batches that could begin) of every size at any time.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ Rooms = Callable[[], Collection[int]]
 """Returns the numbers of the lanes that take one more layer, where lanes have memory of their own."""
 
 BATCHES = 4
-"""Batches of one stream that may be in flight, at least; on an NPU one of them is on time, the others are late."""
+"""Batches of one stream that may be in flight, if lanes and policy need no more: on an NPU one of them is on time, the
+others are late."""
 LATE_BATCHES = 64
-"""The same under rules that compute late batches last: those wait long, and must not take the places of batches that
-can still be on time."""
+"""The same where late batches run last: late batches wait long, and must not take the places of batches that can still
+be on time."""
 
-LOOKED_AT = 4
-"""Batches of waiting requests that are looked at for ``ShareUse.behind``: later ones hardly ever bind, and each costs
-time at every decision."""
+BATCHES_BEHIND = 4
+"""Batches of waiting requests that ``ShareUse.behind`` takes into account: later ones hardly ever bind, and every batch
+costs time at every decision."""
 
 
 def most_batches(late: LateWork) -> int:
-    """Batches of a stream that may be in flight, at least."""
+    """Return how many batches of a stream may be in flight if lanes and policy need no more."""
     return LATE_BATCHES if late is LateWork.LAST else BATCHES
 
 
@@ -41,13 +42,16 @@ class Batcher:
     def __init__(
         self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable, rooms: Rooms
     ) -> None:
-        """abortable: the running layers, if one of them could be stopped."""
+        """remaining: estimated ticks from each layer of each program to the end of that program."""
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
         self._refills, self._waits, self._shares = policy.traits.refills, policy.waits, policy.setting.shares
 
     def ready_at(self, queue: StreamQueue) -> int:
-        """Return when the waiting requests become a batch that is not full: its wait is over, or it would be late."""
+        """Return the tick at which the waiting requests become a batch although they do not fill one.
+
+        Then the wait of a request is over, or the request due first would be late. 0: at once.
+        """
         waiting, terms = queue.waiting, queue.terms
         if self._refills:
             return 0
@@ -59,12 +63,15 @@ class Batcher:
         return min(min(ticket.arrival for ticket in waiting) + terms.timeout, waiting[0].due - rest)
 
     def heads(self, queue: StreamQueue, now: int) -> list[Candidate]:
-        """Return the candidates of a stream: its batches in flight, and one that could begin; no late waiting ones."""
+        """Return the candidates of a stream: the next layers of its batches in flight, and a batch that could begin.
+
+        Batches of late waiting requests are not among them (``late_heads``).
+        """
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
-        going_on = self._going_on(batches) if batches else []
-        heads = [self.head(queue, batch, now=now) for batch in going_on]
+        startable = self._startable(batches) if batches else []
+        heads = [self.head(queue, batch, now=now) for batch in startable]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and (
@@ -76,40 +83,45 @@ class Batcher:
         return heads
 
     def _latest_end(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
-        """Return the latest end of a batch with which the batches behind it in its stream can be on time.
+        """Return the latest end of a batch with which the requests behind it in its stream can be on time.
 
-        Batches that cannot be on time anyway do not count. own: the number of waiting requests that the batch takes.
+        Requests that cannot be on time anyway do not count. NO_DEADLINE if no request waits behind the batch.
+        own: how many of the stream's waiting requests are members of the batch itself.
         """
         latest, need, most = NO_DEADLINE, 0, queue.terms.max_batch
         if len(queue.waiting) <= own:
             return latest
         whole = self._queues.whole(queue.stream, min(most, len(queue.waiting) - own))
         end = now + self._queues.rest(batch) + whole
-        for ticket in islice(queue.waiting, own, own + LOOKED_AT * most, most):
+        for ticket in islice(queue.waiting, own, own + BATCHES_BEHIND * most, most):
             if end + need <= ticket.due:
                 need += whole
                 latest = min(latest, ticket.due - need)
         return latest
 
-    def _going_on(self, batches: list[Batch]) -> list[Batch]:
-        """Return the batches that a lane could take: one that has a home lane, only while that lane has room."""
-        still = [batch for batch in batches if not batch.running]
-        if all([batch.home is None for batch in still]):
-            return still
-        rooms = self._rooms()  # once for all: there may be dozens of late batches
-        return [batch for batch in still if batch.home is None or batch.home in rooms]
+    def _startable(self, batches: list[Batch]) -> list[Batch]:
+        """Return the batches whose next layer a lane could take: not running, and the home lane, if any, has room."""
+        paused = [batch for batch in batches if not batch.running]
+        if all([batch.home is None for batch in paused]):
+            return paused
+        rooms = self._rooms()  # once for all batches: dozens of them may be late
+        return [batch for batch in paused if batch.home is None or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
-        """Return whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
+        """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those.
+
+        batches: the batches in flight that still need a lane.
+        """
         on_time = [batch for batch in batches if not batch.late]
         return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
             min(t.due for t in batch.members) for batch in on_time
         )
 
     def _batches_to_offer(self, batches: list[Batch]) -> list[Batch]:
-        """Return the batches that still need a lane, or may need one again because their last layer can be stopped.
+        """Return the batches that still need a lane, or may need a lane again because their last layer can be stopped.
 
-        Where lanes take layers ahead, the next batch may begin behind the last layer of another.
+        Where lanes take layers ahead, a batch whose last layer is on a lane needs no other: the next batch may begin
+        behind that layer.
         """
         programs = self._setting.programs
         if not self._setting.ahead or all(batch.layer < len(programs[batch.program].names) for batch in batches):
@@ -122,20 +134,20 @@ class Batcher:
         ]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
-        """Return the batch of late requests that could begin, as a list of one or none."""
+        """Return the batch of late requests that could begin as a list of one candidate; empty if there is none."""
         if not queue.late or len(queue.by_query) == queue.places:
             return []
         members = list(islice(queue.late, queue.terms.max_batch))
         return [self.head(queue, _form_batch(queue, members, late=True))]
 
     def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
-        """Return the waiting batches, and beginnings of every size with which all of these would fit into one batch.
+        """Return the batches that a lane could take, and beginnings of every size that could be merged with them all.
 
         Beginnings take requests that can still be on time first, then late ones.
         """
         batches, most = queue.batches, queue.terms.max_batch
         begun = sum([len(batch.members) for batch in self._batches_to_offer(batches)])
-        standing = self._going_on(batches)
+        standing = self._startable(batches)
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
@@ -146,7 +158,10 @@ class Batcher:
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
-        """Return a candidate for the first ticket, the first two, and so on; *waiting*: all that wait in the stream."""
+        """Return a candidate for the first request, one for the first two, and so on, up to all of *first*.
+
+        waiting: the number of waiting requests of the stream, these included.
+        """
         dues = tuple([ticket.due for ticket in first])
         deadline = dues[0] if queue.waiting else NO_DEADLINE
         beginnings: list[Candidate] = []
@@ -170,8 +185,8 @@ class Batcher:
             )
         return beginnings
 
-    def alone(self, ticket: Ticket) -> Candidate:
-        """Return the first layer of a request in a batch by itself, for a comparison; nothing is begun."""
+    def lone_candidate(self, ticket: Ticket) -> Candidate:
+        """Return the first layer of a batch of this request alone, for comparisons; the batch is not begun."""
         queue = self._queues[ticket.stream]
         return self.head(queue, _form_batch(queue, [ticket]))
 
@@ -185,7 +200,8 @@ class Batcher:
     ) -> Candidate:
         """Return the next layer of a batch as a candidate.
 
-        now: the time, if the candidate may be started. own: the number of waiting requests that the batch takes.
+        refill: the facet for policies that refill. now: the tick, if the candidate may be started; None: it is only
+        compared. own: how many of the stream's waiting requests are members of the batch itself.
         """
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
@@ -202,7 +218,7 @@ class Batcher:
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:
-        """Take the waiting requests that a candidate stands for out of their queue, as a batch in flight."""
+        """Begin the batch that a candidate stands for: move its requests from the queue into a batch in flight."""
         queue = self._queues[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
         waiting = [
@@ -216,6 +232,9 @@ class Batcher:
 
 
 def _form_batch(queue: StreamQueue, members: list[Ticket], late: bool = False) -> Batch:
-    """Return a batch that could begin; of its members those that can be on time come first."""
+    """Return a batch that could begin.
+
+    members: in order of deadlines, requests that can be on time before late ones. late: whether all are late.
+    """
     program = queue.terms.programs + len(members) - 1
     return Batch(program, queue.queries, members, late, NO_DEADLINE if late else members[0].due)

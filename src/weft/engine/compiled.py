@@ -32,25 +32,35 @@ MOST_ISSUES = 50_000_000
 
 
 def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
-    """Fetch and compute ticks of all streams one after another, and where each stream begins."""
+    """Return the fetch and compute ticks of every layer, stream after stream, and the index where each stream begins.
+
+    The last index is the number of layers, so that stream i owns the layers from ``offsets[i]`` to ``offsets[i + 1]``.
+    """
     fetch = np.concatenate([np.array(program.fetch, np.int64) for program in setting.programs])
     compute = np.concatenate([np.array(program.compute, np.int64) for program in setting.programs])
-    first = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
-    return fetch, compute, first
+    offsets = np.cumsum([0, *(len(program) for program in setting.programs)], dtype=np.int64)
+    return fetch, compute, offsets
 
 
-def replayed(policy: Policy, chosen: Ints) -> Ints:
-    """Times of an order of issues under its policy, shape (issues, 4)."""
+def replay_order(policy: Policy, chosen: Ints) -> Ints:
+    """Return the times at which the device runs the order that a policy chose; *chosen*: the stream of each issue.
+
+    Shape (issues, 4): start and end of the fetch, start and end of the compute, in ticks.
+    """
     times, setting = np.empty((len(chosen), 4), np.int64), policy.setting
     replay(*layer_arrays(setting), setting.buffer, chosen, times, in_step=type(policy) is DoubleBuffer)
     return times
 
 
 def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> Ints | None:
-    """Stream of each issue as the policy's kernel chooses it, or None where no kernel applies."""
+    """Return the stream of each issue as the policy's kernel chooses it; None if no kernel covers the policy.
+
+    work: ticks of work to issue (``Program.work``). quota: the queries that each stream may issue; None: no limit.
+    Raises WorkloadError beyond ``MOST_ISSUES``.
+    """
     if type(policy) is WithLeastShares:
-        return _with_least_shares(policy, work)
-    kernel = _kernel(policy, work, quota)
+        return _insert_least_shares(policy, work)
+    kernel = _select_kernel(policy, work, quota)
     if kernel is None:
         return None
     setting = policy.setting
@@ -64,12 +74,15 @@ def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> In
     raise WorkloadError(f"the run would issue more than {MOST_ISSUES} layers; lower --queries")
 
 
-def _with_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
-    """Insert the layers of the streams at their least shares into the order of the weave, where they are due."""
+def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
+    """Return the order of the woven streams with the layers of the other streams inserted where they are due.
+
+    None if no kernel covers the policy that weaves.
+    """
     programs, weave = policy.setting.programs, compiled_order(policy.rule, work, None)
     if weave is None:
         return None
-    ends = replayed(policy.rule, weave)[:, 3]
+    ends = replay_order(policy.rule, weave)[:, 3]
     dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
     streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
     due = np.concatenate(dues)
@@ -81,12 +94,16 @@ def _with_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     return order[: np.searchsorted(np.cumsum(ticks), work) + 1]
 
 
-def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
+def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
+    """Return a function that fills an array with the stream of each issue and returns the number of issues.
+
+    None if no kernel covers the policy.
+    """
     setting = policy.setting
-    fetch, compute, first = layer_arrays(setting)
+    fetch, compute, offsets = layer_arrays(setting)
     heavy = np.array([program.compute_bound for program in setting.programs])
-    if type(policy) is Weft:  # a subclass may decide otherwise, and is asked
-        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), first, heavy)
+    if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
+        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, heavy)
         rules = RolloutRules(
             setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
         )
@@ -94,20 +111,22 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
         return lambda chosen: weave_greedy(
-            fetch, compute, first, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
+            fetch, compute, offsets, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(
-            fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
+            fetch, compute, offsets, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
         ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
-        return lambda chosen: order_queries(ticks, first, *_turns(policy), work, chosen, _kernel_band(policy, quota))
+        return lambda chosen: order_queries(
+            ticks, offsets, *_turn_factors(policy), work, chosen, _kernel_band(policy, quota)
+        )
     return None
 
 
-def _turns(policy: Policy) -> tuple[Ints, int]:
-    """Return the factor per stream and the divisor that turn a stream's count of queries into its turn."""
+def _turn_factors(policy: Policy) -> tuple[Ints, int]:
+    """Return the factors and the divisor of ``order_queries``: next is the least ``queries * factor // divisor``."""
     setting = policy.setting
     if type(policy) is Fair:
         return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(

@@ -16,7 +16,10 @@ from weft.engine.policies.base import Candidate, Event, EventKind, LaneState, Po
 
 
 class Offer(NamedTuple):
-    """The layers that a source offers at one instant; no candidates where nothing can be issued yet."""
+    """The layers that a source offers at one instant, with the meaning of the same fields of ``View``.
+
+    No candidates: nothing can be issued yet.
+    """
 
     heads: tuple[Candidate, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -29,11 +32,11 @@ class Completion(NamedTuple):
     candidate: Candidate
     times: LayerTimes
     aborted: bool = False
-    """It was stopped half-way for more urgent work and has to run again."""
+    """Whether the layer was stopped half-way for more urgent work and has to run again."""
     error: Exception | None = None
-    """It could not be computed."""
+    """Why the layer could not be computed; None if it could."""
     work: object = None
-    """The executor's record of its batch."""
+    """The executor's record of the batch."""
     lane: int = -1
     """The lane that computed it; -1 where lanes have no numbers."""
 
@@ -59,11 +62,11 @@ class Source(Protocol):
         ...
 
     def next_event(self) -> int:
-        """Return when there may next be something to issue; called when there is nothing now."""
+        """Return the tick at which there may next be a layer to issue; called when there is none now."""
         ...
 
     def issued(self, candidate: Candidate, step: int) -> object:
-        """Account for an issued candidate; return its batch, where it belongs to one."""
+        """Account for a candidate issued as number *step*; return its batch, or None in saturated streams."""
         ...
 
     def completed(self, completion: Completion) -> None:
@@ -90,19 +93,19 @@ class Executor(Protocol):
         ...
 
     def held(self) -> tuple[LaneState, ...]:
-        """Return the state of every lane, where lanes are shares of a device; else nothing."""
+        """Return the state of every lane, where lanes are shares of a device; otherwise an empty tuple."""
         ...
 
     def idle_until(self, tick: int) -> None:
-        """Wait until *tick*, or until something changes."""
+        """Wait until *tick*, or until the executor's state changes, such as by the end of a layer."""
         ...
 
     def submit(self, start: Start, batch: object = None) -> None:
-        """Start a layer; *batch*: the source's record of it, which comes back with its completion."""
+        """Start a layer. batch: the source's record of its batch, as ``Source.issued`` returned it."""
         ...
 
     def abortable(self) -> tuple[Running, ...]:
-        """Return the running layers if no lane is free and one of them could be stopped; else nothing."""
+        """Return the running layers if one of them could be stopped; otherwise an empty tuple."""
         ...
 
     def stop(self, stream: int, query: int) -> None:
@@ -124,7 +127,7 @@ class Engine:
         """Batches that go on to their end unless they are revoked, by stream and query."""
 
     def run(self) -> int:
-        """Issue layers until the source is done; returns how many."""
+        """Issue layers until the source is done; return the number of issued layers."""
         while not self._source.done():
             if not self.step() and not self._source.done():  # the last waiting requests may just have been dropped
                 self._executor.idle_until(self._source.next_event())
@@ -135,10 +138,10 @@ class Engine:
         self._policy = policy
 
     def step(self) -> bool:
-        """Account for what has happened, and issue one layer if there is one and the executor can take it.
+        """Account for ended layers and arrivals, and issue one layer if one is offered and the executor can take it.
 
-        Returns whether there may be another one to issue at once. The next layer of a batch that was started to its end
-        is issued without asking the policy, even if the source holds that batch back for others.
+        Returns whether another layer may be issued at once. The next layer of a batch that was started to its end
+        (``Start.to_end``) is issued without asking the policy, even if the source holds that batch back for others.
         """
         self.account()
         device = self._executor.ready()
@@ -146,8 +149,8 @@ class Engine:
             self._reconsider()
             return False
         offer = self._source.offer(device)
-        if self._open_ended and (going_on := self._going_on(offer)):
-            self._issue(Start(going_on, to_end=True))
+        if self._open_ended and (candidate := self._next_open_ended(offer)):
+            self._issue(Start(candidate, to_end=True))
             return True
         if not offer.candidates:
             return False
@@ -173,7 +176,7 @@ class Engine:
         self._executor.submit(start, self._source.issued(candidate, self._steps))
         self._steps += 1
 
-    def _going_on(self, offer: Offer) -> Candidate | None:
+    def _next_open_ended(self, offer: Offer) -> Candidate | None:
         """Return the next segment of the first batch, in the source's order, that was started to its end."""
         for head in offer.heads:
             if head.layer and (head.stream, head.query) in self._open_ended:
@@ -181,7 +184,7 @@ class Engine:
         return None
 
     def account(self) -> None:
-        """Pass completions and the time to the source, and stop the batches that it gives up."""
+        """Pass completions and the time to the source, and stop the batches that the source gives up."""
         for completion in self._executor.completions():
             self._source.completed(completion)
         for stream, query in self._source.at(self._executor.now()):
@@ -209,7 +212,7 @@ class Engine:
         if victim is None:
             return
         batch = victim.stream, victim.query
-        if batch in self._open_ended:  # ``account`` removes it when it reads the event
+        if batch in self._open_ended:  # ``account`` removes the batch from the set when it reads this event
             self._source.events.append(Event(EventKind.REVOKED, *batch))
         if any(layer.stoppable and layer.candidate == victim for layer in running):
             self._executor.stop(*batch)

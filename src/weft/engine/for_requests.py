@@ -23,7 +23,7 @@ class RequestExecutor(Executor, Protocol):
         ...
 
     def rooms(self) -> Collection[int]:
-        """Return the numbers of the lanes that take one more layer, where lanes take layers ahead."""
+        """Return the numbers of the lanes that take one more layer; empty where lanes do not take layers ahead."""
         ...
 
 
@@ -45,9 +45,9 @@ def request_engine(
 ) -> RequestEngine:
     """Build an engine that serves a feed's requests on an executor.
 
-    remaining: estimated ticks from each layer of each program to its end.
+    remaining: estimated ticks from each layer of each program to the end of that program.
     late: the rule for requests that can no longer be on time and are not strict (``lateness``).
-    places: how many requests may wait in all.
+    places: how many requests may wait in all queues together.
     """
     source = Requests(
         policy,

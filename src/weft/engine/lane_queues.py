@@ -1,9 +1,9 @@
 """Queues of lanes that take segments ahead: the rules that simulated and real lanes share.
 
 A lane computes its segments in order: the first runs, the others wait behind it. The next segment of a batch goes to
-the lane that runs the last one, if that has room. On another lane it has to wait until the last one has ended. Where
-lanes have memory of their own (``Setting.apart``), a batch cannot change lanes: it is not offered while its lane has no
-room.
+the lane of its previous segment, if that lane has room. On another lane it has to wait until the previous segment has
+ended. Where lanes have memory of their own (``Setting.apart``), a batch cannot change lanes: it is not offered while
+its lane has no room.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol, TypeVar
 from weft.engine.policies.base import Candidate
 
 DEVICE_AHEAD = 1
-"""Segments that a lane of a GPU takes besides the running one: enough to hide the launch of the next."""
+"""Segments that a lane of a GPU takes besides the running one: enough to hide the launch of the next segment."""
 
 MOST_AHEAD = 4
-"""Most segments that wait on a lane: each one that waits delays the effect of the policy's next decision."""
+"""Most segments that wait on a lane: every waiting segment delays the effect of the policy's next decision."""
 
 SHORT_TICKS = 300_000
-"""Another segment is taken while the waiting ones last less than 0.3 ms: reporting an end and sending the next takes
-as long, and the lane would run dry."""
+"""A lane takes another segment while its waiting ones last less than 0.3 ms in all. Reporting the end of a segment and
+sending the next takes as long, so the lane would otherwise run dry."""
 
 BatchKey = tuple[int, int]
 """A batch by its stream and its query."""
@@ -32,22 +32,22 @@ class Queued(Protocol):
 
     @property
     def batch(self) -> BatchKey:
-        """The batch that goes on from it."""
+        """The batch that the segment belongs to."""
         ...
 
     @property
     def stoppable(self) -> bool:
-        """Whether it may be stopped half-way for urgent work."""
+        """Whether the segment may be stopped half-way for urgent work."""
         ...
 
     @property
     def compute(self) -> int:
-        """Its expected ticks."""
+        """Expected ticks of the segment."""
         ...
 
     @property
     def body(self) -> object:
-        """The body (backbone) whose memory it is computed in, where lanes are shares of one device."""
+        """The body (backbone) in whose memory the segment is computed, where lanes are shares of one device."""
         ...
 
 
@@ -75,9 +75,11 @@ N = TypeVar("N", bound=Numbered)
 
 
 def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
-    """Return whether a lane takes one more segment: *ahead* besides the running one, a few more of short ones.
+    """Return whether a lane takes one more segment.
 
-    Nothing waits behind a segment that may be stopped, so that the policy can still weigh urgent work against it.
+    ahead: the segments that may wait behind the running one; 0: none. If the waiting segments are short, up to
+    ``MOST_AHEAD`` may wait. Nothing waits behind a segment that may be stopped, so that the policy can still weigh
+    urgent work against that segment.
     """
     tasks = lane.tasks
     if not tasks or not ahead or tasks[-1].stoppable:
@@ -86,32 +88,36 @@ def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
     return len(tasks) <= ahead or short
 
 
-def known(lane: LaneQueue[Q], ahead: int) -> Sequence[Q]:
-    """Return the segments of a lane that are reported to the source before they end: the running one.
+def tasks_to_report(lane: LaneQueue[Q], ahead: int) -> Sequence[Q]:
+    """Return the segments of a lane that are reported to the source before they end, so that their batches continue.
 
-    While the lane has room, the waiting ones as well: their batches' next segments may be all there is to give it.
+    That is the running segment. While the lane has room, the waiting segments are reported as well: the next segments
+    of their batches may be the only work for the lane.
     """
     return lane.tasks if has_room(lane, ahead) else lane.tasks[:1]
 
 
-def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L:
-    """Choose a lane, of those with room, for the next segment of a batch.
+def choose_lane(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L:
+    """Choose a lane for the next segment of a batch.
 
-    The lane of its last segment; else an idle lane; else the one that is expected to be free first.
+    The lane of its previous segment; else an idle lane; else the lane that is expected to be free first.
+    lanes: the lanes with room. rest: returns the expected ticks until a lane is idle.
     """
     own = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
     return min(own or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
 
 
-def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
-    """Return the lanes, of those with room, that a layer may go to: only its batch's home lane if it has one."""
+def allowed_lanes(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
+    """Return those of *lanes* on which a layer may run: only the home lane of its batch, if the batch has one."""
     return lanes if candidate.home is None else [lane for lane in lanes if lane.index == candidate.home]
 
 
-def awaited(task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
-    """Return the segments on other lanes that have to end before a segment begins on its lane.
+def preceding_tasks(
+    task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False
+) -> list[Q]:
+    """Return the segments on other lanes that have to end before *task* begins on *lane*: those of its own batch.
 
-    Those of its own batch. shares: also those of its body (backbone), which has one place in the lanes' common memory.
+    shares: also the segments of its body (backbone), which has one place in the common memory of the lanes.
     """
     elsewhere = [other for other_lane in lanes if other_lane is not lane for other in other_lane.tasks]
     return [other for other in elsewhere if other.batch == task.batch or (shares and other.body == task.body)]

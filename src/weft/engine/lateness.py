@@ -20,22 +20,22 @@ LATE = (*SOFT, "drop")
 
 
 def check_late(late: str) -> None:
-    """Raise InputError unless there is such a rule."""
+    """Raise InputError unless *late* names a rule for late requests."""
     if late not in LATE:
         raise InputError(unknown_name("rule for late requests", late, LATE))
 
 
 def late_work(policy: Policy, late: str) -> LateWork:
-    """Return the place of late requests in the order, under a policy and a rule."""
+    """Return the place of late requests in the order of work, under a policy and the rule *late*."""
     if late == "weave":
         return policy.traits.late_work
     return LateWork.LAST if late == "demote" else LateWork.AMONG_OTHERS
 
 
 def latest_end(on_time: Iterable[Candidate], now: int) -> int:
-    """Return until when the device may do other work, so that all requests that can be on time still will be.
+    """Return the tick until which the device may do other work without making one of *on_time* late.
 
-    The requests are assumed to run one by one in order of deadlines; those that would be late even so do not count.
+    The requests are assumed to run one by one in order of deadlines; requests that would be late even so do not count.
     """
     latest, need = NO_DEADLINE, 0
     for head in sorted(on_time, key=lambda head: head.deadline):
@@ -45,17 +45,17 @@ def latest_end(on_time: Iterable[Candidate], now: int) -> int:
     return latest
 
 
-def woven(heads: Sequence[Candidate], device: DeviceClocks, setting: Setting) -> list[Candidate]:
-    """Return the heads on time, and the late ones that fill a resource those leave idle and make none of them late.
+def weave_late_heads(heads: Sequence[Candidate], device: DeviceClocks, setting: Setting) -> list[Candidate]:
+    """Return the heads on time, and those late heads that use an idle resource without making a head on time late.
 
-    A resource, array or channel, counts as idle if no head on time is bound by it.
+    A resource (PE array or memory channel) counts as idle if no head on time is bound by it.
     """
     on_time = [head for head in heads if head.deadline < NO_DEADLINE]
-    sides = {setting.programs[head.program].compute_bound for head in on_time}
+    busy_sides = {setting.programs[head.program].compute_bound for head in on_time}
     latest = latest_end(on_time, device.array_free)
 
     def fills(head: Candidate) -> bool:
-        if setting.programs[head.program].compute_bound in sides:
+        if setting.programs[head.program].compute_bound in busy_sides:
             return False
         return issue(device, head.fetch, head.compute, setting.buffer)[0].array_free <= latest
 

@@ -14,7 +14,7 @@ from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
 
 LATELY_TICKS = 50_000_000
-"""Half-life of the work a stream was given, in its recent share: 50 ms at one tick per nanosecond."""
+"""Half-life of work in a stream's recent share of the device (``lately``): 50 ms at one tick per nanosecond."""
 
 _LN_2 = log(2)
 """Turns the half-life into a decay rate: work at full speed converges to a share of 1."""
@@ -25,35 +25,36 @@ LEAST_SWEPT = 1024
 
 @dataclass(eq=False)
 class StreamQueue:
-    """One stream's requests: those that wait, and those in batches."""
+    """The waiting requests of one stream, and its batches in flight."""
 
     stream: int
     terms: Terms
     places: int
     """Batches that may be in flight."""
     steered: Steered | None = None
-    """The exit threshold of its model, where that has early exits."""
+    """The exit threshold of its model; None without early exits."""
     waiting: deque[Ticket] = field(default_factory=deque)
     """Requests that no batch has taken, in order of deadlines."""
     late: deque[Ticket] = field(default_factory=deque)
     """Waiting requests that can no longer be on time, and give way to the others."""
     in_flight: list[Batch | None] = field(init=False)
-    """A batch keeps its place from beginning to end."""
+    """The batches in flight by place; None: a free place. A batch keeps its place from beginning to end."""
     by_query: dict[int, Batch] = field(default_factory=dict)
-    """The same batches by their numbers."""
+    """The same batches by query number."""
     queries: int = 0
     """Batches that have begun."""
     deepest: int = 0
-    """Most requests that waited at a time."""
+    """The largest number of requests that waited at the same time."""
     served: int = 0
-    """Ticks of work issued; raised to the least of the busy streams when it becomes busy: idle time earns nothing."""
+    """Ticks of work issued. When the stream becomes busy, raised to the least of the other busy streams, so that an
+    idle stream cannot save up service."""
     lately: float = 0.0
-    """Its recent share of the device's time, while it had work; capped at the fair share when another stream becomes
-    busy."""
+    """The stream's recent share of the device's time, while it had work; capped at the fair share when another stream
+    becomes busy."""
     looked_at: int = 0
     """Tick at which ``lately`` was last updated."""
     came: Event = field(init=False)
-    """The event of an arrival; one object serves for all of them, since it names only the stream."""
+    """The event of an arrival; one object for all arrivals, since it names only the stream."""
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
@@ -70,7 +71,10 @@ class StreamQueue:
         return [batch for batch in self.in_flight if batch]
 
     def rearrange(self, terms: Terms, places: int) -> None:
-        """Switch to other terms; late requests and batches count as on time until they are judged again."""
+        """Switch to other terms and another number of places for batches.
+
+        Late requests and batches count as on time until the source sorts them out again.
+        """
         batches, late, self.terms = self.batches, list(self.late), terms
         self.places = max(places, len(batches))
         self.in_flight = [*batches, *[None] * (self.places - len(batches))]
@@ -82,7 +86,10 @@ class StreamQueue:
                 batch.late, batch.deadline = False, min(ticket.due for ticket in batch.members)
 
     def join(self, others: Sequence[StreamQueue], now: int) -> None:
-        """Start at the fair share when it becomes busy; cap the others at that, so that none pays for time alone."""
+        """Start this stream, which becomes busy, at the fair share, and cap the other busy streams at the fair share.
+
+        So a stream that had the device to itself is not held back for that later.
+        """
         fair = 1 / (len(others) + 1)
         self.lately, self.looked_at = fair, max(self.looked_at, now)
         for other in others:
@@ -94,6 +101,7 @@ class StreamQueue:
         self.lately, self.looked_at = self.lately * kept + ticks * _LN_2 / LATELY_TICKS, now
 
     def put(self, ticket: Ticket) -> None:
+        """Add a waiting request in order of deadlines; among equal ones, the one that came first stays in front."""
         if not self.waiting or self.waiting[-1].due <= ticket.due:
             self.waiting.append(ticket)
         else:
@@ -119,13 +127,14 @@ def _number(queue: StreamQueue) -> int:
 class Queues:
     """The queues of all streams.
 
-    remaining: estimated ticks from each layer of each program to its end. places: how many requests may wait in all.
+    remaining: estimated ticks from each layer of each program to the end of that program.
+    places: how many requests may wait in all queues together.
     """
 
     def __init__(self, remaining: Sequence[Sequence[int]], places: int) -> None:
         self._remaining = remaining
         self.line = WaitingLine(places)
-        """All requests that no lane has begun."""
+        """The count and the limit of waiting requests of all streams."""
         self._streams: list[StreamQueue] = []
         self._busy: list[StreamQueue] = []
         """Streams with requests, by number; idle ones are removed when ``busy`` is next called."""
@@ -138,7 +147,7 @@ class Queues:
 
     @property
     def deepest(self) -> list[int]:
-        """Most requests that waited in each queue."""
+        """For each stream, the largest number of requests that waited at the same time."""
         return [queue.deepest for queue in self._streams]
 
     def add(self, queue: StreamQueue) -> None:
@@ -172,11 +181,11 @@ class Queues:
         return (queue for queue in self._busy if queue.waiting)
 
     def batch_of(self, candidate: Candidate) -> Batch | None:
-        """The batch in flight that a candidate belongs to."""
+        """Return the batch in flight that a candidate belongs to; None if the batch has not begun."""
         return self._streams[candidate.stream].by_query.get(candidate.query)
 
     def whole(self, stream: int, requests: int = 1) -> int:
-        """Return the expected ticks of a number of requests of a stream; two and more are taken as full batches."""
+        """Return the expected ticks of a number of requests of a stream; two or more count as parts of full batches."""
         terms = self._streams[stream].terms
         if requests <= 1:
             return requests * self._remaining[terms.programs][0]
@@ -199,16 +208,16 @@ class Queues:
         self.count(ticket, 1)
         return queue
 
-    def count(self, ticket: Ticket, more: int) -> None:
-        """Adjust the counts of waiting requests: *more* is 1 or -1."""
-        self.line.waiting += more
+    def count(self, ticket: Ticket, change: int) -> None:
+        """Add *change*, 1 or -1, to the counts of waiting requests: of all streams, and of the request's own line."""
+        self.line.waiting += change
         if ticket.line:
-            ticket.line.waiting += more
+            ticket.line.waiting += change
 
     def withdraw(self, ticket: Ticket) -> Batch | None:
         """Mark a request as gone and take it out of its queue.
 
-        If it is in a batch, it stays there and the batch is returned: the batch goes on for its other requests.
+        A request in a batch stays a member; its batch is returned, and goes on for the other members. Otherwise None.
         """
         ticket.gone = True
         queue = self._streams[ticket.stream]
@@ -225,18 +234,20 @@ class StrictDeadlines:
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Ticket]] = []
-        """Deadline, sequence number and request, the earliest first; empty where no request is strict."""
-        self._most = LEAST_SWEPT
-        self._taken = 0
+        """Deadline, sequence number (among equal deadlines, the request admitted first) and request."""
+        self._sweep_above = LEAST_SWEPT
+        """Heap size above which the entries of answered requests are removed."""
+        self._watched = 0
+        """Number of requests added so far: the last sequence number."""
 
     def watch(self, ticket: Ticket) -> None:
         """Add a strict request."""
-        self._taken += 1
-        heapq.heappush(self.heap, (ticket.due, self._taken, ticket))
-        if len(self.heap) > self._most:
+        self._watched += 1
+        heapq.heappush(self.heap, (ticket.due, self._watched, ticket))
+        if len(self.heap) > self._sweep_above:
             self.heap = [entry for entry in self.heap if not entry[2].gone]
             heapq.heapify(self.heap)
-            self._most = max(LEAST_SWEPT, 2 * len(self.heap))
+            self._sweep_above = max(LEAST_SWEPT, 2 * len(self.heap))
 
     def next(self) -> int:
         """Return the earliest deadline, or NO_DEADLINE."""

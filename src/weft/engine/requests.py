@@ -15,29 +15,30 @@ from weft.devices.decoupled import DeviceClocks
 from weft.engine.admission import Admission, Refusal, Rests
 from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
-from weft.engine.lateness import late_work, woven
+from weft.engine.lateness import late_work, weave_late_heads
 from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
 from weft.engine.steering import Steered
 from weft.engine.tickets import ArrivalSource, Batch, Feed, Terms, Ticket
 
 QUEUE_PLACES = 1 << 16
-"""Most requests in one queue. It bounds memory under sustained overload, where requests without strict deadlines are
-never refused for lateness; it is far above any queue that is still served in time."""
+"""Most requests in one queue. The limit bounds memory under sustained overload, where requests without strict deadlines
+are never refused for lateness; it is far above any queue that is still served in time."""
 
 Joined = Callable[[int, int, int], None]
-"""Callback for merged batches: a stream and two of its queries, of which the second goes on as part of the first."""
+"""Callback for merged batches: a stream, the query that goes on, and the query that becomes a part of it."""
 
 
 class Requests:
     """Offers the next layer of every batch in flight, and the first layer of every batch that is ready.
 
     policy: decides how batches are formed and when a request counts as late.
-    remaining: estimated ticks from each layer of each program to its end.
-    rests, abortable, rooms: the executor's running work, what of it could be stopped, and the lanes that take more.
-    joined: called when two batches are merged, for executors that have to know it.
+    feed: the simulated or real clients.
+    remaining: estimated ticks from each layer of each program to the end of that program.
+    rests, abortable, rooms: methods of the executor: ``Executor.rests`` and ``abortable``, ``RequestExecutor.rooms``.
+    joined: called when two batches are merged, for executors that keep a record of batches.
     late: the rule for requests that can no longer be on time and are not strict (``lateness``).
-    places: how many requests may wait in all.
+    places: how many requests may wait in all queues together.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class Requests:
         self._rests, self._abortable, self._rooms = rests, abortable, rooms
         self.queues = Queues(remaining, places)
         self._requested_terms: dict[int, Terms] = {}
-        """The terms that each stream was opened with; a policy may allow less, such as no batches."""
+        """Stream -> the terms that it was opened with, before a policy without batches reduces them."""
         self.deadlines = StrictDeadlines()
         self._now = 0
         self._configure(policy, late)
 
     def _configure(self, policy: Policy, late: str) -> None:
+        """Build all that depends on the policy and on the rule for late requests."""
         self._setting = policy.setting
         self._late_work = late_work(policy, late)
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
@@ -80,26 +82,27 @@ class Requests:
         self._configure(policy, late)
         for stream, requested in self._requested_terms.items():
             terms = self._allowed_terms(requested)
-            self.queues[stream].rearrange(terms, self._places(terms))
+            self.queues[stream].rearrange(terms, self._batch_places(terms))
 
     def open(self, terms: Terms, steered: Steered | None = None, *, stream: int | None = None) -> int:
         """Add a stream and return its number.
 
-        steered: the exit threshold of its model, where it has early exits.
-        stream: the number of an idle stream to replace.
+        steered: the exit threshold of its model; None without early exits.
+        stream: the number of an idle stream to replace; None: a new number.
         """
         number = len(self.queues) if stream is None else stream
         self._requested_terms[number], terms = terms, self._allowed_terms(terms)
-        self.queues.add(StreamQueue(number, terms, self._places(terms), steered))
+        self.queues.add(StreamQueue(number, terms, self._batch_places(terms), steered))
         return number
 
     def _allowed_terms(self, terms: Terms) -> Terms:
         return terms if self._shares_batches else terms._replace(max_batch=1)
 
-    def _places(self, terms: Terms) -> int:
-        """Return how many batches of a stream may be in flight; where batches are refilled, each may hold one request.
+    def _batch_places(self, terms: Terms) -> int:
+        """Return how many batches of a stream may be in flight.
 
-        Where lanes take layers ahead, a batch whose last layer is on a lane still holds a place while the next begins.
+        A policy that refills batches may have one in flight for every request. Where lanes take layers ahead, a batch
+        whose last layer is on a lane still holds a place while the next batch begins.
         """
         lanes, ahead = self._setting.lanes, self._setting.ahead
         ending = (1 + ahead) * lanes if ahead else 0
@@ -123,25 +126,29 @@ class Requests:
     def at(self, now: int) -> Iterable[tuple[int, int]]:
         self._now = now
         if self.deadlines.any_passed(now):
-            return self._passing(now)
+            return self._expire_then_take(now)
         if self._arrivals:
             self._take(self._arrivals, now)
         return ()
 
-    def _passing(self, now: int) -> Iterator[tuple[int, int]]:
-        """Expire overdue requests before new ones are admitted, so that admission does not count their work."""
+    def _expire_then_take(self, now: int) -> Iterator[tuple[int, int]]:
+        """Drop overdue requests, then admit arrivals; yield the stream and query of running batches to stop.
+
+        In this order, so that admission does not count the work of overdue requests.
+        """
         yield from self._expire(now)
         if self._arrivals:
             self._take(self._arrivals, now)
 
     def _take(self, arrivals: ArrivalSource, now: int) -> None:
+        """Admit or refuse the simulated requests that have arrived."""
         for ticket in arrivals.take(now):
             if self.admit(ticket, now):
                 ticket.gone = True
                 self._feed.refused(ticket, now)
 
     def admit(self, ticket: Ticket, now: int) -> Refusal | None:
-        """Put a request that arrived into its queue; return the reason if it is refused."""
+        """Put a request that arrived into its queue and return None, or return the reason why it is refused."""
         refusal = self.admission.refusal(ticket, now)
         if refusal is None and len(self.queues[ticket.stream].waiting) >= QUEUE_PLACES:
             refusal = Refusal("line_full")
@@ -156,11 +163,11 @@ class Requests:
             self.deadlines.watch(ticket)
 
     def _expire(self, now: int) -> Iterator[tuple[int, int]]:
-        """Drop strict requests that are due; yield running batches whose requests are all gone, to be stopped."""
+        """Drop strict requests that are due; yield the stream and query of running batches without requests left."""
         for ticket in self.deadlines.passed(now):
             stream, batch = ticket.stream, self.queues.withdraw(ticket)
             self.events.append(Event(EventKind.DEADLINE, stream, batch.query if batch else -1))
-            self._feed.dropped(ticket, ticket.due)  # ``stream`` was read before: the feed may change ``ticket.stream``
+            self._feed.dropped(ticket, ticket.due)  # may change ``ticket.stream``, so ``stream`` was read before
             if batch and batch.running and batch.forsaken:
                 yield stream, batch.query
 
@@ -187,7 +194,7 @@ class Requests:
         everything = tuple(heads)
         if not on_time or len(on_time) == len(heads):
             return Offer(everything, everything)
-        return Offer(everything, tuple(woven(heads, device, self._setting) if weaves else on_time))
+        return Offer(everything, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> Batch:
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
@@ -201,15 +208,16 @@ class Requests:
         return batch
 
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
-        """Set the exit thresholds of a batch that begins: the one that a request asks for, or the one of the load.
+        """Set the exit threshold of every member of a batch that begins: the request's own, or the one under this load.
 
-        The load is the time that a next request would wait, less one request alone: one running request is no load.
+        The load is the time that another request would wait now. The part of one request alone after its first layer
+        is subtracted: a single running request is no load.
         """
         if steered.steering.floor is not None:
             rests = self._remaining[terms.programs]
             allowed = min(ticket.due - ticket.arrival for ticket in members)
             ahead = self.admission.free_in(self._now + allowed, self._now) - rests[1]
-            steered.feel(self._now, max(0, ahead), allowed - rests[0])
+            steered.update(self._now, max(0, ahead), allowed - rests[0])
         for ticket in members:
             ticket.threshold = steered.threshold if ticket.wanted is None else ticket.wanted
 
@@ -230,18 +238,18 @@ class Requests:
             self._advance(queue, batch, completion)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
-        """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
+        """Account for a computed layer: end the batch, answer requests that leave at an exit, or merge batches."""
         program = self._setting.programs[batch.program]
         if batch.layer == len(program.names):
             self._end(queue, batch)
             self._drop_overdue(batch, completion)
             self._feed.served(batch, completion)
-            _depart(batch.members)
+            _mark_gone(batch.members)
             return
         if batch.layer in program.exits:
             self._drop_overdue(batch, completion)
             staying = self._feed.leave(batch, completion)
-            _depart([ticket for ticket in batch.members if ticket not in staying])
+            _mark_gone([ticket for ticket in batch.members if ticket not in staying])
             if not staying:
                 self._end(queue, batch)
                 self._feed.ended(batch)
@@ -253,7 +261,7 @@ class Requests:
             self._merge(queue, batch)
 
     def _drop_overdue(self, batch: Batch, completion: Completion) -> None:
-        """Drop strict requests that the layer ended too late for.
+        """Drop the strict requests of a batch whose deadlines passed before its layer ended.
 
         ``_expire`` cannot do that alone: a simulated NPU reports the end of a layer before that time has come.
         """
@@ -267,7 +275,7 @@ class Requests:
             self._feed.dropped(ticket, now)
 
     def _merge(self, queue: StreamQueue, batch: Batch) -> None:
-        """Merge a batch with others that wait at the same layer, as far as they fit; the one that began first stays."""
+        """Merge a batch with batches that wait at the same layer, up to the largest batch; the oldest query stays."""
         for other in [waiting for waiting in queue.batches if waiting is not batch and not waiting.running]:
             together = len(batch.members) + len(other.members)
             if (other.layer, other.home) != (batch.layer, batch.home) or together > queue.terms.max_batch:
@@ -285,7 +293,10 @@ class Requests:
             batch = kept
 
     def _sort_out_waiting(self, queue: StreamQueue, clock: int) -> None:
-        """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
+        """Take requests that cannot be on time out of the queue: strict ones are dropped, others become late requests.
+
+        clock: the earliest tick at which the device could compute for them.
+        """
         waiting, place = queue.waiting, 0
         latest = clock + self._remaining[queue.terms.programs][0] * self._foresight // 100
         while place < len(waiting) and waiting[place].due < latest:
@@ -306,7 +317,10 @@ class Requests:
                 self._feed.refused(ticket, clock)
 
     def _sort_out_batches(self, queue: StreamQueue, clock: int) -> None:
-        """Mark batches that have become late, and end those whose requests are all gone."""
+        """Mark batches that have become late, and end batches whose requests are all gone.
+
+        clock: the earliest tick at which the device could compute for them.
+        """
         for batch in queue.in_flight:
             if not batch or batch.running:
                 continue
@@ -335,7 +349,7 @@ class Requests:
                 batch.deadline = min(ticket.due for ticket in batch.members)
 
     def _give_up(self, queue: StreamQueue, batch: Batch, clock: int) -> None:
-        """End a batch half-way, because its requests are gone or strict and too late."""
+        """End a batch half-way, because every request of it is gone or is strict and too late."""
         self._end(queue, batch)
         for ticket in batch.members:
             self._drop(ticket, clock)
@@ -347,14 +361,17 @@ class Requests:
 
 
 def _regroup(queue: StreamQueue, batch: Batch, members: list[Ticket]) -> None:
-    """Replace the requests of a batch; its program and deadline follow from them."""
+    """Replace the requests of a batch, and set its program and deadline from them.
+
+    The deadline does not go back to an earlier one: a request that counted as late does not count as on time again.
+    """
     batch.program = queue.terms.programs + len(members) - 1
     batch.members = members
     if not batch.late:
         batch.deadline = min([t.due for t in members if t.due >= batch.deadline], default=min(t.due for t in members))
 
 
-def _depart(tickets: Iterable[Ticket]) -> None:
-    """Mark requests that have their answers."""
+def _mark_gone(tickets: Iterable[Ticket]) -> None:
+    """Mark requests as answered."""
     for ticket in tickets:
         ticket.gone = True

@@ -16,7 +16,8 @@ DONE = 1 << 62
 class SaturatedStreams:
     """Offers the next layer of every stream until *work* ticks of work (``Program.work``) are issued.
 
-    quota: with a band, the queries each stream may issue in all.
+    band: the fairness rule; None: every stream may always go on. quota: with a band, the queries that each stream may
+    issue in the whole run.
     """
 
     def __init__(self, setting: Setting, band: Band | None, work: int, quota: Sequence[int] | None = None) -> None:
@@ -35,7 +36,7 @@ class SaturatedStreams:
         return self._work_left <= 0
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
-        """Do nothing: saturated streams have no arrivals and no deadlines."""
+        """Return nothing to stop: saturated streams have no arrivals and no deadlines."""
         return ()
 
     def next_event(self) -> int:
@@ -50,6 +51,7 @@ class SaturatedStreams:
         return Offer(heads, tuple(head for head in heads if allowed[head.stream]), tuple(self._progress))
 
     def _head(self, stream: int) -> Candidate:
+        """Return the next layer of a stream."""
         return Candidate.of_stream(
             self._setting.programs[stream],
             stream=stream,

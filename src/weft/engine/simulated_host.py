@@ -1,10 +1,10 @@
 """The simulated host: an executor whose clock jumps, with lanes that each compute one segment at a time.
 
 The twin of ``runtime.lanes``. A lane takes a segment when it is free, so unlike on an NPU no segment of a query is
-issued before the last one has ended. A lane that takes segments ahead (``Setting.ahead``) reports the end of a segment
-already when it begins it, and the next segment of that batch waits behind it. Busy lanes may slow each other down: a
-segment is an amount of work, done at a speed that changes whenever another lane begins or ends one (``devices.lanes``).
-Lanes may be shares of one device, which the policy chooses from (``devices.shares``).
+issued before the query's previous segment has ended. A lane that takes segments ahead (``Setting.ahead``) reports the
+end of a segment already when the segment begins, and the next segment of that batch waits behind it. Busy lanes may
+slow each other down: a segment is an amount of work, done at a speed that changes whenever another lane begins or ends
+a segment (``devices.lanes``). Lanes may be shares of one device, from which the policy chooses (``devices.shares``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
+from weft.engine.lane_queues import BatchKey, allowed_lanes, choose_lane, has_room, preceding_tasks, tasks_to_report
 from weft.engine.policies.base import (
     IDLE_LANE,
     NO_DEADLINE,
@@ -28,7 +28,7 @@ from weft.engine.policies.base import (
 )
 
 AT_ONCE = 1e-6
-"""Ticks of remaining work that count as none: rounding of speeds must not leave a segment that never ends."""
+"""Remaining work, in ticks, that counts as none: rounding of speeds must not leave a segment that never ends."""
 NOT_YET = NO_DEADLINE
 """Begin and end of a segment that still waits: later than every real tick, so comparisons need no special case."""
 
@@ -42,11 +42,11 @@ class DrawnWork(NamedTuple):
     """Ticks on a lane while all others are idle."""
 
 
-class Together(Protocol):
+class ContentionModel(Protocol):
     """A model of the contention between lanes."""
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
-        """Return the speed of each busy lane, over its speed alone, given the kinds of work that run."""
+        """Return the speed of each busy lane over its speed alone; *kinds*: the kind of work on each of *lanes*."""
         ...
 
 
@@ -54,9 +54,9 @@ class Together(Protocol):
 class Crowd:
     """Contention between lanes, and the actual durations of segments."""
 
-    lanes: Together
+    lanes: ContentionModel
     kinds: Sequence[int]
-    """Program -> kind of work."""
+    """By program, the kind of work that the contention model knows it by."""
     work_of: Callable[[Candidate], DrawnWork]
 
 
@@ -75,12 +75,12 @@ class _Segment:
     aborted: bool = False
     stoppable: bool = False
     reported: bool = False
-    """Its end was reported to the source already."""
+    """Whether its end was already reported to the source."""
     lane: int = -1
     after: Sequence[_Segment] = ()
     """Segments on other lanes that have to end before it begins."""
     joined: BatchKey | None = None
-    """The batch that its own was merged into."""
+    """The batch into which its own batch was merged."""
     body: object = None
     """The body (backbone) whose memory it is computed in, where lanes are shares of one device."""
 
@@ -105,7 +105,7 @@ class _Lane:
 
 
 class SimulatedHost:
-    """Lanes whose segments take their expected time, or the one that *crowd* gives."""
+    """Lanes whose segments take their expected time, or the time that *crowd* draws for them."""
 
     def __init__(
         self,
@@ -117,10 +117,10 @@ class SimulatedHost:
         step_ticks: int = 0,
         crowd: Crowd | None = None,
     ) -> None:
-        """abortable: programs whose layers may be stopped half-way, if they are expected to take *abort_from* ticks.
+        """abortable: programs whose layers may be stopped half-way if they are expected to take *abort_from* ticks.
 
-        abort_ticks: the time that stopping takes. step_ticks: the time that the engine takes to start a segment; the
-        source sees what ends meanwhile only after that. crowd: actual durations and contention; None: as expected.
+        abort_ticks: the time that stopping takes. step_ticks: the time that the engine takes to start a segment;
+        segments that end during it are reported afterwards. crowd: None: every segment takes its expected time.
         """
         self._lanes, self._ahead, self._programs = setting.lanes, setting.ahead, setting.programs
         self._shares = setting.shares
@@ -136,9 +136,9 @@ class SimulatedHost:
         self._running: list[_Segment] = []
         """The segments of all lanes."""
         self._unseen: list[Completion] = []
-        """Completions from while the engine was busy."""
+        """Completions from the time in which the engine was busy (``step_ticks``)."""
         self._stepped = False
-        """The engine was busy, and has not asked for completions since."""
+        """Whether the engine was busy, and has not accounted for the completions of that time."""
         self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
         """The same segments by lanes, where lanes take segments ahead or the policy chooses them; else empty."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
@@ -165,17 +165,18 @@ class SimulatedHost:
         holds = tuple([segment.candidate for segment in lane.tasks])
         return LaneState(holds, self._lane_rest(lane), has_room(lane, self._ahead))
 
-    def _roomy(self) -> list[_Lane]:
+    def _lanes_with_room(self) -> list[_Lane]:
         return [lane for lane in self._queues if has_room(lane, self._ahead)]
 
     def rooms(self) -> list[int]:
-        return [lane.index for lane in self._roomy()]
+        return [lane.index for lane in self._lanes_with_room()]
 
     def completions(self) -> list[Completion]:
         unseen, self._unseen = self._unseen, []
         return unseen + self._take_ended()
 
     def _take_ended(self) -> list[Completion]:
+        """Remove the segments that have ended from the lanes; return the completions that the source does not know."""
         over = [segment for segment in self._running if segment.end <= self._now]
         if over:
             self._settle()
@@ -204,38 +205,43 @@ class SimulatedHost:
                     head.begin_at(self._now)
 
     def _ends_ahead(self) -> list[Completion]:
-        """Report segments before they end, so that the next ones of their batches can wait behind them."""
+        """Report segments before they end, so that the next segments of their batches can wait behind them."""
         completions = []
         for lane in self._queues:
             if not lane.tasks:
                 continue
             begin = self._now
-            for segment in known(lane, self._ahead):
+            for segment in tasks_to_report(lane, self._ahead):
                 if segment.after and any([earlier.end > self._now for earlier in segment.after]):
                     break
-                if self._goes_on(segment):
+                if self._certainly_continues(segment):
                     segment.reported = True
                     times = LayerTimes(begin, begin, begin, begin + segment.compute)
                     completions.append(Completion(segment.candidate, times, lane=lane.index))
                 begin += 0 if segment.aborted else self._rest(segment)
         return completions
 
-    def _goes_on(self, segment: _Segment) -> bool:
-        """Return whether its batch certainly goes on after a segment: no exit or end follows, and it is not stopped."""
+    def _certainly_continues(self, segment: _Segment) -> bool:
+        """Return whether the batch certainly goes on: no exit or end follows the segment, and it will not be stopped.
+
+        False for a segment that was already reported.
+        """
         program, after = self._programs[segment.candidate.program], segment.candidate.layer + 1
         decides = after == len(program) or after in program.exits
         return not (segment.reported or segment.aborted or segment.stoppable or decides)
 
     def idle_until(self, tick: int) -> None:
-        """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed.
+        """Advance the clock to *tick* or to the next end of a segment, whichever is first.
 
-        The clock stays if the engine was busy: it first has to account for arrivals and ends of that time.
+        If *tick* has passed, to the next end. The clock stays if the engine was busy before: the engine first has to
+        account for the arrivals and ends of that time.
         """
         if not self._stepped:
-            self._pass(tick)
+            self._advance_clock(tick)
         self._stepped = False
 
-    def _pass(self, tick: int) -> None:
+    def _advance_clock(self, tick: int) -> None:
+        """Advance the clock as ``idle_until``, and set the speeds anew whenever a segment begins on the way."""
         began = self._now
         while True:
             ends = [segment.end for segment in self._running]
@@ -250,7 +256,7 @@ class SimulatedHost:
     def submit(self, start: Start, batch: object = None) -> None:
         started_at = self._now + self._step_ticks
         while self._now < started_at:
-            self._pass(started_at)
+            self._advance_clock(started_at)
             self._unseen += self._take_ended()
         self._stepped = self._step_ticks > 0
         segment = self._draw_segment(start.candidate)
@@ -263,29 +269,35 @@ class SimulatedHost:
         self._regulate()
 
     def _draw_segment(self, candidate: Candidate) -> _Segment:
+        """Return a segment with its actual duration: drawn by the crowd, else the expected one."""
         if self._crowd is None:
             return _Segment(candidate, 0, candidate.compute)
         work = self._crowd.work_of(candidate)
         return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
 
     def _queue(self, segment: _Segment, chosen: int) -> None:
-        """Put a segment on the chosen lane; -1: on the one that ``lane_for`` finds."""
+        """Put a segment on the chosen lane; -1: on the one that ``choose_lane`` finds."""
         segment.stoppable = self._stoppable(segment)
         if chosen >= 0:
             lane = self._queues[chosen]
         else:
-            lane = lane_for(segment.batch, at_home(segment.candidate, self._roomy()), self._lane_rest)
+            lane = choose_lane(
+                segment.batch, allowed_lanes(segment.candidate, self._lanes_with_room()), self._lane_rest
+            )
         segment.lane = lane.index
         if self._shares:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)
-        segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
+        segment.after = preceding_tasks(segment, lane, self._queues, shares=self._shares is not None)
         if lane.tasks and not segment.after:
             segment.before = 0  # it was sent while the one before it ran
         lane.tasks.append(segment)
         self._begin_waiting()
 
     def abortable(self) -> tuple[Running, ...]:
-        """Return the running segments (with segments ahead: the last of each lane), if one of them could be stopped."""
+        """Return the running segments if one of them could be stopped; otherwise an empty tuple.
+
+        Where lanes take segments ahead, the last segment of each lane.
+        """
         last = [(lane.tasks[-1], self._lane_rest(lane)) for lane in self._queues if lane.tasks]
         rests = last if self._queues else [(segment, self._rest(segment)) for segment in self._running]
         running = tuple(Running(segment.candidate, rest, self._stoppable(segment)) for segment, rest in rests)
@@ -296,7 +308,10 @@ class SimulatedHost:
         return sum([0 if segment.aborted else self._rest(segment) for segment in lane.tasks])
 
     def _rest(self, layer: _Segment) -> int:
-        """Return the expected ticks to the end of a segment; with a crowd the actual end is not looked up."""
+        """Return the expected ticks to the end of a segment.
+
+        With a crowd, not the actual ones: a server would not know them either.
+        """
         if layer.begin == NOT_YET:
             return layer.candidate.compute
         if self._crowd is None or layer.aborted:
@@ -308,7 +323,7 @@ class SimulatedHost:
         return candidate.program in self._abortable and candidate.compute >= self._abort_from and not layer.aborted
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop the segments of a query, running or waiting; those whose end was already reported go on."""
+        """Stop the segments of a query, running or waiting, except those whose end was already reported."""
         for running in self._running:
             if running.batch == (stream, query) and not running.aborted and not running.reported:
                 self._settle()
@@ -323,11 +338,11 @@ class SimulatedHost:
                 running.joined = (stream, query)
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """Return the segments of all lanes with their expected ticks, without those of segments before them."""
+        """Return the segments of all lanes, each with its own expected ticks from now on."""
         return [(segment.candidate, 0 if segment.aborted else self._rest(segment)) for segment in self._running]
 
     def _settle(self) -> None:
-        """Subtract the work done since the speeds last changed."""
+        """Subtract the work done since the last call from the remaining work of every segment."""
         for segment in self._running if self._crowd else ():
             segment.rest -= segment.speed * max(0, self._now - max(self._settled, segment.begin))
         self._settled = self._now

@@ -8,7 +8,7 @@ from weft.engine.policies.base import Candidate, LaneState, Running, Setting, St
 
 
 class SimulatedNpu:
-    """Computes layers in the order of issue, so the times of each are known when it is submitted."""
+    """Computes layers in the order of issue, so the times of a layer are known when it is submitted."""
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.buffer
@@ -46,7 +46,7 @@ class SimulatedNpu:
         return ()
 
     def stop(self, stream: int, query: int) -> None:
-        raise AssertionError("an NPU computes what it has begun")
+        raise AssertionError("an NPU computes what it has begun")  # ``abortable`` is empty, so no caller may ask for it
 
     def joined(self, stream: int, query: int, other: int) -> None:
         """Do nothing: layers run in the order of issue, whichever batch they belong to."""
@@ -56,5 +56,5 @@ class SimulatedNpu:
         return ()
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """Return the last layer with the ticks until the array has computed all that was issued."""
+        """Return the last issued layer, with the ticks until the array has computed all issued layers."""
         return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []

@@ -1,4 +1,4 @@
-"""Exit thresholds under load: the confidence that an early answer must have sinks while a model's queue is long.
+"""Exit thresholds under load: while a model's queue is long, less confidence is required of an early answer.
 
 Arithmetic only: the caller measures the queue and gets the threshold. ``ExitShares`` learns how many samples leave at
 each exit.
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from weft.base.errors import InputError
 
 CALM, FULL = 0.25, 0.75
-"""Waiting time as a part of a request's slack: the threshold begins to sink at the first, and reaches its floor at the
-second, which is below 1 so that requests leave early before they are late."""
+"""Pressure (waiting time over slack) at which the threshold begins to sink, and at which it reaches its floor; below 1,
+so that requests leave early before they are late."""
 MEMORY = 0.5
-"""Time constant of the smoothed pressure, as a part of a request's slack: shorter follows every burst, longer reacts
-only after requests are late."""
+"""Time constant of the smoothed pressure, as a part of a request's slack: a shorter one follows every burst, a longer
+one reacts only after requests are late."""
 WEIGHT = 64.0
-"""Samples that the expected exit shares count for, so that the first few observations do not overturn them."""
+"""Number of samples that the initial exit shares are worth, so that the first few observations do not overturn them."""
 FORGETTING = 0.995
-"""Factor on the weight of earlier samples with each new one: about the last 200 samples count."""
+"""Factor on the weight of all earlier samples whenever a new sample is counted: about the last 200 samples count."""
 NOTICED = 0.02
-"""Least change of a share that is published: each one makes predictions be computed again."""
+"""Least change of a share that is published: after a publication, predictions have to be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A threshold between *top* without load and *floor* under full load; constant without a floor."""
+    """The rule for an exit threshold: *top* without load, *floor* under full load; None as *floor*: always *top*."""
 
     top: float = 0.8
     floor: float | None = None
@@ -43,24 +43,24 @@ class Steering:
         """Return the threshold at a pressure: a request's waiting time over its slack."""
         if self.floor is None:
             return self.top
-        sunk = min(max((pressure - CALM) / (FULL - CALM), 0.0), 1.0)
-        return self.top - (self.top - self.floor) * sunk
+        load = min(max((pressure - CALM) / (FULL - CALM), 0.0), 1.0)
+        return self.top - (self.top - self.floor) * load
 
 
 @dataclass(eq=False, slots=True)
 class Pressure:
-    """The load of one model, as waiting time over slack, smoothed over half the slack of a request."""
+    """The load of one model: waiting time over slack, exponentially smoothed over half the slack of a request."""
 
     value: float = 0.0
     seen_ns: int | None = None
 
-    def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
+    def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
         """Update and return the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         spare_ns = max(1, spare_ns)
-        now = min(queue_ns / spare_ns, 2 * FULL)
+        observed = min(queue_ns / spare_ns, 2 * FULL)
         since_ns = now_ns - self.seen_ns if self.seen_ns is not None else 0
-        share = 1 - math.exp(-since_ns / (MEMORY * spare_ns))
-        self.value += share * (now - self.value)
+        weight = 1 - math.exp(-since_ns / (MEMORY * spare_ns))
+        self.value += weight * (observed - self.value)
         self.seen_ns = now_ns
         return self.value
 
@@ -73,18 +73,18 @@ class Steered:
         self._pressure = Pressure()
         self._spare_ns = 1
 
-    def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
+    def update(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
         """Update the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         self._spare_ns = spare_ns
-        self._pressure.feel(now_ns, queue_ns, spare_ns)
+        self._pressure.update(now_ns, queue_ns, spare_ns)
 
     def relax(self, now_ns: int) -> None:
-        """Let the pressure fall while the model has no queue."""
-        self._pressure.feel(now_ns, 0, self._spare_ns)
+        """Let the pressure decay: the model has no queue now."""
+        self._pressure.update(now_ns, 0, self._spare_ns)
 
     @property
     def threshold(self) -> float:
-        """The threshold for requests that state none themselves."""
+        """The threshold for requests that do not state their own."""
         return self.steering.threshold(self._pressure.value)
 
 
@@ -92,12 +92,13 @@ class ExitShares:
     """The share of samples that leaves at each exit: an exponentially weighted count."""
 
     def __init__(self, expected: Sequence[float]) -> None:
+        """expected: the initial shares, from the plan or the model's file; the end of the network is the last exit."""
         self._counts = [share * WEIGHT for share in expected]
         self.published = tuple(expected)
         """The shares when they last changed by at least ``NOTICED``."""
 
-    def left(self, exit_index: int) -> bool:
-        """Count a sample that left at an exit; return whether that changed ``published``."""
+    def count_exit(self, exit_index: int) -> bool:
+        """Count a sample that left at an exit; return whether ``published`` changed."""
         self._counts = [count * FORGETTING for count in self._counts]
         self._counts[exit_index] += 1
         total = sum(self._counts)

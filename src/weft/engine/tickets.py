@@ -14,10 +14,12 @@ class Terms(NamedTuple):
     """Deadline, batching and priority of one stream; times in ticks."""
 
     programs: int
-    """Index of its program at batch 1 in the setting; batch b is b - 1 further."""
+    """Index of its program at batch 1 in ``Setting.programs``; the program at batch b is b - 1 places further."""
     deadline: int
+    """From arrival to deadline."""
     max_batch: int
     timeout: int
+    """The longest wait for a batch to be filled; 0: batches do not wait."""
     priority: int
     think: int = -1
     """Closed streams: ticks from an answer to the client's next request; -1 for open streams."""
@@ -45,21 +47,21 @@ class Ticket:
     due: int
     priority: int = 1
     strict: bool = False
-    """Refused if it cannot be on time, dropped when it can no longer be."""
+    """Whether the deadline is strict: the request is refused if it cannot be met, and dropped once it no longer can."""
     gone: bool = False
-    """It was answered, refused, dropped or given up by its client."""
+    """Whether the request was answered, refused, dropped or given up by its client."""
     leaves: int = 0
-    """Layers after which it leaves, where a simulation knows that beforehand; 0: after the last."""
+    """Number of layers after which it leaves at an exit; 0: after the last layer, or not known beforehand."""
     sure: Mapping[int, float] | None = None
-    """Layers of each exit -> confidence of its answer there, where a simulation knows that beforehand."""
+    """Number of layers before an exit -> confidence of its answer there; None where that is not known beforehand."""
     line: WaitingLine | None = None
-    """The limited queue of its sender, where that has one besides the server's."""
+    """The limited queue of its sender, if the sender has one besides the server's."""
     more: int = 0
     """Ticks until it could begin even on an idle device, because its model has to be loaded onto the device again."""
     guessed: bool = False
-    """Its duration is only a guess, because its model was never measured, so it is not refused for that."""
+    """Whether its duration is only a guess, because its model was never measured; admission then takes it as 0."""
     wanted: float | None = None
-    """The confidence that an early answer must have, where the request states it."""
+    """The confidence that the request demands of an early answer; None: the threshold under the present load."""
     threshold: float = 0.0
     """The confidence that an early answer must have; set when its batch begins."""
 
@@ -78,13 +80,13 @@ class Batch:
     members: list[Ticket]
     late: bool = False
     deadline: int = 0
-    """The earliest deadline of its members that can still be on time, or of all where late ones are not set apart."""
+    """The earliest deadline of its members that can still be on time, or of all where late ones are served alike."""
     layer: int = 0
     """Layers issued so far."""
     last_issued: int = -1
     running: bool = False
     ended: bool = False
-    """It has left the queue: served, failed, given up or merged."""
+    """Whether it was served, failed, given up or merged into another batch."""
     work: object = None
     """The executor's own record of the batch, such as its tensors."""
     home: int | None = None
@@ -104,16 +106,16 @@ class ArrivalSource(Protocol):
         ...
 
     def next_arrival(self) -> int:
-        """Return when the next request comes, as far as that is known, else NO_DEADLINE."""
+        """Return the tick of the next request; NO_DEADLINE if none is known."""
         ...
 
     def exhausted(self) -> bool:
-        """Return whether no more requests will come."""
+        """Return whether no request will come any more."""
         ...
 
 
 class Feed(Protocol):
-    """Where answers go, and where requests come from that are not put into the queues as they come."""
+    """The clients of the engine: they get the answers; simulated clients also bring the requests."""
 
     @property
     def arrivals(self) -> ArrivalSource | None:
@@ -129,7 +131,7 @@ class Feed(Protocol):
         ...
 
     def merged(self, batch: Batch, other: Batch) -> None:
-        """Append the members of another batch at the same layer to those of a batch."""
+        """Append the data of batch *other* to that of *batch*, which waits at the same layer."""
         ...
 
     def dropped(self, ticket: Ticket, now: int) -> None:
@@ -141,9 +143,12 @@ class Feed(Protocol):
         ...
 
     def failed(self, batch: Batch, error: Exception) -> None:
-        """Answer the requests of a batch of which a layer could not be computed."""
+        """Answer the requests of a batch with *error*, because a layer of the batch could not be computed."""
         ...
 
     def ended(self, batch: Batch) -> None:
-        """Release a batch that ended without being served, or that joined another; the last call for it."""
+        """Release the data of a batch that ended without being served, or that was merged into another batch.
+
+        No other call for this batch follows.
+        """
         ...

@@ -1,12 +1,13 @@
 """A trial before the run: it selects one of a policy's contenders, and the pieces into which layers are cut.
 
-Saturated streams repeat themselves, so a few rounds show the throughput of a rule. Every contender runs them through
-its kernel and is judged as a report would judge it: by system throughput, with the standalone times of whole layers. A
-contender without a band that leaves a stream less than its least share is disqualified. Its mix may still be good: the
-bound's own mix is out of reach where the buffer is too small to hide fetches that the bound takes as hidden. So the
-policy, and the disqualified contender too, are tried again with a band at that mix, in which starved streams are raised
-to their least share. The contender is also tried without a band: it weaves the other streams, and the layers of the
-starved ones are put in between as often as their least share requires (``policies.least_shares``).
+Saturated streams repeat themselves, so a few rounds show the throughput of a policy. Every contender runs a few rounds
+through its kernel and is judged as a report would judge it: by system throughput, with the standalone times of whole
+layers. A contender without a band that leaves a stream less than its least share is disqualified. The mix of streams
+that it reached may still be good: the bound's own mix is out of reach where the buffer is too small to hide fetches
+that the bound takes as hidden. So the policy, and the disqualified contender too, are tried again with a band at that
+mix, in which starved streams are raised to their least share. The contender is also tried without a band: it weaves the
+other streams, and the layers of the starved ones are put in between as often as their least share requires
+(``policies.least_shares``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.policies.base import Policy, Setting
 from weft.engine.policies.bound import (
     Prices,
@@ -26,36 +27,37 @@ from weft.engine.policies.bound import (
     least_share,
     mix_prices,
     prices,
-    raised,
+    raise_starved,
 )
 from weft.engine.policies.least_shares import WithLeastShares
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many: enough to rank rules that differ by more than ``CLOSE``."""
 FINAL_ROUNDS, CLOSE = 100, 0.005
-"""Rounds that confirm the winner and all within this share of its throughput: 24 rounds cannot tell those apart."""
+"""Rounds that confirm the winner and all results within the share CLOSE of its throughput: 24 rounds cannot tell those
+apart."""
 WORTH_IMITATING = 0.0005
-"""Share of the throughput that another policy must add to be preferred, since it keeps no band."""
+"""Share of the throughput that a policy of another kind must add to be preferred, since it keeps no band."""
 NEAR_ENOUGH = 0.99
 """Share of the bound at which the search for smaller pieces and other mixes ends: little is left to gain."""
 WORTH_CUTTING = 0.002
-"""Share of the throughput that smaller pieces must add: each piece is one more decision."""
+"""Share of the throughput that smaller pieces must add: every piece is one more decision."""
 WORTH_FOLLOWING = 0.95
-"""Share of the best throughput that another policy must reach for its mix to be tried; others would waste the time."""
+"""Share of the best throughput that another policy must reach for its mix to be tried; a worse one would waste time."""
 
 
-class Tried(NamedTuple):
+class TrialResult(NamedTuple):
     """A contender and the result of its trial."""
 
     policy: Policy
     shares: tuple[float, ...]
     """System throughput by stream."""
     rounds: int
-    """The rounds that it was tried for."""
+    """The number of rounds of the trial."""
 
     @property
     def starves(self) -> bool:
-        """Whether it keeps no band and leaves a stream less than its least share."""
+        """Whether the policy keeps no band and leaves a stream less than its least share."""
         return self.policy.band is None and min(self.shares) < least_share(len(self.shares))
 
     @property
@@ -66,7 +68,7 @@ class Tried(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrialJudge:
-    """Measures throughput in whole models, the same way for every policy and however layers are cut."""
+    """Measures the throughput of policies in queries of whole layers, so that policies with cut layers compare."""
 
     demands: tuple[QueryDemand, ...]
     dual: Prices
@@ -78,12 +80,15 @@ class TrialJudge:
         return cls(demands, mix_prices(demands, quota) if quota else prices(demands))
 
     def shares(self, policy: Policy) -> list[float]:
-        """Run a policy; return each stream's queries per tick times its standalone time (sum: system throughput)."""
+        """Run a policy; return for each stream its queries per tick times its standalone time in ticks.
+
+        Their sum is the system throughput.
+        """
         setting = policy.setting
         order = compiled_order(policy, setting.work, setting.quota)
         if order is None:
             raise TypeError(f"{type(policy).__name__} has no kernel to be tried with")
-        makespan = float(replayed(policy, order)[-1, 3])
+        makespan = float(replay_order(policy, order)[-1, 3])
         issued = np.bincount(order, minlength=len(setting.programs)).tolist()
         return [
             self.dual.queries(program, layers) * demand.alone / makespan
@@ -91,12 +96,15 @@ class TrialJudge:
         ]
 
 
-def settled(policy: Policy) -> Policy:
-    """Return the policy for the run: the best contender at the pieces that pay, or itself if it has no contenders."""
+def best_contender(policy: Policy) -> Policy:
+    """Return the policy for the run: the best contender, with layers cut into pieces if that pays.
+
+    The policy itself if it has no other contenders.
+    """
     if len(list(policy.contenders())) == 1:
         return policy
     setting, judge, kind = policy.setting, TrialJudge.of(policy.setting), type(policy)
-    best: list[Tried] = []
+    best: list[TrialResult] = []
     for pieces in policy.traits.cuts if setting.pieces is None else (setting.pieces,):
         cut = setting.cut(pieces)
         if best and _issues(cut) == _issues(best[0].policy.setting):
@@ -113,21 +121,22 @@ def settled(policy: Policy) -> Policy:
     return _winner(_confirm(best, judge, kind, CLOSE), kind).policy
 
 
-def _keep_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
-    """Yield policies that starve no stream: the best of *kind* at the mixes of its rivals, and rivals that starved one.
+def _keep_mixes(tried: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
+    """Yield policies that starve no stream, to be tried next: each keeps a mix of streams that a rival has reached.
 
-    Of every other kind only the best rival counts, and only if it is close to the best of *kind* once its starved
-    streams are raised to their least shares.
+    For the best rival of each other kind, if it is close to the best of *kind* once its starved streams are raised to
+    their least shares: the best of *kind* at the rival's mix and half-way to it, and, if the rival starved streams, the
+    rival itself at that mix and with its starved streams at their least shares.
     """
     if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
         return
     own = max((result for result in tried if type(result.policy) is kind), key=_stp)
-    others: dict[type[Policy], Tried] = {}
+    others: dict[type[Policy], TrialResult] = {}
     for result in sorted(tried, key=_raised_stp):
         if type(result.policy) is not kind and _raised_stp(result) >= WORTH_FOLLOWING * own.stp:
             others[type(result.policy)] = result
     for other in others.values():
-        shares = raised(other.shares)
+        shares = raise_starved(other.shares)
         halfway = [(a / sum(shares) + b / own.stp) / 2 for a, b in zip(shares, own.shares, strict=True)]
         yield from (_keep_shares(own.policy, mix, judge) for mix in (shares, halfway))
         if other.starves:
@@ -138,32 +147,35 @@ def _keep_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -
 
 
 def _keep_shares(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
-    """Return the policy with a band that keeps the streams at these shares of the throughput."""
+    """Return the policy with a band that keeps the streams at the proportions *shares* of the throughput."""
     rates = [share / demand.alone for share, demand in zip(shares, judge.demands, strict=True)]
     mix = tuple(rate / min(rates) for rate in rates)
     return replace(policy, setting=replace(policy.setting, kept_mix=mix))
 
 
-def _raised_stp(tried: Tried) -> float:
-    return sum(raised(tried.shares))
+def _raised_stp(tried: TrialResult) -> float:
+    return sum(raise_starved(tried.shares))
 
 
 def _issues(setting: Setting) -> int:
     return sum(map(len, setting.programs))
 
 
-def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
-    """Return the best, or the best of *kind* where another kind adds less than ``WORTH_IMITATING``."""
+def _winner(tried: Sequence[TrialResult], kind: type[Policy]) -> TrialResult:
+    """Return the best result; the best of *kind* if another kind adds less than ``WORTH_IMITATING`` to that."""
     best = max(tried, key=_stp)
     own = max((result for result in tried if type(result.policy) is kind), key=_stp, default=best)
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _confirm(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
-    """Repeat the trials of the winner and of those within *close* of it for more rounds, until the winner's is long.
+def _confirm(
+    tried: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy], close: float = 0.0
+) -> list[TrialResult]:
+    """Return the results with the trials of the winner, and of all within the share *close* of it, run for longer.
 
-    Within a band a stream may run ahead by a part of a round, and with a rare stream a round is long: 24 rounds of work
-    can end before the others have had to wait for it, which overrates such a mix.
+    Repeated until the winner had a long trial. Within a band a stream may run ahead by a part of a round, and with a
+    rare stream a round is long: 24 rounds of work can end before the other streams have had to wait for the rare one,
+    which overrates such a mix.
     """
     results = list(tried)
     longer = min(FINAL_ROUNDS, results[0].policy.setting.rounds)
@@ -176,12 +188,12 @@ def _confirm(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], clos
             results[place] = _try_policy(results[place].policy, judge, FINAL_ROUNDS)
 
 
-def _stp(outcome: Tried) -> float:
-    return outcome.stp
+def _stp(result: TrialResult) -> float:
+    return result.stp
 
 
-def _try_policy(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
-    """Run a policy for at most *rounds* rounds."""
+def _try_policy(policy: Policy, judge: TrialJudge, rounds: int) -> TrialResult:
+    """Run a policy for *rounds* rounds, or for as many as the whole run has if that is fewer."""
     rounds = min(policy.setting.rounds, rounds)
     shares = judge.shares(replace(policy, setting=replace(policy.setting, rounds=rounds)))
-    return Tried(policy, tuple(shares), rounds)
+    return TrialResult(policy, tuple(shares), rounds)

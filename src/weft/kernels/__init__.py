@@ -1,7 +1,7 @@
 """Compiled loops: arrays in, arrays out, no other module of the package. Each has a plain twin.
 
 All numbers are int64 ticks. ``fetch`` and ``compute`` hold the layers of all streams one after
-another; stream i owns ``first[i]`` to ``first[i + 1]``. A kernel fills ``chosen`` with the stream of
+another; stream i owns ``offsets[i]`` to ``offsets[i + 1]``. A kernel fills ``chosen`` with the stream of
 each issued layer and returns how many it issued; ``replay`` turns that order into times.
 
 The buffer is kept as two running columns (P, PM) instead of a list that is scanned: P[j] is what was
@@ -9,10 +9,9 @@ fetched before issue j, PM[j] the running maximum of (compute end - P). A layer 
 position X + buffer is on chip at max(channel + size, PM[J] + X), J the last issue with P[J] < X.
 X never decreases for a stream, so one forward pointer per stream replaces every scan (``buffer``).
 
-What policies decide by stands in ``rules``, as plain functions that policies call and loops take in. A loop is made of
-short functions (``compiling``): ``inlined`` ones, ``part``s, and a ``loop`` around them, which is kept on disk.
-
-Two speeds, one answer.
+The rules by which policies decide are in ``rules``, as plain functions that policies call and loops inline. A loop is
+made of short functions (``compiling``): ``inlined`` ones, ``part``s, and a ``loop`` around them, which is cached on
+disk.
 
 The plain loop is the reference. ``engine/compiled.py`` knows which policies have a kernel (``layerweaver``, ``aimt``,
 ``weft``, and those of whole queries) and asks it for the order of issues; the times of that order come from
@@ -24,8 +23,8 @@ tick is a byte's time on the channel, all sums are whole numbers and may be regr
 maxima (``kernels/buffer.py``) where the plain loop scans a list, and still make the same decisions to the last tie
 (``tests/kernels/test_kernels.py``).
 
-Loops are written twice, what they decide by is written once. ``kernels/rules.py`` holds the rules: whose turn it is,
-tokens, slack, idle time, as functions of numbers without numba. ``engine/policies/edf.py`` calls
+Loops are written twice, rules are written once. ``kernels/rules.py`` holds the rules: order of queries, tokens, slack,
+idle time, as functions of numbers without numba. ``engine/policies/edf.py`` calls
 ``rules.edf_key(c.deadline, c.arrival)`` for each candidate; ``kernels/choosing.py`` has ``edf_key =
 inlined(rules.edf_key)`` and calls that for each row of its table. To change a rule, change it there.
 ``tests/kernels/test_rules.py`` plants a fault in each rule and sees policy and loop change alike. Queues, batches and

@@ -18,7 +18,7 @@ aimt_key = inlined(rules.aimt_key)
 def weave_aimt(
     fetch: Ints,
     compute: Ints,
-    first: Ints,
+    offsets: Ints,
     buffer: int,
     compute_threshold: int,
     memory_threshold: int,
@@ -26,18 +26,25 @@ def weave_aimt(
     chosen: Ints,
     band: KernelBand | None = None,
 ) -> int:
-    """Issue by thresholds (ticks) until *work* is issued or *chosen* is full; returns the number of issues."""
-    position = first[:-1].copy()
+    """Issue layers by AI-MT's rule until *work* ticks are issued or *chosen* is full; return the number of issues.
+
+    fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
+    number of layers. Thresholds are in ticks. chosen: filled with the stream of each issue.
+    """
+    position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_)
     issues, done = columns(len(chosen) + 1), np.empty(len(chosen), np.int64)
     thresholds = compute_threshold, memory_threshold
-    return int(_weave(fetch, compute, first, heads, band, issues, done, buffer, thresholds, work, chosen))
+    return int(_weave(fetch, compute, offsets, heads, band, issues, done, buffer, thresholds, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, first, heads, band, issues, done, buffer, thresholds, work, chosen):
-    """heads: where each stream is, when it was last issued, and whether the band holds it back."""
-    fetch, compute, first, heads = borrowed((fetch, compute, first, heads))
+def _weave(fetch, compute, offsets, heads, band, issues, done, buffer, thresholds, work, chosen):
+    """The loop. heads: for each stream its position among all layers, its last issue or -1, whether it is held back.
+
+    issues: the columns of ``buffer``. done: scratch space, when the array ends each issue.
+    """
+    fetch, compute, offsets, heads = borrowed((fetch, compute, offsets, heads))
     issues, done, chosen = borrowed((issues, done, chosen))
     position, last_issued, held = heads
     before, peak = issues[0], issues[1]
@@ -65,6 +72,6 @@ def _weave(fetch, compute, first, heads, band, issues, done, buffer, thresholds,
         done[n - 1], chosen[n - 1], last_issued[best] = array, best, n - 1
         issued_work += max(size, busy)
         if band is not None:
-            advance(band, best, at, at + 1 == first[best + 1])
-        position[best] = at + 1 if at + 1 < first[best + 1] else first[best]
+            advance(band, best, at, at + 1 == offsets[best + 1])
+        position[best] = at + 1 if at + 1 < offsets[best + 1] else offsets[best]
     return n

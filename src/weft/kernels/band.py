@@ -1,4 +1,7 @@
-"""The fairness rule, compiled: which streams a band holds back; twin of ``weft.engine.policies.fairness.may_go``."""
+"""The fairness rule, compiled: which streams a band holds back.
+
+Twin of ``weft.engine.policies.fairness.may_go``.
+"""
 
 from __future__ import annotations
 
@@ -14,35 +17,38 @@ from weft.kernels.compiling import inlined
 Ints = npt.NDArray[np.int64]
 
 DONE = 1 << 62
-"""Progress of a stream that has issued all its queries: never behind, never to go."""
+"""Progress of a stream that has issued all its queries: so far ahead that it is always held back."""
 
 within_lag = inlined(rules.within_lag)
 
 
 class KernelBand(NamedTuple):
-    """A band and where the streams are in it.
+    """A band and the progress of the streams in it.
 
     Loops get None instead if no stream is held back. numba then leaves out the branches under ``band is not None``,
     but only if the loop tests the argument under its own name.
     """
 
     gains: Ints
-    """Progress that each layer makes, all streams one after another."""
+    """Progress that each layer adds, stream after stream."""
     max_lag: int
+    """In units of progress."""
     quota: Ints
-    """Queries each stream may issue in all; -1 for no limit."""
+    """The queries that each stream may issue in the run; -1: no limit."""
     progress: Ints
     queries: Ints
+    """The queries that each stream has completed."""
 
     @classmethod
     def at_start(cls, gains: Ints, max_lag: int, quota: Sequence[int] | None, streams: int) -> KernelBand:
+        """Return the band at the start of a run with *streams* streams; *quota* None: no limits."""
         limits = np.array(quota if quota else [-1] * streams, np.int64)
         return cls(gains, max_lag, limits, np.zeros(streams, np.int64), np.zeros(streams, np.int64))
 
 
 @inlined
 def furthest_behind(progress):
-    """The first of the streams with the least progress."""
+    """Return the stream with the least progress, the lowest number among equals."""
     behind = 0
     for stream in range(1, len(progress)):
         if progress[stream] < progress[behind]:
@@ -52,7 +58,7 @@ def furthest_behind(progress):
 
 @inlined
 def hold_back(band, position, held):
-    """Mark the streams that may not issue their next layer; position: where each is among all layers."""
+    """Mark in *held* the streams that may not issue their next layer; *position*: its index among all layers."""
     behind = furthest_behind(band.progress)
     least = band.progress[behind]
     for stream in range(len(held)):
@@ -63,7 +69,7 @@ def hold_back(band, position, held):
 
 @inlined
 def advance(band, stream, at, ends_query):
-    """Count the layer *at* that a stream has issued."""
+    """Count the progress of an issued layer; *at*: its index among all layers."""
     band.progress[stream] += band.gains[at]
     if ends_query:
         band.queries[stream] += 1

@@ -1,8 +1,9 @@
 """The weight buffer within compiled loops: when a layer is on chip, and what an issue adds to the columns.
 
-Twin of ``weft.devices.decoupled``, which scans what is resident. Columns, P and PM, and X are those of the package's
-first page: before[j] is P and peak[j + 1] is PM of issue j; before[n] already holds what the next issue will have
-before it, so pointers stop there without a test of their own. Each function becomes part of the loop that calls it.
+Twin of ``weft.devices.decoupled``, which scans the resident layers. The docstring of the package ``weft.kernels``
+defines the columns P and PM, and X: *before*[j] is P of issue j, *peak*[j + 1] is PM of issue j, and *x* is X.
+*before*[n] already holds P of the next issue, so pointers stop there without a test of their own. *size* and *busy* are
+a layer's fetch and compute ticks. Each function becomes part of the loop that calls it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import numpy.typing as npt
 from weft.kernels.compiling import inlined
 
 NEVER = -(1 << 62)
-"""Before every tick; half of the least int64, so that sums with it do not overflow."""
+"""A tick before every other tick; half of the least int64, so that sums with it do not overflow."""
 
 
 def columns(places: int) -> npt.NDArray[np.int64]:
-    """P and PM before anything was issued, shape (2, places): room for one issue less."""
+    """Return the columns P and PM without issues, shape (2, places), with room for *places* - 1 issues."""
     pair = np.empty((2, places), np.int64)
     pair[:, 0] = 0, NEVER
     return pair
@@ -25,7 +26,7 @@ def columns(places: int) -> npt.NDArray[np.int64]:
 
 @inlined
 def caught_up(before, seen, x):
-    """The last issue that must have been computed before a layer is on chip: its pointer, moved on from *seen*."""
+    """Move a layer's pointer on from *seen* to the first issue j with P[j] >= X, and return it."""
     while before[seen] < x:
         seen += 1
     return seen
@@ -33,9 +34,9 @@ def caught_up(before, seen, x):
 
 @inlined
 def on_chip(before, peak, seen, highest, channel, size, x):
-    """When a layer would be on chip, and its pointer; highest: the peak so far.
+    """Return when a layer's weights would be on chip if its fetch began at *channel*, and its pointer.
 
-    Only if the buffer may be full does the exact entry matter.
+    highest: the peak so far. The pointer is moved only if the buffer may be full, when the exact entry matters.
     """
     end = channel + size
     if highest + x > end:
@@ -47,13 +48,19 @@ def on_chip(before, peak, seen, highest, channel, size, x):
 
 @inlined
 def prefetchable(array, end, limit):
-    """Ticks of later layers that the channel can bring in until the array is free; limit: the peak so far plus X."""
+    """Return the ticks of later layers that the channel can fetch until the array is free.
+
+    end: when the channel is free. limit: the peak so far plus X.
+    """
     return max(0, array - max(end, limit))
 
 
 @inlined
 def issued(before, peak, n, array, end, fetched, size, busy):
-    """Write an issue down; when the array is free after it, what was fetched by then, and how many issues there are."""
+    """Add issue number *n*, whose weights are on chip at *end*, to the columns.
+
+    Returns when the array is free after it, the ticks fetched so far, and the number of issues.
+    """
     array = max(array, end) + busy
     peak[n + 1] = max(peak[n], array - fetched)
     before[n + 1] = fetched + size

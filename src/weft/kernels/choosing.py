@@ -1,6 +1,7 @@
-"""Which head of requests goes next, by each policy that has a compiled loop: twins of ``weft.engine.policies``.
+"""The choice of the next head by every policy that has a compiled loop: twins of ``weft.engine.policies``.
 
-What a policy decides by stands in ``rules``; here is over which heads it looks. Each function becomes part of the loop.
+A head is a layer that could be issued next, a row of ``LoopHeads.table``; *count* is the number of heads. The rules by
+which policies compare heads are in ``rules``. Each function here becomes part of the loop.
 """
 
 from __future__ import annotations
@@ -26,91 +27,95 @@ reachable_due = inlined(rule_functions.reachable_due)
 
 @shared
 def choose(models, terms, rules, state, heads, count):
-    """Return the head that goes next. Policies that weave need to know when each would be on chip."""
+    """Return the row of the head that goes next. For policies that weave, ``compute_on_chip`` must be called before."""
     table, clocks = heads.table, state.clocks
     now, policy = max(clocks[k.CHANNEL], clocks[k.ARRAY] if rules.device != k.HOST else 0), rules.policy
     in_order = policy <= k.ROUND_ROBIN
     if policy >= k.LAYERWEAVER and rules.failsafe == 1:
         in_order = _one_sided(models, table, count)
     if in_order:
-        best = _first(state, table, count, policy)
+        best = _first_in_order(state, table, count, policy)
     elif policy == k.EDF:
-        best = _due_first(table, count)
+        best = _earliest_deadline(table, count)
     elif policy == k.PRIORITY:
-        best = _highest(models, terms, rules, table, count, now)
+        best = _highest_class(models, terms, rules, table, count, now)
     elif policy == k.PUNCTUAL:
         best = _punctual(models, terms, rules, heads, count, now)
     elif policy == k.PREMA:
-        best = _richest(models, terms, table, count, clocks[k.CHANNEL])
+        best = _shortest_with_tokens(models, terms, table, count, clocks[k.CHANNEL])
     else:
         best = _least_idle(models, rules, state, table, count)
     if policy >= k.LAYERWEAVER_PLUS:
-        end = max(now, table[best, k.ON_CHIP]) + models.layers[table[best, k.NEXT], k.COMPUTE]
+        end = max(now, table[best, k.ON_CHIP]) + models.layers[table[best, k.HEAD_LAYER], k.COMPUTE]
         if policy == k.LAYERWEAVER_PLUS:
-            best = _urgent(models, table, count, best, end)
-        else:  # nothing is woven, so nothing is stretched
-            best = _shortest_of_time(models, table, count, best, end, 100 if in_order else rules.stretch)
+            best = _urgent_or_woven(models, table, count, best, end)
+        else:  # where batches run in order, nothing is woven, so remaining times are not stretched
+            best = _least_slack_or_woven(models, table, count, best, end, 100 if in_order else rules.stretch)
     return best
 
 
 @inlined
 def _one_sided(models, table, count):
-    """Whether all heads lie on one side of the balance point."""
+    """Return whether the models of all heads are compute-bound, or all are memory-bound."""
     heavy = 0
     for i in range(count):
-        heavy += models.programs[table[i, k.RUNS], k.COMPUTE_BOUND]
+        heavy += models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND]
     return heavy in (0, count)
 
 
 @called
-def _first(state, table, count, policy):
-    """Whole batches: the one served last goes on, or the first in the policy's order comes next."""
+def _first_in_order(state, table, count, policy):
+    """Whole batches: return the batch served last if it has not ended, else the first batch in the policy's order."""
     best, least = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            stream, job = table[i, k.OF], table[i, k.JOB]
-            last = state.jobs[stream, job, k.LAST] if job >= 0 else -1
-            first = table[i, k.CAME]
+            stream, job = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
+            last = state.jobs[stream, job, k.LAST_ISSUED] if job >= 0 else -1
+            order = table[i, k.HEAD_ARRIVAL]
             if policy == k.FAIR:
-                first = state.streams[stream, k.SERVED]
+                order = state.streams[stream, k.SERVED]
             elif policy == k.ROUND_ROBIN:
-                first = table[i, k.BATCH]
-            key = fifo_key(resumes(job + 1, last), first, 0, stream)
+                order = table[i, k.HEAD_QUERY]
+            key = fifo_key(resumes(job + 1, last), order, 0, stream)
             if best < 0 or key < least:
                 best, least = i, key
     return best
 
 
 @called
-def _due_first(table, count):
+def _earliest_deadline(table, count):
+    """edf: return the head with the earliest deadline."""
     best, least = -1, (0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
-            key = edf_key(table[i, k.DUE], table[i, k.CAME])
+            key = edf_key(table[i, k.HEAD_DUE], table[i, k.HEAD_ARRIVAL])
             if best < 0 or key < least:
                 best, least = i, key
     return best
 
 
 @inlined
-def _alone(models, row):
-    """The ticks of a head's batch alone, and those that remain of them."""
-    whole = models.layers[models.programs[row[k.RUNS], k.FIRST], k.REMAINING]
-    return whole, models.layers[row[k.NEXT], k.REMAINING]
+def _whole_and_rest(models, row):
+    """Return the estimated ticks of a head's whole batch alone on the device, and the remaining part of them."""
+    whole = models.layers[models.programs[row[k.HEAD_PROGRAM], k.FIRST], k.REMAINING]
+    return whole, models.layers[row[k.HEAD_LAYER], k.REMAINING]
 
 
 @called
-def _highest(models, terms, rules, table, count, now):
-    """priority: the highest class, the earliest deadline within it."""
+def _highest_class(models, terms, rules, table, count, now):
+    """priority: return the head of the highest class, of that class the one with the earliest deadline."""
     best, least = -1, (0, (0, 0))
     for i in range(count):
         row = table[i]
         if row[k.MAY_GO]:
-            whole, rest = _alone(models, row)
+            whole, rest = _whole_and_rest(models, row)
             climbed = rank(
-                terms[row[k.OF], k.PRIORITY_OF], waited(now, row[k.CAME], whole, rest), whole, rules.patience
+                terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
+                waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+                whole,
+                rules.patience,
             )
-            key = -climbed, edf_key(row[k.DUE], row[k.CAME])
+            key = -climbed, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
             if best < 0 or key < least:
                 best, least = i, key
     return best
@@ -118,33 +123,41 @@ def _highest(models, terms, rules, table, count, now):
 
 @inlined
 def row_worth(models, terms, row, now):
-    """punctual: what a head counts."""
-    whole, rest = _alone(models, row)
-    return worth(terms[row[k.OF], k.PRIORITY_OF], row[k.MEMBERS], waited(now, row[k.CAME], whole, rest), whole)
+    """punctual: return how much a head counts (its worth)."""
+    whole, rest = _whole_and_rest(models, row)
+    return worth(
+        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
+        row[k.HEAD_SIZE],
+        waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+        whole,
+    )
 
 
 @inlined
 def with_margin(rules, rest):
-    """punctual: remaining ticks with the margin."""
+    """punctual: return the remaining ticks with the margin."""
     return rest * (100 + rules.margin) // 100
 
 
 @called
 def _punctual(models, terms, rules, heads, count, now):
-    """The quickest of the largest set that can be on time whose next segment makes none of those due before it late."""
+    """punctual: of the largest set of heads that can be on time, return the cheapest that makes no earlier one late.
+
+    If no head can be on time, the cheapest of all. Cost: remaining time over worth.
+    """
     table, costs, order, plans = heads.table, heads.costs, heads.order, 0
     for i in range(count):
         row = table[i]
         if not row[k.MAY_GO]:
             continue
-        whole, rest = _alone(models, row)
+        whole, rest = _whole_and_rest(models, row)
         row[k.NEED] = with_margin(rules, rest) // rules.lanes
-        row[k.REACHABLE] = reachable_due(row[k.DUE], row[k.CAME], now + row[k.NEED])
-        patient = waited(now, row[k.CAME], whole, rest) < rules.patience * whole
-        row[k.YIELDS] = row[k.REACHABLE] > row[k.DUE] and patient
+        row[k.REACHABLE] = reachable_due(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL], now + row[k.NEED])
+        patient = waited(now, row[k.HEAD_ARRIVAL], whole, rest) < rules.patience * whole
+        row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
         place = plans
-        while place > 0 and _before(table, costs, i, order[place - 1]):
+        while place > 0 and _due_before(table, costs, i, order[place - 1]):
             order[place] = order[place - 1]
             place -= 1
         order[place] = i
@@ -157,7 +170,7 @@ def _punctual(models, terms, rules, heads, count, now):
         i = order[place]
         if table[i, k.YIELDS] < 0:
             continue
-        if best < 0 or (costs[i] < costs[best] and models.layers[table[i, k.NEXT], k.COMPUTE] <= spare):
+        if best < 0 or (costs[i] < costs[best] and models.layers[table[i, k.HEAD_LAYER], k.COMPUTE] <= spare):
             best = i
         end += table[i, k.NEED]
         spare = min(spare, table[i, k.REACHABLE] - end)
@@ -169,16 +182,19 @@ def _punctual(models, terms, rules, heads, count, now):
 
 
 @inlined
-def _before(table, costs, i, j):
-    """Whether a head comes before another in order of deadlines; ``policies.punctual.in_order``."""
-    one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.OF], table[i, k.BATCH]
-    other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.OF], table[j, k.BATCH]
+def _due_before(table, costs, i, j):
+    """Return whether head *i* comes before head *j* in order of deadlines; twin of ``policies.punctual.due_order``."""
+    one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.HEAD_STREAM], table[i, k.HEAD_QUERY]
+    other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.HEAD_STREAM], table[j, k.HEAD_QUERY]
     return one < other
 
 
 @called
 def _leave_out(table, costs, order, plans, now):
-    """Moore and Hodgson: mark the heads outside the largest set that can be on time, by YIELDS below 0."""
+    """Moore and Hodgson: mark the heads outside the largest set that can be on time by a YIELDS of -1.
+
+    order: the rows of *plans* heads in order of deadlines.
+    """
     end = now
     for place in range(plans):
         end += table[order[place], k.NEED]
@@ -198,37 +214,41 @@ def _leave_out(table, costs, order, plans, now):
 
 @inlined
 def _tokens(models, terms, row, now):
-    """Tokens of a head, and its time alone."""
-    whole, rest = _alone(models, row)
-    return tokens(terms[row[k.OF], k.PRIORITY_OF], whole, waited(now, row[k.CAME], whole, rest)), whole
+    """Return the tokens of a head (times its time alone), and its time alone."""
+    whole, rest = _whole_and_rest(models, row)
+    return tokens(
+        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, rest)
+    ), whole
 
 
 @called
-def _richest(models, terms, table, count, now):
-    """PREMA: of those that reach the highest threshold, the shortest rest."""
+def _shortest_with_tokens(models, terms, table, count, now):
+    """prema: return the head with the shortest remaining time among those that reach the highest threshold."""
     reached, best = 1, -1
     for i in range(count):
         if table[i, k.MAY_GO]:
-            own, whole = _tokens(models, terms, table[i], now)
-            reached = max(reached, level(own, whole))
+            own_tokens, whole = _tokens(models, terms, table[i], now)
+            reached = max(reached, level(own_tokens, whole))
     for i in range(count):
         if table[i, k.MAY_GO]:
-            own, whole = _tokens(models, terms, table[i], now)
-            rest = models.layers[table[i, k.NEXT], k.REMAINING]
-            if own >= reached * whole and (best < 0 or rest < models.layers[table[best, k.NEXT], k.REMAINING]):
+            own_tokens, whole = _tokens(models, terms, table[i], now)
+            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            if own_tokens >= reached * whole and (
+                best < 0 or rest < models.layers[table[best, k.HEAD_LAYER], k.REMAINING]
+            ):
                 best = i
     return best
 
 
 @called
-def price(models, rules, state, table, count):
-    """Write down when each head that may go would be on chip."""
+def compute_on_chip(models, rules, state, table, count):
+    """Write ON_CHIP of every head that may be issued: the tick at which its weights would be on chip."""
     clocks = state.clocks
     for i in range(count):
         if rules.device == k.HOST:
             table[i, k.ON_CHIP] = clocks[k.CHANNEL]
         elif table[i, k.MAY_GO]:
-            size = models.layers[table[i, k.NEXT], k.FETCH]
+            size = models.layers[table[i, k.HEAD_LAYER], k.FETCH]
             x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]
             table[i, k.ON_CHIP], _ = on_chip(
                 state.before, state.peak, clocks[k.POINTER], highest, clocks[k.CHANNEL], size, x
@@ -237,7 +257,11 @@ def price(models, rules, state, table, count):
 
 @called
 def _least_idle(models, rules, state, table, count):
-    """Layerweaver: the least idle time; if all heads let the same resource wait, among the models that help it."""
+    """Layerweaver: return the head that causes the least idle time.
+
+    If all heads let the same resource wait, only the heads that help that resource count (``rules.goes_on``), as long
+    as there are any.
+    """
     clocks, best = state.clocks, -1
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
     wants_weights = wants_space = False
@@ -246,9 +270,9 @@ def _least_idle(models, rules, state, table, count):
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
-            if not goes_on(wants_weights, wants_space, models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 1):
+            if not goes_on(wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1):
                 continue
-            at, end = table[i, k.NEXT], table[i, k.ON_CHIP]
+            at, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
             size, busy = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE]
             ahead = prefetchable(array, end, highest + fetched - rules.buffer + size)
             for_weights, for_space, potential, inherent, distance = idle(
@@ -260,7 +284,7 @@ def _least_idle(models, rules, state, table, count):
             if rules.policy == k.LAYERWEAVER:
                 key = weave_key(total, inherent, distance)
             else:
-                key = weave_due_key(total, table[i, k.DUE])
+                key = weave_due_key(total, table[i, k.HEAD_DUE])
             if choice < 0 or key < least:
                 choice, least = i, key
         if choice >= 0:
@@ -272,25 +296,31 @@ def _least_idle(models, rules, state, table, count):
 
 
 @called
-def _urgent(models, table, count, woven, end):
-    """Layerweaver+: the head due first if it would be late after the woven one, which ends then."""
+def _urgent_or_woven(models, table, count, woven, end):
+    """Layerweaver+: return the head that is due first if it would be late after *woven*, else *woven*.
+
+    woven: the head with the least idle time, which would end at *end*.
+    """
     urgent = -1
     for i in range(count):
-        if table[i, k.DUE] < k.NONE and (urgent < 0 or table[i, k.DUE] < table[urgent, k.DUE]):
+        if table[i, k.HEAD_DUE] < k.NONE and (urgent < 0 or table[i, k.HEAD_DUE] < table[urgent, k.HEAD_DUE]):
             urgent = i
     if urgent < 0:
         return woven
-    spare = slack(table[urgent, k.DUE], end, models.layers[table[urgent, k.NEXT], k.REMAINING], 100)
+    spare = slack(table[urgent, k.HEAD_DUE], end, models.layers[table[urgent, k.HEAD_LAYER], k.REMAINING], 100)
     return urgent if spare < 0 else woven
 
 
 @called
-def _shortest_of_time(models, table, count, woven, end, stretch):
-    """weft+: the head that would be latest after the woven one, which ends then."""
+def _least_slack_or_woven(models, table, count, woven, end, stretch):
+    """weft+: return the head with the least slack if that would be below 0 after *woven*, else *woven*.
+
+    woven: the head with the least idle time, which would end at *end*.
+    """
     best, worst = woven, 0
     for i in range(count):
-        if table[i, k.DUE] < k.NONE:
-            spare = slack(table[i, k.DUE], end, models.layers[table[i, k.NEXT], k.REMAINING], stretch)
+        if table[i, k.HEAD_DUE] < k.NONE:
+            spare = slack(table[i, k.HEAD_DUE], end, models.layers[table[i, k.HEAD_LAYER], k.REMAINING], stretch)
             if spare < worst:
                 best, worst = i, spare
     return best

@@ -1,7 +1,7 @@
-"""How functions become compiled ones: loops are kept on disk, what they share is written into each of them.
+"""Decorators that compile functions with numba: loops are cached on disk, their parts are compiled into each of them.
 
-numba keeps what it compiled by the source of one file and does not see when a function from another file changes. A
-loop is therefore kept by all sources it is made of.
+numba caches compiled code by the source of one file and does not notice when a function from another file changes. So
+the name of a loop in the cache has a stamp of all sources that the loop is made of.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ _config: Any = numba.config
 
 _log = logging.getLogger("weft.kernels")
 _IMPORTS = re.compile(r"^\s*(?:from|import) (weft\w*\.kernels)(?:\.(\w+)| import (\w+))", re.MULTILINE)
-"""Kernels are in packages called so, of the core and of tools."""
+"""Imports of kernels in a source: these are in packages named ``kernels``, of the core and of tools."""
 
 
 class _Announcement(event.Listener):
-    """Says what begins to be compiled, which takes seconds; kept code is loaded without a word."""
+    """Logs which loop begins to be compiled, since that takes seconds; nothing is logged for code from the cache."""
 
     _within = 0
+    """Depth of nested compilations: only the outermost is logged."""
 
     def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
@@ -51,20 +52,24 @@ event.register("numba:compile", _Announcement())
 
 
 def loop(function: F, *, _counts: bool = True) -> F:
-    """Compile a function, and keep it until a source changes that it is made of."""
-    # numba names the cache file by this. A file that other sources made is never opened: it may name missing classes.
+    """Compile a function, and cache it on disk until a source changes that it is made of.
+
+    _counts: whether references to arrays are counted (see ``uncounted_loop``).
+    """
+    # numba names the cache file by __qualname__. With the stamp, a file from other sources is never opened: loading it
+    # could fail, because its classes may no longer exist.
     function.__qualname__ += f"-{stamp(function.__module__)[:16]}"
     compiled: F = _njit(cache=True, _nrt=_counts)(function)
     return compiled
 
 
 def uncounted_loop(function: F) -> F:
-    """``loop`` for functions that make and return no arrays: their references are not counted."""
+    """``loop`` for functions that neither make nor return arrays: references to arrays are not counted."""
     return loop(function, _counts=False)
 
 
 def is_kept(compiled: Any) -> bool:
-    """Whether a loop was compiled before, here or by another process whose result is on disk."""
+    """Return whether a loop is already compiled, in this process or on disk; True if the JIT is disabled."""
     if _config.DISABLE_JIT or compiled.signatures:
         return True
     function = compiled.py_func
@@ -78,7 +83,7 @@ def cache_folder(compiled: Any) -> Path:
 
 
 untyped_loop: Any = loop
-"""``loop`` for functions without types, which callers may call with any."""
+"""``loop`` for functions without annotations: callers are not type-checked."""
 
 
 def inlined(function: F) -> F:
@@ -88,32 +93,32 @@ def inlined(function: F) -> F:
 
 
 def part(function: F) -> F:
-    """Compile a larger part of a loop by itself, which takes less time, and join the two in the end."""
+    """Compile a larger part of a loop by itself, which takes less time than ``inlined``; LLVM inlines it in the end."""
     compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
 def _compile_inner(function: F) -> F:
-    """Compile a function that only loops call: without entries for Python and for C, and kept only as a part of them.
+    """Compile a function that only loops call: without entry points for Python and C, and cached only as part of loops.
 
-    That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
+    That saved a quarter of the time in which the kernels of ``soc_search`` are compiled.
     """
     compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
 untyped_called: Any = _compile_inner
-"""``_compile_inner`` for functions without types."""
+"""``_compile_inner`` for functions without annotations."""
 
 
 def called(function: F) -> F:
-    """``part`` for functions that make and return no arrays: references to those are not counted."""
+    """``part`` for functions that neither make nor return arrays: references to arrays are not counted."""
     compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
     return compiled
 
 
 def shared(function: F) -> F:
-    """``called`` for larger functions that are called from several places, each time as one: less is compiled."""
+    """``called`` for larger functions with several callers: compiled once, and called instead of inlined."""
     compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
     return compiled
 
@@ -123,6 +128,10 @@ def _itself(arrays: T) -> T:
 
 
 def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Return the LLVM value of an array, or of a tuple with arrays, with null as the owner of the memory.
+
+    Other values are returned as they are. kind: the numba type of the value.
+    """
     if isinstance(kind, types.Array):
         array = context.make_array(kind)(context, builder, value)
         array.meminfo = cgutils.get_null_value(array.meminfo.type)
@@ -139,6 +148,8 @@ def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 @intrinsic
 def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
+    """The numba intrinsic behind ``borrowed``: its signature, and the function that generates its code."""
+
     def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return _without_owner(context, builder, arrays, given[0])
 
@@ -146,20 +157,22 @@ def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
 
 
 borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _drop_owner)
-"""The same array, or tuple of arrays, whose references are not counted, so that it costs nothing to hand it on.
+"""Return the same array, or tuple of arrays, without reference counting, so that passing it to functions is free.
 
-The caller of the loop must keep it alive: a loop borrows what it was given, not what it made, and returns none of it.
+The caller of the loop must keep the arrays alive: a loop may borrow its arguments, not arrays that it made, and must
+not return them.
 """
 
 
 @lru_cache
 def stamp(module: str) -> str:
-    """Changes with the source of a module of kernels, or of any that it imports."""
+    """Return a hash of the sources of a module of kernels and of all kernel modules that it imports."""
     sources = sorted(f"{name}\n{text}" for name, text in _sources(module, {}).items())
     return sha256("\n".join(sources).encode()).hexdigest()
 
 
 def _sources(module: str, texts: dict[str, str]) -> dict[str, str]:
+    """Add the source of a module, and of all kernel modules that it imports, to *texts* by name; return *texts*."""
     texts[module] = getsource(import_module(module))
     for package, path, name in _IMPORTS.findall(texts[module]):
         imported = f"{package}.{path or name}"

@@ -1,7 +1,8 @@
 """Layerweaver's greedy choice, compiled; twin of ``weft.engine.policies.layerweaver``.
 
 Two loops: one for any number of streams, and one for two streams, the common case, whose candidates
-stay in registers. What a candidate costs and which goes first is in ``rules``.
+stay in registers. What a candidate costs and which one goes first is in ``rules``. *size* and *busy* are a layer's
+fetch and compute ticks.
 """
 
 from __future__ import annotations
@@ -25,28 +26,36 @@ goes_on = inlined(rules.goes_on)
 def weave_greedy(
     fetch: Ints,
     compute: Ints,
-    first: Ints,
+    offsets: Ints,
     compute_bound: Bools,
     buffer: int,
     work: int,
     chosen: Ints,
     band: KernelBand | None = None,
 ) -> int:
-    """Issue the least idle candidate until *work* is issued or *chosen* is full; returns the number of issues."""
+    """Issue the layer that causes the least idle time until *work* ticks are issued or *chosen* is full.
+
+    fetch, compute: ticks of the layers, stream after stream. offsets: the index where each stream begins, and the
+    number of layers. chosen: filled with the stream of each issue. Returns the number of issues.
+    """
     issues = columns(len(chosen) + 1)
-    if len(first) == 3 and band is None:
-        return int(_weave_two(fetch, compute, first, compute_bound, issues, buffer, work, chosen))
-    position = first[:-1].copy()
+    if len(offsets) == 3 and band is None:
+        return int(_weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen))
+    position = offsets[:-1].copy()
     heads = position, fetch[position], compute[position], np.zeros(len(position), np.int64)
     held = np.zeros(len(position), np.bool_)
-    return int(_weave(fetch, compute, first, compute_bound, issues, heads, held, band, buffer, work, chosen))
+    return int(_weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, first, compute_bound, issues, heads, held, band, buffer, work, chosen):
-    """Any number of streams; heads: where each is, its next layer's fetch and compute, and its pointer."""
+def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, buffer, work, chosen):
+    """The loop for any number of streams.
+
+    heads: for each stream its position among all layers, fetch and compute ticks of the layer there, and its pointer
+    into the columns *issues*. held: scratch space, the streams that the band holds back.
+    """
     largest = fetch.max()
-    fetch, compute, first, compute_bound, chosen = borrowed((fetch, compute, first, compute_bound, chosen))
+    fetch, compute, offsets, compute_bound, chosen = borrowed((fetch, compute, offsets, compute_bound, chosen))
     issues, heads, held = borrowed((issues, heads, held))
     before, peak = issues[0], issues[1]
     position, sizes, busies, _ = heads
@@ -70,16 +79,20 @@ def _weave(fetch, compute, first, compute_bound, issues, heads, held, band, buff
         done += max(size, busy)
         at = position[best] + 1
         if band is not None:
-            advance(band, best, at - 1, at == first[best + 1])
-        if at == first[best + 1]:
-            at = first[best]
+            advance(band, best, at - 1, at == offsets[best + 1])
+        if at == offsets[best + 1]:
+            at = offsets[best]
         position[best], sizes[best], busies[best] = at, fetch[at], compute[at]
     return n
 
 
 @inlined
 def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space):
-    """The best candidate of the models that go on to what is missing, when it is on chip, and what all of them want."""
+    """Return the candidate with the least idle time, when it is on chip, and whether all starve the array or channel.
+
+    wants_weights, wants_space: whether all candidates were found to let the array, or the channel, wait; then only
+    streams that help that resource count (``rules.goes_on``). The candidate is -1 if no stream counts.
+    """
     _, sizes, busies, seen = heads
     best, best_end, least = -1, 0, (0, 0)
     all_weights = all_space = True
@@ -98,9 +111,10 @@ def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, larges
 
 @inlined
 def priced(before, peak, seen, clocks, size, busy, buffer, largest):
-    """When a candidate is on chip, its pointer, its key, and for how long it lets the array and the channel wait.
+    """Return when a candidate is on chip, its pointer, its key, and how long it lets the array and the channel wait.
 
-    clocks: when channel and array are free, ticks fetched, the peak so far.
+    clocks: when channel and array are free, ticks fetched, the peak so far. seen: its pointer into *before* so far.
+    size, busy: its fetch and compute ticks. The candidate with the least key goes first.
     """
     channel, array, fetched, highest = clocks
     x = fetched - buffer + size
@@ -111,24 +125,24 @@ def priced(before, peak, seen, clocks, size, busy, buffer, largest):
 
 
 @loop
-def _weave_two(fetch, compute, first, compute_bound, issues, buffer, work, chosen):
+def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen):
     """The loop for two streams, whose state fits into local variables."""
     largest = fetch.max()
     fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
     before, peak = issues[0], issues[1]
-    begin_a, begin_b, stop_b = first[0], first[1], first[2]
+    begin_a, begin_b, stop_b = offsets[0], offsets[1], offsets[2]
     at_a, at_b = begin_a, begin_b
-    size_a, busy_a, size_b, busy_b = fetch[at_a], compute[at_a], fetch[at_b], compute[at_b]
+    fetch_a, compute_a, fetch_b, compute_b = fetch[at_a], compute[at_a], fetch[at_b], compute[at_b]
     heavy_a, heavy_b = compute_bound[0], compute_bound[1]
     seen_a = seen_b = 0
     channel = array = fetched = done = n = 0
     while done < work and n < len(chosen):
         clocks = channel, array, fetched, peak[n]
         end_a, seen_a, key_a, for_weights_a, for_space_a = priced(
-            before, peak, seen_a, clocks, size_a, busy_a, buffer, largest
+            before, peak, seen_a, clocks, fetch_a, compute_a, buffer, largest
         )
         end_b, seen_b, key_b, for_weights_b, for_space_b = priced(
-            before, peak, seen_b, clocks, size_b, busy_b, buffer, largest
+            before, peak, seen_b, clocks, fetch_b, compute_b, buffer, largest
         )
         second = key_b < key_a
         if heavy_a != heavy_b:
@@ -137,18 +151,18 @@ def _weave_two(fetch, compute, first, compute_bound, issues, buffer, work, chose
             if wants_weights or wants_space:
                 second = goes_on(wants_weights, wants_space, heavy_b)
         if second:
-            size, busy, channel = size_b, busy_b, end_b
+            size, busy, channel = fetch_b, compute_b, end_b
             at_b += 1
             if at_b == stop_b:
                 at_b = begin_b
-            size_b, busy_b = fetch[at_b], compute[at_b]
+            fetch_b, compute_b = fetch[at_b], compute[at_b]
             chosen[n] = 1
         else:
-            size, busy, channel = size_a, busy_a, end_a
+            size, busy, channel = fetch_a, compute_a, end_a
             at_a += 1
             if at_a == begin_b:
                 at_a = begin_a
-            size_a, busy_a = fetch[at_a], compute[at_a]
+            fetch_a, compute_a = fetch[at_a], compute[at_a]
             chosen[n] = 0
         array, fetched, n = issued(before, peak, n, array, channel, fetched, size, busy)
         done += max(size, busy)

@@ -1,7 +1,7 @@
 """Lanes that compute a segment at a time and may slow each other down: the host of the compiled loop over requests.
 
-Twin of ``weft.engine.SimulatedHost`` without segments ahead; a tiled NPU is one lane whose segments take what is
-expected. What a segment takes is drawn from measured runs, as ``simulation.requests.host`` draws.
+Twin of ``weft.engine.SimulatedHost`` without segments ahead; a tiled NPU is one lane whose segments take their expected
+time. On a host, durations are drawn from measured runs, as ``simulation.requests.host`` draws them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ AT_ONCE = 1e-6
 
 @shared
 def pass_time(models, rules, state, tick):
-    """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed."""
+    """Advance the clock to *tick* or to the next end of a segment, whichever is first.
+
+    If *tick* has passed, to the next end. Speeds are set anew whenever a segment begins on the way.
+    """
     clocks, segments = state.clocks, state.segments
     began = clocks[k.CHANNEL]
     while True:
@@ -42,7 +45,7 @@ def pass_time(models, rules, state, tick):
 
 @called
 def settle(models, state):
-    """Subtract the work done since the speeds last changed."""
+    """Subtract the work done since the last call from the remaining work of every segment."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
     now = clocks[k.CHANNEL]
     if len(models.work):
@@ -79,7 +82,7 @@ def regulate(models, rules, state):
 
 @shared
 def end_segments(models, rules, state, log):
-    """Move the segments that have ended to those that the source has not seen."""
+    """Move the segments that have ended from ``segments`` to ``unseen``, and set the speeds of the others anew."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
     now, over = clocks[k.CHANNEL], False
     for i in range(clocks[k.RUNNING]):
@@ -104,15 +107,15 @@ def end_segments(models, rules, state, log):
 
 @called
 def _account(models, state, log, segment):
-    """Count a segment that was computed."""
-    clocks, at = state.clocks, segment[k.SEG_AT]
+    """Count and log a segment that was computed."""
+    clocks, at = state.clocks, segment[k.SEG_LAYER]
     begin, end = segment[k.SEG_BEGIN], segment[k.SEG_END]
     clocks[k.ISSUES] += 1
     clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
     clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[at, k.COMPUTE]
     if clocks[k.LOGGED] < len(log.issues):
         row = log.issues[clocks[k.LOGGED]]
-        row[0], row[1] = segment[k.SEG_OF], segment[k.SEG_QUERY]
+        row[0], row[1] = segment[k.SEG_STREAM], segment[k.SEG_QUERY]
         row[2], row[3] = at - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
         row[4] = row[5] = row[6] = begin
         row[7] = end
@@ -121,73 +124,77 @@ def _account(models, state, log, segment):
 
 @called
 def start_segment(models, terms, rules, state, log, stream, place, at):
-    """Start the next segment of a batch on a lane; the engine may take time for it."""
+    """Start the next segment of a batch on a lane, after the time that the engine takes for that (``rules.step``)."""
     clocks, job = state.clocks, state.jobs[stream, place]
     started = clocks[k.CHANNEL] + rules.step
     while clocks[k.CHANNEL] < started:
         pass_time(models, rules, state, started)
         end_segments(models, rules, state, log)
-    clocks[k.STEPPED] = rules.step > 0
+    clocks[k.WAS_BUSY] = rules.step > 0
     settle(models, state)
     n = clocks[k.RUNNING]
     before, ticks = 0, models.layers[at, k.COMPUTE]
     if len(models.work):
         first, end = models.programs[job[k.PROGRAM], k.FIRST], models.programs[job[k.PROGRAM] + 1, k.FIRST]
-        drawn = _drawn(models, terms, stream, job[k.QUERY], at, at - first, end - first)
+        drawn = _draw_ticks(models, terms, stream, job[k.QUERY], at, at - first, end - first)
         before = _next_hand_over(models, rules, clocks)
         ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, k.SPEED] = 1.0
     row = state.segments[n]
-    row[k.SEG_OF], row[k.SEG_JOB], row[k.SEG_AT] = stream, place, at
+    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, at
     row[k.SEG_PROGRAM], row[k.SEG_QUERY] = job[k.PROGRAM], job[k.QUERY]
     row[k.SEG_BEGIN] = clocks[k.CHANNEL] + before
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
-    row[k.SEG_CAME], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
+    row[k.SEG_ARRIVAL], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
     clocks[k.RUNNING] = n + 1
     regulate(models, rules, state)
 
 
 @inlined
 def _next_hand_over(models, rules, clocks):
+    """Return the next of the measured hand-over times, which are used in turn; 0 if none were measured."""
     if rules.hand_overs == 0:
         return 0
-    place = clocks[k.HANDED_OVER]
-    clocks[k.HANDED_OVER] = place + 1 if place + 1 < rules.hand_overs else 0
+    place = clocks[k.NEXT_HAND_OVER]
+    clocks[k.NEXT_HAND_OVER] = place + 1 if place + 1 < rules.hand_overs else 0
     return models.times[place]
 
 
 @inlined
-def _drawn(models, terms, stream, query, at, layer, layers):
-    """Ticks of a segment alone, as in the measured run that its batch takes."""
+def _draw_ticks(models, terms, stream, query, at, layer, layers):
+    """Return the ticks of a segment alone, as in a measured run; successive batches take the runs in turn.
+
+    at: row of ``Models.layers``; layer, layers: its number within the program, and the program's number of layers.
+    """
     ticks, runs = models.work[at], terms[stream, k.RUNS_MEASURED]
     if runs:
-        ticks *= models.spread[terms[stream, k.SPREAD] + (terms[stream, k.RUN] + query) % runs * layers + layer]
+        ticks *= models.spread[terms[stream, k.SPREAD] + (terms[stream, k.FIRST_RUN] + query) % runs * layers + layer]
     return max(1.0, ticks)
 
 
 @inlined
 def rest_of(models, state, i):
-    """Expected ticks to the end of a segment; the actual end is not looked up where it is drawn."""
+    """Return the expected ticks to the end of running segment *i*; where durations are drawn, not the actual ticks."""
     row, now = state.segments[i], state.clocks[k.CHANNEL]
     if row[k.ABORTED] or not len(models.work):
         return row[k.SEG_END] - now
-    return max(0, row[k.SEG_BEGIN] + models.layers[row[k.SEG_AT], k.COMPUTE] - now)
+    return max(0, row[k.SEG_BEGIN] + models.layers[row[k.SEG_LAYER], k.COMPUTE] - now)
 
 
 @inlined
 def stoppable(models, rules, state, i):
-    """Whether a segment could be stopped half-way."""
+    """Return whether running segment *i* could be stopped half-way."""
     row = state.segments[i]
-    return models.layers[row[k.SEG_AT], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
+    return models.layers[row[k.SEG_LAYER], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
 
 
 @shared
 def stop_segment(models, rules, state, stream, place):
-    """Stop the segment of a batch."""
+    """Stop the running segment of a batch: it ends after ``rules.abort`` ticks, and has to run again."""
     clocks, segments = state.clocks, state.segments
     for i in range(clocks[k.RUNNING]):
         row = segments[i]
-        if row[k.SEG_OF] == stream and row[k.SEG_JOB] == place and not row[k.ABORTED]:
+        if row[k.SEG_STREAM] == stream and row[k.SEG_PLACE] == place and not row[k.ABORTED]:
             settle(models, state)
             row[k.SEG_END], row[k.ABORTED] = min(row[k.SEG_END], clocks[k.CHANNEL] + rules.abort), 1
             row[k.SEG_BEGIN] = min(row[k.SEG_BEGIN], row[k.SEG_END])

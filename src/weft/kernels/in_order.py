@@ -1,7 +1,7 @@
 """Whole queries one after another, compiled; twin of ``weft.engine.policies.in_order``.
 
-Such an order does not depend on how long layers take: it follows from whose query is next, and from the band that holds
-streams back.
+Such an order does not depend on how long layers take: it follows from the order of the queries, and from the band that
+holds streams back.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ resumes = inlined(rules.resumes)
 
 def order_queries(
     ticks: Ints,
-    first: Ints,
-    weights: Ints,
+    offsets: Ints,
+    factors: Ints,
     divisor: int,
     work: int,
     chosen: Ints,
     band: KernelBand | None = None,
 ) -> int:
-    """Issue until *work* is issued or *chosen* is full; returns the number of issues.
+    """Issue whole queries until *work* ticks are issued or *chosen* is full; return the number of issues.
 
-    ticks: work of each layer, all streams one after another. A stream's turn is its queries times its weight over the
-    divisor; the least turn is next, and the first stream of equals.
+    ticks: the work of each layer, stream after stream. offsets: the index where each stream begins, and the number of
+    layers. chosen: filled with the stream of each issue. A begun query continues; otherwise the stream with the least
+    ``completed_queries * factor // divisor`` goes next, the lower number among equals.
     """
-    position = first[:-1].copy()
+    position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_), position * 0
-    return int(_order(ticks, first, weights, divisor, heads, band, work, chosen))
+    return int(_order(ticks, offsets, factors, divisor, heads, band, work, chosen))
 
 
 @loop
-def _order(ticks, first, weights, divisor, heads, band, work, chosen):
-    """heads: where each stream is, when it was last issued, whether the band holds it back, and its queries so far."""
-    ticks, first, weights, heads, chosen = borrowed((ticks, first, weights, heads, chosen))
-    position, last_issued, held, queries = heads
+def _order(ticks, offsets, factors, divisor, heads, band, work, chosen):
+    """The loop. heads: for each stream its position among all layers, its last issue or -1, whether the band holds it
+    back, and its completed queries."""
+    ticks, offsets, factors, heads, chosen = borrowed((ticks, offsets, factors, heads, chosen))
+    position, last_issued, held, completed_queries = heads
     issued_work = n = 0
     best, ends_query = -1, True
     while issued_work < work and n < len(chosen):
@@ -53,8 +55,8 @@ def _order(ticks, first, weights, divisor, heads, band, work, chosen):
                 if held[stream]:
                     continue
                 key = (
-                    resumes(position[stream] - first[stream], last_issued[stream]),
-                    queries[stream] * weights[stream] // divisor,
+                    resumes(position[stream] - offsets[stream], last_issued[stream]),
+                    completed_queries[stream] * factors[stream] // divisor,
                 )
                 if best < 0 or key < least:
                     best, least = stream, key
@@ -62,10 +64,10 @@ def _order(ticks, first, weights, divisor, heads, band, work, chosen):
         chosen[n], last_issued[best] = best, n
         issued_work += ticks[at]
         n += 1
-        ends_query = at + 1 == first[best + 1]
+        ends_query = at + 1 == offsets[best + 1]
         if band is not None:
             advance(band, best, at, ends_query)
         if ends_query:
-            queries[best] += 1
-        position[best] = first[best] if ends_query else at + 1
+            completed_queries[best] += 1
+        position[best] = offsets[best] if ends_query else at + 1
     return n

@@ -22,39 +22,41 @@ backlog_cost = inlined(shared.backlog_cost)
 backlog_ticks = inlined(shared.backlog_ticks)
 
 LAZY, FLUID, TOP_UP = range(3)
-"""Policies."""
-AT, MANY, KNOWN = range(3)
-"""top-up's notes: at which layer, how many, and of how many the deadlines are known."""
+"""Values of ``Refills.policy``."""
+AT_LAYER, COUNT, KNOWN_DUES = range(3)
+"""Columns of ``Refills.flight``: a layer, the number of requests there, and how many of their deadlines are known."""
 NO_BATCH = -1
-"""In place of the place of a batch."""
+"""Instead of the place of a job, if there is none."""
 
 
 class Refills(NamedTuple):
-    """The terms of a policy that refills, and room for its notes."""
+    """The options of a policy that refills, and scratch space for top-up."""
 
     policy: int
     miss: int
     """top-up: cost of a missed deadline in ticks."""
     under_way: int
-    """top-up: cost of one of a request in flight, in those of a waiting one."""
+    """top-up: factor on ``miss`` for a request in flight."""
     backlog: int
+    """top-up: future requests that are assumed to wait until all present ones have ended."""
     leaving: k.Floats
-    """(layers, layers + 1): of the requests at a layer, the share that leaves after that many; for top-up."""
+    """(layers, layers + 1): of the requests at a layer (row), the share that leaves after a number of layers (column);
+    for top-up."""
     flight: k.Ints
-    """(batches + 1, 3): AT to KNOWN."""
+    """(batches + 1, 3): AT_LAYER to KNOWN_DUES of the requests that could begin, then of each batch in flight."""
     dues: k.Ints
-    """(batches + 1, largest batch)."""
+    """(batches + 1, largest batch): the known deadlines of the same requests."""
 
 
 @called
 def next_refilled(models, terms, rules, state, log, refilling):
-    """The batch whose next layer is issued, which may begin only now; NO_BATCH where there is none."""
-    clock, at = state.clocks[k.CHANNEL], state.rings[0, k.WAITING]
-    if at[k.LENGTH] > 0:
-        state.counts[0, k.DEEPEST] = max(state.counts[0, k.DEEPEST], at[k.LENGTH])
+    """Return the place of the job whose next layer is issued, a new job if it begins now; NO_BATCH if there is none."""
+    clock, bounds = state.clocks[k.CHANNEL], state.rings[0, k.WAITING]
+    if bounds[k.LENGTH] > 0:
+        state.counts[0, k.DEEPEST] = max(state.counts[0, k.DEEPEST], bounds[k.LENGTH])
         sort_out_waiting(models, terms, rules, state, log, 0, clock)
     sort_out_batches(models, terms, rules, state, log, 0, clock)
-    waiting = at[k.LENGTH] + state.rings[0, k.BELATED_RING, k.LENGTH]
+    waiting = bounds[k.LENGTH] + state.rings[0, k.BELATED_RING, k.LENGTH]
     batches, begun, front = 0, 0, NO_BATCH
     for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
@@ -65,15 +67,19 @@ def next_refilled(models, terms, rules, state, log, refilling):
                 front = place
     room, size = min(terms[0, k.MAX_BATCH] - begun, waiting), 0
     if room > 0:
-        size = _beginning(models, terms, state, refilling, batches, begun, front, room, waiting)
+        size = _size_to_begin(models, terms, state, refilling, batches, begun, front, room, waiting)
     if size:
-        return begin(terms, state, 0, terms[0, k.BASE] + size - 1, at[k.LENGTH] == 0)
+        return begin(terms, state, 0, terms[0, k.BASE] + size - 1, bounds[k.LENGTH] == 0)
     return front
 
 
 @called
-def _beginning(models, terms, state, refilling, batches, begun, front, room, waiting):
-    """How many requests begin now; 0: the batch that is least far goes on."""
+def _size_to_begin(models, terms, state, refilling, batches, begun, front, room, waiting):
+    """Return how many requests begin now; 0: the batch at the earliest layer goes on.
+
+    batches, begun: the number of batches in flight, and of their requests. front: the place of the batch at the
+    earliest layer. room: how many requests fit beside them. waiting: the number of waiting requests.
+    """
     now = state.clocks[k.CHANNEL]
     at_exit = batches > 0 and _is_exit(models, terms, state.jobs[0, front, k.LAYER])
     if refilling.policy == TOP_UP:
@@ -89,13 +95,13 @@ def _beginning(models, terms, state, refilling, batches, begun, front, room, wai
 
 @inlined
 def _is_exit(models, terms, layer):
-    """Whether requests may leave at a layer."""
+    """Return whether there is an early exit before a layer."""
     return layer > 0 and models.layers[models.programs[terms[0, k.BASE], k.FIRST] + layer - 1, k.EXIT] == 1
 
 
 @inlined
 def _rest(models, terms, size, layer):
-    """Estimated ticks from a layer to the end at a batch size."""
+    """Return the estimated ticks from a layer to the end at a batch size."""
     program = terms[0, k.BASE] + size - 1
     at = models.programs[program, k.FIRST] + layer
     return models.layers[at, k.REMAINING] if at < models.programs[program + 1, k.FIRST] else 0
@@ -103,10 +109,10 @@ def _rest(models, terms, size, layer):
 
 @called
 def _lazy(models, terms, state, now, room):
-    """The most that leaves all requests on time, were all computed one by one."""
-    need, due, at = 0, k.NONE, state.rings[0, k.WAITING]
-    if at[k.LENGTH] > 0:
-        due = state.queue[0, at[k.HEAD], k.ARRIVAL] + terms[0, k.DEADLINE]
+    """Lazy Batching: return the largest number of requests with which all would be on time if all ran one by one."""
+    need, due, bounds = 0, k.NONE, state.rings[0, k.WAITING]
+    if bounds[k.LENGTH] > 0:
+        due = state.queue[0, bounds[k.HEAD], k.ARRIVAL] + terms[0, k.DEADLINE]
     for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
         if job[k.USED]:
@@ -120,38 +126,43 @@ def _lazy(models, terms, state, now, room):
 
 @called
 def _fluid(models, terms, job, now, room):
-    """All that fits, if the batch at the exit can afford it."""
-    there, together = job[k.LAYER], job[k.SIZE] + room
-    over = fluid_overhead(
-        _rest(models, terms, room, 0), _rest(models, terms, room, there), _rest(models, terms, together, there)
+    """Fluid Batching: return *room* if the batch at the exit, *job*, has the slack for it, else 0."""
+    exit_layer, together = job[k.LAYER], job[k.SIZE] + room
+    overhead = fluid_overhead(
+        _rest(models, terms, room, 0),
+        _rest(models, terms, room, exit_layer),
+        _rest(models, terms, together, exit_layer),
     )
-    return room if slack(job[k.BATCH_DUE], now, over, 100) > 0 else 0
+    return room if slack(job[k.BATCH_DUE], now, overhead, 100) > 0 else 0
 
 
 @called
-def _note(terms, state, refilling, room):
-    """Write down in row 0 the requests that could begin, then the batches in order of layers; how many rows."""
+def _note_requests(terms, state, refilling, room):
+    """Fill ``flight`` and ``dues``: row 0, the requests that could begin; then the batches in order of layers.
+
+    Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the caller.
+    """
     flight, dues, deadline = refilling.flight, refilling.dues, terms[0, k.DEADLINE]
-    at, late_at = state.rings[0, k.WAITING], state.rings[0, k.BELATED_RING]
-    flight[0, AT] = 0
+    bounds, late_bounds = state.rings[0, k.WAITING], state.rings[0, k.BELATED_RING]
+    flight[0, AT_LAYER] = 0
     for place in range(room):
-        if place < at[k.LENGTH]:
-            arrival = state.queue[0, (at[k.HEAD] + place) % state.queue.shape[1], k.ARRIVAL]
+        if place < bounds[k.LENGTH]:
+            arrival = state.queue[0, (bounds[k.HEAD] + place) % state.queue.shape[1], k.ARRIVAL]
         else:
-            arrival = state.late[0, (late_at[k.HEAD] + place - at[k.LENGTH]) % state.late.shape[1], k.ARRIVAL]
+            arrival = state.late[0, (late_bounds[k.HEAD] + place - bounds[k.LENGTH]) % state.late.shape[1], k.ARRIVAL]
         dues[0, place] = arrival + deadline
     rows = 1
     while True:
         following = NO_BATCH
         for place in range(state.streams[0, k.PLACES]):
             job = state.jobs[0, place]
-            further = job[k.USED] and job[k.LAYER] > flight[rows - 1, AT]
+            further = job[k.USED] and job[k.LAYER] > flight[rows - 1, AT_LAYER]
             if further and (following == NO_BATCH or job[k.LAYER] < state.jobs[0, following, k.LAYER]):
                 following = place
         if following == NO_BATCH:
             return rows
         job = state.jobs[0, following]
-        flight[rows, AT], flight[rows, MANY], flight[rows, KNOWN] = job[k.LAYER], job[k.SIZE], job[k.SIZE]
+        flight[rows, AT_LAYER], flight[rows, COUNT], flight[rows, KNOWN_DUES] = job[k.LAYER], job[k.SIZE], job[k.SIZE]
         for member in range(job[k.SIZE]):
             dues[rows, member] = state.members[0, following, member, k.ARRIVAL] + deadline
         rows += 1
@@ -159,17 +170,20 @@ def _note(terms, state, refilling, room):
 
 @called
 def _top_up(models, terms, state, refilling, most, room, waiting):
-    """How many to begin with at the least cost; 0: the batch that is least far goes on. Few before many."""
+    """top-up: return the number of requests to begin at the least cost, the smallest number among equal costs.
+
+    0: the batch at the earliest layer goes on. most: the largest batch that merging can give.
+    """
     flight, now = refilling.flight, state.clocks[k.CHANNEL]
-    rows = _note(terms, state, refilling, room)
+    rows = _note_requests(terms, state, refilling, room)
     best, chosen = np.inf, 0
     for taken in range(1 if rows == 1 else 0, room + 1):
-        flight[0, MANY] = flight[0, KNOWN] = taken
+        flight[0, COUNT] = flight[0, KNOWN_DUES] = taken
         cost, end = _sweep(models, terms, refilling, 0 if taken else 1, rows, 0, now, now)
         left = waiting - taken
         following = min(left, most)
         if following:
-            flight[0, MANY], flight[0, KNOWN] = following, room - taken
+            flight[0, COUNT], flight[0, KNOWN_DUES] = following, room - taken
             more, end = _sweep(models, terms, refilling, 0, 1, taken, end, now)
             cost += more
         left -= following
@@ -185,23 +199,26 @@ def _top_up(models, terms, state, refilling, most, room, waiting):
 
 @called
 def _sweep(models, terms, refilling, low, high, skip, start, now):
-    """What the requests of some rows cost if the first starts then, and its end; skip: dues of row 0 to pass over."""
+    """Return the cost and the end of a sweep that begins with row *low* at tick *start* and takes rows up to *high*.
+
+    skip: how many dues of row 0 to pass over. Times in the cost count from *now*.
+    """
     flight, dues, leaving = refilling.flight, refilling.dues, refilling.leaving
     layers = len(leaving)
     time, size, cost = start, 0, 0.0
-    for at in range(flight[low, AT], layers):
+    for at in range(flight[low, AT_LAYER], layers):
         for row in range(low, high):
-            if flight[row, AT] == at:
-                size += flight[row, MANY]
+            if flight[row, AT_LAYER] == at:
+                size += flight[row, COUNT]
         time += _rest(models, terms, size, at) - _rest(models, terms, size, at + 1)
         if at + 1 < layers and not _is_exit(models, terms, at + 1):
             continue
         for row in range(low, high):
-            share = leaving[flight[row, AT], at + 1]
+            share = leaving[flight[row, AT_LAYER], at + 1]
             if share > 0:
-                late, passed = 0, skip if row == 0 else 0
-                for place in range(passed, passed + flight[row, KNOWN]):
+                late, first_due = 0, skip if row == 0 else 0
+                for place in range(first_due, first_due + flight[row, KNOWN_DUES]):
                     late += dues[row, place] < time
-                late *= refilling.under_way if flight[row, AT] else 1
-                cost += leaving_cost(share, flight[row, MANY], time - now, late, refilling.miss)
+                late *= refilling.under_way if flight[row, AT_LAYER] else 1
+                cost += leaving_cost(share, flight[row, COUNT], time - now, late, refilling.miss)
     return cost, time

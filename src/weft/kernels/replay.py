@@ -12,20 +12,21 @@ Ints = npt.NDArray[np.int64]
 
 
 def replay(
-    fetch: Ints, compute: Ints, first: Ints, buffer: int, chosen: Ints, times: Ints, *, in_step: bool = False
+    fetch: Ints, compute: Ints, offsets: Ints, buffer: int, chosen: Ints, times: Ints, *, in_step: bool = False
 ) -> None:
     """Fill *times*, shape (issues, 4): fetch start, fetch end, compute start, compute end.
 
-    chosen: stream of each issue, in order; every fetch starts as soon as the channel is free.
-    in_step: nor before the layer ahead of it computes.
+    fetch, compute: ticks of the layers, stream after stream; stream i owns ``offsets[i]`` to ``offsets[i + 1]``.
+    chosen: the stream of each issue, in order. A fetch starts as soon as the channel is free, and with *in_step* not
+    before the previous layer begins to compute.
     """
-    _replay(fetch, compute, first, buffer, first[:-1].copy(), columns(len(chosen) + 1), chosen, in_step, times)
+    _replay(fetch, compute, offsets, buffer, offsets[:-1].copy(), columns(len(chosen) + 1), chosen, in_step, times)
 
 
 @loop
-def _replay(fetch, compute, first, buffer, position, issues, chosen, in_step, times):
-    fetch, compute, first, position, issues, chosen, times = borrowed(
-        (fetch, compute, first, position, issues, chosen, times)
+def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
+    fetch, compute, offsets, position, issues, chosen, times = borrowed(
+        (fetch, compute, offsets, position, issues, chosen, times)
     )
     before, peak = issues[0], issues[1]
     channel = array = began = fetched = seen = n = 0
@@ -38,4 +39,4 @@ def _replay(fetch, compute, first, buffer, position, issues, chosen, in_step, ti
         times[n, 0], times[n, 1], times[n, 2] = start, end, began
         array, fetched, n = issued(before, peak, n, array, end, fetched, size, compute[at])
         channel, times[n - 1, 3] = end, array
-        position[stream] = at + 1 if at + 1 < first[stream + 1] else first[stream]
+        position[stream] = at + 1 if at + 1 < offsets[stream + 1] else offsets[stream]

@@ -1,9 +1,10 @@
 """Requests with deadlines, compiled; twin of ``weft.engine.Engine`` over ``Requests``, on an NPU or a host.
 
-One loop: account for what has ended, drop what is overdue, admit, list what could go next, choose, issue. All state
-lives in the arrays of ``LoopState``, so a run is fed its arrivals block by block and its memory does not grow. The
-device is a parameter: on an NPU, layers are computed in the order of issue and one pointer into the columns of
-``buffer`` serves all heads; on a host (``host_lanes``), a lane computes a segment at a time.
+One loop: account for ended layers, drop overdue requests, admit arrivals, list the heads (layers that could be issued
+next), choose a head, issue it. All state lives in the arrays of ``LoopState``, so a run is fed its arrivals block by
+block and its memory does not grow. The device is a parameter: on an NPU, layers are computed in the order of issue and
+one pointer into the columns of ``buffer`` serves all heads; on a host (``host_lanes``), a lane computes a segment at a
+time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from weft.kernels import request_state as k
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
-from weft.kernels.choosing import choose, price, row_worth, slack, with_margin
+from weft.kernels.choosing import choose, compute_on_chip, row_worth, slack, with_margin
 from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop, shared, uncounted_loop
 from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
 from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
@@ -43,34 +44,35 @@ def serve(
     coming: k.LoopArrivals,
     refilling: Refills | None = None,
 ) -> bool:
-    """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
+    """Serve requests; return True if the run is done, False if it has to be called again.
 
-    Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
-    refilling: for a policy that refills batches; the loop is compiled for such policies apart.
+    False: the known arrivals of a stream are used up and the next block is needed, or more layers are on chip than
+    ``before`` and ``peak`` have places for. log: filled as far as it has room. refilling: for a policy that refills
+    batches; numba compiles the loop for such policies apart.
     """
     heads = fresh_heads(state, rules.lanes)
     return bool(serve_until(k.NONE, models, terms, rules, state, log, heads, coming, refilling))
 
 
 def is_compiled() -> bool:
-    """Whether the loop need not be compiled first."""
+    """Return whether the loop is already compiled, in this process or on disk."""
     return is_kept(serve_until)
 
 
 def fresh_heads(state: k.LoopState, lanes: int) -> k.LoopHeads:
-    """Make room for a decision."""
+    """Allocate the table of heads, for as many heads as a decision can have."""
     most = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
     return k.LoopHeads(np.empty((most, k.HEADS), np.int64), np.empty(most), np.empty(most + 2 * lanes, np.int64))
 
 
 @uncounted_loop
 def serve_until(until, models, terms, rules, state, log, heads, coming, refilling):
-    """``serve`` that also ends, with False, before it decides anything at *until* or later; later arrivals wait."""
+    """Run the loop as ``serve`` does, but return False before any decision at *until* or later; later arrivals wait."""
     clocks = state.clocks
     done = False
     while clocks[k.CHANNEL] < until:
         if rules.device == k.NPU and clocks[k.ISSUES] + 1 >= len(state.before):
-            _forget(rules, state)
+            _forget_old_issues(rules, state)
             if clocks[k.ISSUES] + 1 >= len(state.before):  # all of them are still in the buffer: the caller makes room
                 break
         if not _account(models, terms, rules, state, log, heads, coming):
@@ -82,7 +84,7 @@ def serve_until(until, models, terms, rules, state, log, heads, coming, refillin
             done = True
             break
         soonest = min(soonest, _next_event(models, terms, state))
-        _idle(models, rules, state, min(max(soonest, clocks[k.CHANNEL]), until))
+        _wait(models, rules, state, min(max(soonest, clocks[k.CHANNEL]), until))
     if until < k.NONE:
         take(models, terms, rules, state, log, heads, coming)
     return done
@@ -90,13 +92,16 @@ def serve_until(until, models, terms, rules, state, log, heads, coming, refillin
 
 @called
 def _account(models, terms, rules, state, log, heads, coming):
-    """Account for what has ended, drop what is overdue and admit arrivals; False where some are not known yet."""
+    """Account for ended segments, drop overdue requests and admit arrivals.
+
+    Returns False if arrivals of this time are only in the next block.
+    """
     clocks = state.clocks
     if rules.device == k.HOST:
         end_segments(models, rules, state, log)
         for i in range(clocks[k.UNSEEN]):
             segment = state.unseen[i]
-            stream, place = segment[k.SEG_OF], segment[k.SEG_JOB]
+            stream, place = segment[k.SEG_STREAM], segment[k.SEG_PLACE]
             state.jobs[stream, place, k.COMPUTING] = 0
             if segment[k.ABORTED]:
                 state.jobs[stream, place, k.LAYER] -= 1
@@ -114,7 +119,7 @@ def _account(models, terms, rules, state, log, heads, coming):
 
 @called
 def _expire(models, terms, rules, state, log):
-    """Drop strict requests that are due, and stop running batches whose requests are all gone."""
+    """Drop strict requests that are due, and stop running batches whose requests have all ended."""
     clocks = state.clocks
     while not clocks[k.GIVEN_UP]:
         due, stream, place, member = first_strict(terms, state)
@@ -130,17 +135,17 @@ def _expire(models, terms, rules, state, log):
 
 @called
 def _step(models, terms, rules, state, log, heads, refilling):
-    """Issue one layer, if there is one and the device can take it; whether there may be another one to issue."""
+    """Issue one layer if the device can take one; return whether another layer may be issued at once."""
     clocks = state.clocks
     if rules.device == k.HOST and clocks[k.RUNNING] == rules.lanes:
         _reconsider(models, terms, rules, state, log, heads)
         return False
     if refilling is None:
-        count = _list(models, terms, rules, state, log, heads)
+        count = _list_heads(models, terms, rules, state, log, heads)
         if count == 0 or clocks[k.GIVEN_UP]:
             return False
         row = heads.table[choose(models, terms, rules, state, heads, count)]
-        stream, place, program = row[k.OF], row[k.JOB], row[k.RUNS]
+        stream, place, program = row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM]
         if place < 0:
             place = begin(terms, state, stream, program, place == k.BELATED)
     else:
@@ -150,7 +155,7 @@ def _step(models, terms, rules, state, log, heads, refilling):
     job = state.jobs[stream, place]
     at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     job[k.LAYER] += 1
-    job[k.LAST], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
+    job[k.LAST_ISSUED], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
     state.streams[stream, k.SERVED] += max(models.layers[at, k.FETCH], models.layers[at, k.COMPUTE])
     if rules.device == k.HOST:
         job[k.COMPUTING] = 1
@@ -163,7 +168,7 @@ def _step(models, terms, rules, state, log, heads, refilling):
 
 @called
 def _next_event(models, terms, state):
-    """When something may happen besides an arrival and the end of a segment: a deadline, or a batch becomes ready."""
+    """Return the tick of the next deadline, or at which a waiting batch becomes ready, whichever is first."""
     soonest, now = state.clocks[k.FIRST_DUE], state.clocks[k.CHANNEL]
     for s in range(len(terms)):
         if state.rings[s, k.WAITING, k.LENGTH] > 0:
@@ -174,25 +179,26 @@ def _next_event(models, terms, state):
 
 
 @called
-def _idle(models, rules, state, tick):
-    """Wait until *tick*, or until something changes on the device."""
+def _wait(models, rules, state, tick):
+    """Advance the clock to *tick*; on a host, at most to the next end of a segment."""
     clocks = state.clocks
     if rules.device == k.NPU:
         clocks[k.CHANNEL] = max(clocks[k.CHANNEL], tick)
         return
-    if not clocks[k.STEPPED]:
+    if not clocks[k.WAS_BUSY]:
         pass_time(models, rules, state, tick)
-    clocks[k.STEPPED] = 0
+    clocks[k.WAS_BUSY] = 0
 
 
-# What could go next
+# Heads: the layers that could be issued next
 
 
 @shared
-def _list(models, terms, rules, state, log, heads):
-    """List the next layers of batches in flight and of those that could begin, and which of them may go; how many.
+def _list_heads(models, terms, rules, state, log, heads):
+    """Fill the table of heads with the next layers of batches in flight and of batches that could begin.
 
-    Late batches are listed where they may go, or where a policy looks at everything that runs.
+    Sorts out late requests first, and marks the heads that may be issued. Late batches are listed only if they may be
+    issued, or if the policy looks at all heads. Returns the number of heads.
     """
     clocks, table = state.clocks, heads.table
     now = clocks[k.CHANNEL]
@@ -228,76 +234,82 @@ def _list(models, terms, rules, state, log, heads):
             has_place = state.streams[s, k.BATCHES_IN_FLIGHT] < state.jobs.shape[1]
             if has_place and state.rings[s, k.BELATED_RING, k.LENGTH] > 0:
                 count = _list_batch(models, terms, state, state.late, table, s, k.BELATED, count)
-    _allow(models, rules, state, table, count, on_time)
+    _mark_allowed(models, rules, state, table, count, on_time)
     return count
 
 
 @inlined
 def _list_job(models, state, table, stream, place, count):
-    """List the next layer of a batch in flight."""
+    """Write the next layer of a batch in flight to row *count* of the table; return the new number of heads."""
     job, row = state.jobs[stream, place], table[count]
-    row[k.OF], row[k.JOB], row[k.RUNS] = stream, place, job[k.PROGRAM]
-    row[k.BATCH], row[k.MEMBERS] = job[k.QUERY], job[k.SIZE]
-    row[k.NEXT] = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    row[k.CAME], row[k.DUE] = job[k.OLDEST], job[k.BATCH_DUE]
+    row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM] = stream, place, job[k.PROGRAM]
+    row[k.HEAD_QUERY], row[k.HEAD_SIZE] = job[k.QUERY], job[k.SIZE]
+    row[k.HEAD_LAYER] = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    row[k.HEAD_ARRIVAL], row[k.HEAD_DUE] = job[k.OLDEST], job[k.BATCH_DUE]
     return count + 1
 
 
 @called
 def _list_batch(models, terms, state, ring, table, stream, kind, count):
-    """List the first layer of a batch of waiting requests."""
+    """Write the first layer of a batch of waiting requests to row *count* of the table; return the new number of heads.
+
+    kind: READY for waiting requests, BELATED for late ones; ring: the table of those requests.
+    """
     which = k.WAITING if kind == k.READY else k.BELATED_RING
     row, oldest = table[count], front(ring, state.rings, stream, which)[k.ARRIVAL]
     size = min(state.rings[stream, which, k.LENGTH], terms[stream, k.MAX_BATCH])
     program = terms[stream, k.BASE] + size - 1
-    row[k.OF], row[k.JOB], row[k.RUNS] = stream, kind, program
-    row[k.BATCH], row[k.MEMBERS] = state.counts[stream, k.QUERIES], size
-    row[k.NEXT] = models.programs[program, k.FIRST]
-    row[k.CAME], row[k.DUE] = oldest, oldest + terms[stream, k.DEADLINE] if kind == k.READY else k.NONE
+    row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM] = stream, kind, program
+    row[k.HEAD_QUERY], row[k.HEAD_SIZE] = state.counts[stream, k.QUERIES], size
+    row[k.HEAD_LAYER] = models.programs[program, k.FIRST]
+    row[k.HEAD_ARRIVAL], row[k.HEAD_DUE] = oldest, oldest + terms[stream, k.DEADLINE] if kind == k.READY else k.NONE
     return count + 1
 
 
 @called
-def _allow(models, rules, state, table, count, on_time):
-    """Mark the heads that may go: all, or those on time, or also late ones that make none of those late."""
+def _mark_allowed(models, rules, state, table, count, on_time):
+    """Mark the heads that may be issued: all if none is on time; else those on time, and late ones as the rule says."""
     for i in range(count):
-        table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.DUE] < k.NONE
+        table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.HEAD_DUE] < k.NONE
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
-        price(models, rules, state, table, count)
+        compute_on_chip(models, rules, state, table, count)
     if rules.late == k.WEAVE and 0 < on_time < count:
         _let_fill(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
 
 
 @called
 def _let_fill(models, table, count, array):
-    """Let late heads go that fill what those on time leave idle; twin of ``engine.lateness.woven``."""
+    """Mark late heads that use an idle resource and make no other late; twin of ``lateness.weave_late_heads``."""
     latest = _latest_end(models, table, count, array)
     array_bound = channel_bound = False
     for i in range(count):
-        if table[i, k.DUE] < k.NONE:
-            array_bound |= models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 1
-            channel_bound |= models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 0
+        if table[i, k.HEAD_DUE] < k.NONE:
+            array_bound |= models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1
+            channel_bound |= models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 0
     for i in range(count):
-        if table[i, k.DUE] == k.NONE:
-            taken = array_bound if models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] else channel_bound
-            end = max(array, table[i, k.ON_CHIP]) + models.layers[table[i, k.NEXT], k.COMPUTE]
+        if table[i, k.HEAD_DUE] == k.NONE:
+            taken = array_bound if models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] else channel_bound
+            end = max(array, table[i, k.ON_CHIP]) + models.layers[table[i, k.HEAD_LAYER], k.COMPUTE]
             table[i, k.MAY_GO] = not taken and end <= latest
 
 
 @called
 def _latest_end(models, table, count, now):
-    """Twin of ``engine.lateness.latest_end``: by deadlines, equal ones in order."""
+    """Return the tick until which other work makes no head late; twin of ``engine.lateness.latest_end``.
+
+    Heads by deadline, those with equal deadlines in the order of the table.
+    """
     latest, need, last = k.NONE, 0, -1
     while True:
         due = k.NONE
         for i in range(count):
-            if last < table[i, k.DUE] < due:
-                due = table[i, k.DUE]
+            if last < table[i, k.HEAD_DUE] < due:
+                due = table[i, k.HEAD_DUE]
         if due == k.NONE:
             return latest
         for i in range(count):
-            rest = models.layers[table[i, k.NEXT], k.REMAINING]
-            if table[i, k.DUE] == due and now + need + rest <= due:
+            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            if table[i, k.HEAD_DUE] == due and now + need + rest <= due:
                 need += rest
                 latest = min(latest, due - need)
         last = due
@@ -308,7 +320,10 @@ def _latest_end(models, table, count, now):
 
 @shared
 def _reconsider(models, terms, rules, state, log, heads):
-    """Stop running work for waiting work if the policy does; requests are sorted out where any could be stopped."""
+    """Stop running work for waiting work if the policy, punctual, would do so; twin of ``Punctual.aborts``.
+
+    Late requests are sorted out for every policy as soon as a segment could be stopped, as in the plain engine.
+    """
     victim, lost, free = -1, 0, k.NONE
     for i in range(state.clocks[k.RUNNING]):
         rest = rest_of(models, state, i)
@@ -319,30 +334,38 @@ def _reconsider(models, terms, rules, state, log, heads):
                 victim, lost = i, done
     if victim < 0:
         return
-    count = _list(models, terms, rules, state, log, heads)
+    count = _list_heads(models, terms, rules, state, log, heads)
     if count == 0 or rules.policy != k.PUNCTUAL or state.clocks[k.GIVEN_UP]:
         return
     segment, row = state.segments[victim], heads.table[count]
-    row[k.OF], row[k.JOB], row[k.NEXT] = segment[k.SEG_OF], segment[k.SEG_JOB], segment[k.SEG_AT]
-    row[k.RUNS], row[k.CAME], row[k.DUE] = segment[k.SEG_PROGRAM], segment[k.SEG_CAME], segment[k.SEG_DUE]
-    row[k.MEMBERS], row[k.BATCH] = segment[k.SEG_SIZE], segment[k.SEG_QUERY]
+    row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_LAYER] = (
+        segment[k.SEG_STREAM],
+        segment[k.SEG_PLACE],
+        segment[k.SEG_LAYER],
+    )
+    row[k.HEAD_PROGRAM], row[k.HEAD_ARRIVAL], row[k.HEAD_DUE] = (
+        segment[k.SEG_PROGRAM],
+        segment[k.SEG_ARRIVAL],
+        segment[k.SEG_DUE],
+    )
+    row[k.HEAD_SIZE], row[k.HEAD_QUERY] = segment[k.SEG_SIZE], segment[k.SEG_QUERY]
     row[k.MAY_GO] = 1
     best = choose(models, terms, rules, state, heads, count + 1)
     now, chosen = state.clocks[k.CHANNEL], heads.table[best]
-    need = with_margin(rules, models.layers[chosen[k.NEXT], k.REMAINING])
-    if best == count or not now + need <= chosen[k.DUE] < now + free + need:
+    need = with_margin(rules, models.layers[chosen[k.HEAD_LAYER], k.REMAINING])
+    if best == count or not now + need <= chosen[k.HEAD_DUE] < now + free + need:
         return
-    spare = slack(row[k.DUE], now, models.layers[row[k.NEXT], k.REMAINING], 100 + rules.margin)
+    spare = slack(row[k.HEAD_DUE], now, models.layers[row[k.HEAD_LAYER], k.REMAINING], 100 + rules.margin)
     if spare >= need or row_worth(models, terms, chosen, now) > row_worth(models, terms, row, now):
-        stop_segment(models, rules, state, row[k.OF], row[k.JOB])
+        stop_segment(models, rules, state, row[k.HEAD_STREAM], row[k.HEAD_PLACE])
 
 
 # Layers on an NPU
 
 
 @shared
-def _forget(rules, state):
-    """Make room in the columns: leave out issues that can no longer matter."""
+def _forget_old_issues(rules, state):
+    """Make room in the columns: remove the issues that can no longer delay a fetch."""
     clocks, before, peak = state.clocks, state.before, state.peak
     n, shift = clocks[k.ISSUES], max(0, clocks[k.POINTER] - 1)
     latest = clocks[k.CHANNEL] - clocks[k.FETCHED] + rules.buffer
@@ -355,7 +378,7 @@ def _forget(rules, state):
 
 @called
 def _issue(models, rules, state, log, stream, place, at):
-    """Issue the next layer of a batch."""
+    """Issue the next layer of a batch, row *at* of ``Models.layers``, on the NPU."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]
     size, busy, n = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE], clocks[k.ISSUES]
     x = clocks[k.FETCHED] - rules.buffer + size
@@ -370,14 +393,14 @@ def _issue(models, rules, state, log, stream, place, at):
     clocks[k.COMPUTED] += busy
     clocks[k.CHANNEL], clocks[k.ARRAY], clocks[k.FETCHED] = end, array, fetched
     clocks[k.ISSUES], clocks[k.POINTER] = n, seen
-    clocks[k.LAST_OF], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
+    clocks[k.LAST_STREAM], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
 
 
 # Estimates
 
 
 def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) -> None:
-    """Ticks from each layer to the end when the device is empty and serves nothing else: the precise estimate."""
+    """Fill *out* with the ticks from each layer to the end on an empty device that serves no other work."""
     _remaining_alone(fetch, compute, buffer, columns(len(fetch) + 1), out)
 
 

@@ -1,4 +1,8 @@
-"""Requests that come, wait, form batches and are answered, in the compiled loop: twin of ``weft.engine.Requests``."""
+"""Requests that come, wait, form batches and are answered, in the compiled loop: twin of ``weft.engine.Requests``.
+
+Arguments are those of ``serve_until``; *stream* and *place* name a job (a batch in flight), ``state.jobs[stream,
+place]``. A ring is a row of a table whose first place and length are in ``LoopState.rings``.
+"""
 
 from __future__ import annotations
 
@@ -11,100 +15,101 @@ from weft.kernels.host_lanes import rest_of
 
 @inlined
 def front(ring, rings, stream, which):
-    """The first entry of a ring."""
+    """Return the first entry of a stream's ring; *which*: WAITING, BELATED_RING or RETURNING."""
     return ring[stream, rings[stream, which, k.HEAD]]
 
 
 @inlined
-def _turned(ring, place):
-    """A place in a ring, counted on from one before its end."""
+def _wrap(ring, place):
+    """Return a place in a ring, modulo its size; *place* is less than twice that."""
     return place if place < ring.shape[1] else place - ring.shape[1]
 
 
 @called
-def _push(ring, rings, stream, arrival, leaves, number):
-    """Insert a request in order of arrivals, mostly at the end."""
-    at = rings[stream, k.WAITING]
-    place = at[k.LENGTH]
-    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
-        row = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
-        k.copy_row(row, ring[stream, _turned(ring, at[k.HEAD] + place)])
+def _insert_request(ring, rings, stream, arrival, leaves, number):
+    """Insert a request into the ring of waiting requests, in order of arrivals: mostly at the end."""
+    bounds = rings[stream, k.WAITING]
+    place = bounds[k.LENGTH]
+    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
+        row = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
+        k.copy_row(row, ring[stream, _wrap(ring, bounds[k.HEAD] + place)])
         place -= 1
-    row = ring[stream, _turned(ring, at[k.HEAD] + place)]
+    row = ring[stream, _wrap(ring, bounds[k.HEAD] + place)]
     row[k.ARRIVAL], row[k.LEAVES], row[k.NUMBER] = arrival, leaves, number
-    at[k.LENGTH] += 1
+    bounds[k.LENGTH] += 1
 
 
 @inlined
-def _drop_front(ring, rings, stream, which):
-    at = rings[stream, which]
-    at[k.HEAD] = _turned(ring, at[k.HEAD] + 1)
-    at[k.LENGTH] -= 1
+def _pop_front(ring, rings, stream, which):
+    """Remove the first entry of a stream's ring."""
+    bounds = rings[stream, which]
+    bounds[k.HEAD] = _wrap(ring, bounds[k.HEAD] + 1)
+    bounds[k.LENGTH] -= 1
 
 
 @called
-def _return(terms, state, stream, now):
-    """The client of a closed stream will send again."""
+def _schedule_return(terms, state, stream, now):
+    """Schedule the next request of a closed stream's client, whose request has ended at *now*."""
     think = terms[stream, k.THINK]
     if think < 0:
         return
-    ring, at, back = state.returning, state.rings[stream, k.BACK], now + think
-    place = at[k.LENGTH]
-    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1)] > back:
-        ring[stream, _turned(ring, at[k.HEAD] + place)] = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
+    ring, bounds, back = state.returning, state.rings[stream, k.RETURNING], now + think
+    place = bounds[k.LENGTH]
+    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > back:
+        ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
         place -= 1
-    ring[stream, _turned(ring, at[k.HEAD] + place)] = back
-    at[k.LENGTH] += 1
+    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = back
+    bounds[k.LENGTH] += 1
 
 
 # Requests come and are answered
 
 
 @inlined
-def _short(coming, terms, stream):
-    """Whether a stream's next request is not known, and follows."""
+def _next_unknown(coming, terms, stream):
+    """Return whether a stream's next request, or the exit at which it leaves, is only in the next block."""
     known, leaves = coming.known[stream], coming.leaves_known[stream]
-    without = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
-    return without or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
+    used_up = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
+    return used_up or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
 
 
 @called
 def take(models, terms, rules, state, log, heads, coming):
-    """Put the requests that have arrived into the queues; False where some are not known yet."""
+    """Put the requests that have arrived into the queues; return False if the next block is needed to know them all."""
     now, known = state.clocks[k.CHANNEL], coming.known
     for s in range(len(terms)):
         while known[s, k.HEAD] < known[s, k.LENGTH] and coming.times[known[s, k.HEAD]] <= now:
-            if _short(coming, terms, s):
+            if _next_unknown(coming, terms, s):
                 return False
-            _enter(models, terms, rules, state, log, heads, coming, s, coming.times[known[s, k.HEAD]])
+            _admit_or_refuse(models, terms, rules, state, log, heads, coming, s, coming.times[known[s, k.HEAD]])
             known[s, k.HEAD] += 1
         if coming.more[s] and known[s, k.HEAD] == known[s, k.LENGTH]:
             return False
-        while state.rings[s, k.BACK, k.LENGTH] > 0 and front(state.returning, state.rings, s, k.BACK) <= now:
-            if _short(coming, terms, s):
+        while state.rings[s, k.RETURNING, k.LENGTH] > 0 and front(state.returning, state.rings, s, k.RETURNING) <= now:
+            if _next_unknown(coming, terms, s):
                 return False
-            arrival = front(state.returning, state.rings, s, k.BACK)
-            _drop_front(state.returning, state.rings, s, k.BACK)
+            arrival = front(state.returning, state.rings, s, k.RETURNING)
+            _pop_front(state.returning, state.rings, s, k.RETURNING)
             if arrival < rules.end:
-                _enter(models, terms, rules, state, log, heads, coming, s, arrival)
+                _admit_or_refuse(models, terms, rules, state, log, heads, coming, s, arrival)
     return True
 
 
 @called
 def next_arrival(terms, state, coming):
-    """When the next request comes; NONE if no more will."""
+    """Return the tick of the next request; NONE if no request will come."""
     soonest = k.NONE
     for s in range(len(terms)):
         if coming.known[s, k.HEAD] < coming.known[s, k.LENGTH]:
             soonest = min(soonest, coming.times[coming.known[s, k.HEAD]])
-        if state.rings[s, k.BACK, k.LENGTH] > 0:
-            soonest = min(soonest, front(state.returning, state.rings, s, k.BACK))
+        if state.rings[s, k.RETURNING, k.LENGTH] > 0:
+            soonest = min(soonest, front(state.returning, state.rings, s, k.RETURNING))
     return soonest
 
 
 @called
-def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
-    """Put a request into its queue, or refuse it."""
+def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, arrival):
+    """Put a request that has arrived into its queue, or refuse it."""
     clocks, leaves, due = state.clocks, 0, arrival + terms[stream, k.DEADLINE]
     if terms[stream, k.EXITS]:
         leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
@@ -113,7 +118,9 @@ def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
     if rules.strict:
         accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
     if not accepted:
-        answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due))
+        record_end(
+            models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
+        )
         return
     if not _busy(state, stream):
         least = k.NONE
@@ -122,20 +129,20 @@ def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
                 least = min(least, state.streams[s, k.SERVED])
         if least < k.NONE:
             state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least)
-    _push(state.queue, state.rings, stream, arrival, leaves, clocks[k.NUMBERED])
-    clocks[k.NUMBERED] += 1
+    _insert_request(state.queue, state.rings, stream, arrival, leaves, clocks[k.ADMITTED])
+    clocks[k.ADMITTED] += 1
 
 
 @inlined
 def _busy(state, stream):
-    """Whether a stream has requests that wait or run."""
+    """Return whether a stream has waiting requests or batches in flight."""
     rings = state.rings[stream]
     return rings[k.WAITING, k.LENGTH] + rings[k.BELATED_RING, k.LENGTH] + state.streams[stream, k.BATCHES_IN_FLIGHT] > 0
 
 
 @inlined
 def any_busy(state):
-    """Whether any stream has requests that wait or run."""
+    """Return whether any stream has waiting requests or batches in flight."""
     busy = False
     for s in range(len(state.streams)):
         busy |= _busy(state, s)
@@ -143,8 +150,12 @@ def any_busy(state):
 
 
 @shared
-def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
-    """Record what became of a request, and schedule the next one of a closed stream's client."""
+def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, now):
+    """Record the end of a request, and schedule the next request of a closed stream's client.
+
+    end: the tick of the answer, or WAS_DROPPED or WAS_REFUSED. now: the tick from which the think time counts. The run
+    is given up if its stream has now missed more deadlines than ``LoopState.patience``; nothing is recorded after that.
+    """
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
     if clocks[k.GIVEN_UP]:
         return
@@ -160,14 +171,14 @@ def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
         elif end < 0:
             k.count_refused(counts)
         else:
-            over, row = terms[stream, k.OVERS], state.streams[stream]
-            besides = models.times[terms[stream, k.OVER] + row[k.OVERHEADS] % over] if over else 0
+            count, row = terms[stream, k.OVERHEAD_COUNT], state.streams[stream]
+            overhead = models.times[terms[stream, k.FIRST_OVERHEAD] + row[k.OVERHEADS] % count] if count else 0
             row[k.OVERHEADS] += 1
-            k.count_done(counts, state.histogram[terms[stream, k.BINS_OF]], end - arrival + besides, deadline)
+            k.count_done(counts, state.histogram[terms[stream, k.HISTOGRAM_ROW]], end - arrival + overhead, deadline)
         if end < 0 or end > arrival + deadline:
             state.patience[stream] -= 1
             clocks[k.GIVEN_UP] = state.patience[stream] < 0
-    _return(terms, state, stream, now)
+    _schedule_return(terms, state, stream, now)
 
 
 # Strict deadlines
@@ -175,7 +186,7 @@ def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
 
 @called
 def _can_be_met(models, terms, rules, state, heads, stream, due):
-    """Whether a strict deadline can be met after all work ahead of it; twin of ``engine.admission``."""
+    """Return whether a strict request can meet its deadline *due* after all work ahead; as ``engine.admission``."""
     now = state.clocks[k.CHANNEL]
     own = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
     return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
@@ -183,7 +194,10 @@ def _can_be_met(models, terms, rules, state, heads, stream, due):
 
 @called
 def _free_in(models, terms, rules, state, begun, deadline, now):
-    """Ticks until a lane would be free for a request with this deadline; *begun*: room for what lanes have begun."""
+    """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
+
+    begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
+    """
     latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
     clocks, ahead, count = state.clocks, 0, 0
@@ -196,8 +210,8 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
         count = clocks[k.RUNNING]
     running = count
     for s in range(len(terms)):
-        ahead += _whole(
-            models, terms, s, _between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
+        ahead += _expected_ticks(
+            models, terms, s, _count_between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
         )
         for place in range(state.streams[s, k.PLACES]):
             job = state.jobs[s, place]
@@ -212,37 +226,37 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
             own = -1
             for i in range(running):
                 if rules.device == k.NPU:
-                    here = clocks[k.LAST_OF] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
+                    here = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
                 else:
-                    here = state.segments[i, k.SEG_OF] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
+                    here = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
                 if here:
                     own = i
             if own < 0:
                 own, count = count, count + 1
                 begun[own] = 0
             begun[own] += rest_of_batch(models, job)
-    return _poured(rules, begun, count, ahead)
+    return _free_time(rules, begun, count, ahead)
 
 
 @inlined
 def rest_of_batch(models, job):
-    """Expected ticks of the layers of a batch that were not issued."""
+    """Return the expected ticks of the layers of a batch that were not issued."""
     at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     return models.layers[at, k.REMAINING] if at < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
 
 
 @inlined
-def _between(state, stream, earliest, latest):
-    """How many requests of a queue arrived within two ticks."""
-    ring, at, count = state.queue, state.rings[stream, k.WAITING], 0
-    for i in range(at[k.LENGTH]):
-        count += earliest <= ring[stream, _turned(ring, at[k.HEAD] + i), k.ARRIVAL] <= latest
+def _count_between(state, stream, earliest, latest):
+    """Return the number of waiting requests of a stream that arrived from *earliest* to *latest*."""
+    ring, bounds, count = state.queue, state.rings[stream, k.WAITING], 0
+    for i in range(bounds[k.LENGTH]):
+        count += earliest <= ring[stream, _wrap(ring, bounds[k.HEAD] + i), k.ARRIVAL] <= latest
     return count
 
 
 @inlined
-def _whole(models, terms, stream, requests):
-    """Expected ticks of a number of requests; two and more are taken as full batches."""
+def _expected_ticks(models, terms, stream, requests):
+    """Return the expected ticks of a number of requests of a stream; two or more count as parts of full batches."""
     base, most = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
     if requests <= 1:
         return requests * models.layers[models.programs[base, k.FIRST], k.REMAINING]
@@ -250,8 +264,12 @@ def _whole(models, terms, stream, requests):
 
 
 @called
-def _poured(rules, begun, count, waiting):
-    """When the first lane is free: begun work keeps its lane, the longest placed first; the rest is divided freely."""
+def _free_time(rules, begun, count, waiting):
+    """Return the ticks until the first lane is free.
+
+    Each of the first *count* entries of *begun* keeps one lane, the longest placed first; *waiting* ticks are divided
+    freely. The last entries of *begun* are scratch space for the lanes.
+    """
     lanes = begun[len(begun) - rules.lanes :]
     for lane in range(rules.lanes):
         lanes[lane] = 0
@@ -280,32 +298,36 @@ def _poured(rules, begun, count, waiting):
 
 @called
 def first_strict(terms, state):
-    """The unanswered strict request that is due first: its deadline, stream, place in flight or -1, and member."""
+    """Return the unanswered strict request that is due first: deadline, stream, place of its job, and member.
+
+    The place is -1 for a waiting request; the deadline is NONE if there is no strict request. Among equal deadlines,
+    the request admitted first.
+    """
     due, number, stream, place, member = k.NONE, k.NONE, -1, -1, -1
     for s in range(len(terms)):
         if state.rings[s, k.WAITING, k.LENGTH] > 0:
             row = front(state.queue, state.rings, s, k.WAITING)
-            its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-            if its < due or (its == due and row[k.NUMBER] < number):
-                due, number, stream, place = its, row[k.NUMBER], s, -1
+            own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+            if own_due < due or (own_due == due and row[k.NUMBER] < number):
+                due, number, stream, place = own_due, row[k.NUMBER], s, -1
         for p in range(state.streams[s, k.PLACES]):
             if not state.jobs[s, p, k.USED]:
                 continue
             for i in range(state.jobs[s, p, k.SIZE]):
                 row = state.members[s, p, i]
-                its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-                if not row[k.GONE] and (its < due or (its == due and row[k.NUMBER] < number)):
-                    due, number, stream, place, member = its, row[k.NUMBER], s, p, i
+                own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+                if not row[k.GONE] and (own_due < due or (own_due == due and row[k.NUMBER] < number)):
+                    due, number, stream, place, member = own_due, row[k.NUMBER], s, p, i
     return due, stream, place, member
 
 
 @shared
 def drop_front(models, terms, rules, state, log, stream, now):
-    """Drop the first request of a queue."""
+    """Drop the first waiting request of a stream."""
     row = front(state.queue, state.rings, stream, k.WAITING)
     arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
-    _drop_front(state.queue, state.rings, stream, k.WAITING)
-    answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
+    _pop_front(state.queue, state.rings, stream, k.WAITING)
+    record_end(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
 
 
 @shared
@@ -313,12 +335,12 @@ def drop_member(models, terms, rules, state, log, stream, place, member, now):
     """Drop a request of a batch."""
     row = state.members[stream, place, member]
     row[k.GONE] = 1
-    answer(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
+    record_end(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
 
 
 @called
 def forsaken(state, stream, place):
-    """Whether all requests of a batch are gone."""
+    """Return whether all requests of a batch have ended."""
     gone = 0
     for i in range(state.jobs[stream, place, k.SIZE]):
         gone += state.members[stream, place, i, k.GONE]
@@ -330,7 +352,10 @@ def forsaken(state, stream, place):
 
 @called
 def sort_out_waiting(models, terms, rules, state, log, stream, clock):
-    """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
+    """Take requests that cannot be on time out of the queue: strict ones are dropped, others become late requests.
+
+    clock: the earliest tick at which the device could compute for them.
+    """
     if not rules.strict and rules.late == k.KEEP:
         return
     rings, deadline = state.rings, terms[stream, k.DEADLINE]
@@ -344,21 +369,24 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
         if rules.strict:
             drop_front(models, terms, rules, state, log, stream, clock)
             continue
-        _drop_front(state.queue, rings, stream, k.WAITING)
-        at = rings[stream, k.BELATED_RING]
-        if at[k.LENGTH] < state.late.shape[1]:
-            belated = state.late[stream, _turned(state.late, at[k.HEAD] + at[k.LENGTH])]
+        _pop_front(state.queue, rings, stream, k.WAITING)
+        bounds = rings[stream, k.BELATED_RING]
+        if bounds[k.LENGTH] < state.late.shape[1]:
+            belated = state.late[stream, _wrap(state.late, bounds[k.HEAD] + bounds[k.LENGTH])]
             belated[k.ARRIVAL], belated[k.LEAVES] = arrival, leaves
-            at[k.LENGTH] += 1
+            bounds[k.LENGTH] += 1
         else:
-            answer(
+            record_end(
                 models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
             )
 
 
 @called
 def sort_out_batches(models, terms, rules, state, log, stream, clock):
-    """Mark batches that have become late, and end those whose requests are all gone."""
+    """Mark batches that have become late, and end batches whose requests have all ended.
+
+    clock: the earliest tick at which the device could compute for them.
+    """
     if not rules.strict and rules.late == k.KEEP:
         return
     for place in range(state.streams[stream, k.PLACES]):
@@ -391,9 +419,9 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
 
 @shared
 def _give_up(models, terms, rules, state, log, stream, place, clock):
-    """End a batch half-way, because its requests are gone or strict and too late."""
+    """End a batch half-way, because every request of it has ended or is strict and too late."""
     size = state.jobs[stream, place, k.SIZE]
-    _free(state, stream, place)
+    _free_place(state, stream, place)
     for i in range(size):
         if not state.members[stream, place, i, k.GONE]:
             drop_member(models, terms, rules, state, log, stream, place, i, clock)
@@ -404,7 +432,10 @@ def _give_up(models, terms, rules, state, log, stream, place, clock):
 
 @inlined
 def ready_at(models, terms, state, stream):
-    """When the waiting requests become a batch that is not full: its wait is over, or it would be late."""
+    """Return the tick at which the waiting requests become a batch although they do not fill one.
+
+    Then the wait of the oldest request is over, or it would be late. 0: at once.
+    """
     term, oldest = terms[stream], front(state.queue, state.rings, stream, k.WAITING)[k.ARRIVAL]
     if term[k.WAITS] >= 0:
         return oldest + term[k.DEADLINE] * term[k.WAITS] // 100
@@ -416,7 +447,7 @@ def ready_at(models, terms, state, stream):
 
 @called
 def may_begin(terms, rules, state, stream):
-    """Whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
+    """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those."""
     streams, jobs = state.streams, state.jobs
     if streams[stream, k.BATCHES_IN_FLIGHT] == 0:
         return True
@@ -432,7 +463,10 @@ def may_begin(terms, rules, state, stream):
 
 @called
 def begin(terms, state, stream, program, belated):
-    """Make a batch of the requests that wait longest, in the queue or among the late ones; returns its place."""
+    """Begin a batch of the oldest waiting requests, as many as *program* is for; return the place of its job.
+
+    belated: take late requests; otherwise late ones are taken only when the queue is empty.
+    """
     jobs, streams, place = state.jobs, state.streams, 0
     while jobs[stream, place, k.USED]:
         place += 1
@@ -446,10 +480,10 @@ def begin(terms, state, stream, program, belated):
         oldest = min(oldest, row[k.ARRIVAL])
         k.copy_row(row, member)
         member[k.GONE] = 0
-        _drop_front(ring, state.rings, stream, which)
+        _pop_front(ring, state.rings, stream, which)
     job = jobs[stream, place]
     job[k.USED], job[k.LATE], job[k.PROGRAM], job[k.LAYER], job[k.SIZE] = 1, belated, program, 0, size
-    job[k.QUERY], job[k.LAST], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
+    job[k.QUERY], job[k.LAST_ISSUED], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
     job[k.BATCH_DUE] = k.NONE if belated else state.members[stream, place, 0, k.ARRIVAL] + terms[stream, k.DEADLINE]
     state.counts[stream, k.QUERIES] += 1
     streams[stream, k.BATCHES_IN_FLIGHT] += 1
@@ -458,8 +492,8 @@ def begin(terms, state, stream, program, belated):
 
 
 @inlined
-def _free(state, stream, place):
-    """End a batch: its place is free."""
+def _free_place(state, stream, place):
+    """Free the place of a batch that has ended."""
     row = state.streams[stream]
     state.jobs[stream, place, k.USED] = 0
     row[k.BATCHES_IN_FLIGHT] -= 1
@@ -469,11 +503,11 @@ def _free(state, stream, place):
 
 @called
 def advance(models, terms, rules, state, log, stream, place, end):
-    """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
+    """Account for a layer computed at *end*: end the batch, answer requests that leave at an exit, or merge batches."""
     job = state.jobs[stream, place]
     at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[at - 1, k.EXIT]) or _leave(
+    stays = not (done or models.layers[at - 1, k.EXIT]) or _answer_done(
         models, terms, rules, state, log, stream, place, end, done
     )
     if stays and rules.refills:
@@ -481,8 +515,11 @@ def advance(models, terms, rules, state, log, stream, place, end):
 
 
 @shared
-def _leave(models, terms, rules, state, log, stream, place, end, done):
-    """Answer the requests that are done after a layer, all of them or those that leave; whether any stay."""
+def _answer_done(models, terms, rules, state, log, stream, place, end, done):
+    """Answer the requests that are done after a layer: all if *done*, else those that leave at this exit.
+
+    Returns whether any requests stay in the batch.
+    """
     job = state.jobs[stream, place]
     members, size, staying = state.members[stream, place], job[k.SIZE], 0
     if rules.strict:
@@ -497,18 +534,18 @@ def _leave(models, terms, rules, state, log, stream, place, end, done):
     if done and not state.clocks[k.GIVEN_UP]:
         state.counts[stream, k.BATCHES] += first >= rules.warm
     if done:
-        _free(state, stream, place)
+        _free_place(state, stream, place)
     for i in range(size):
         if not members[i, k.GONE] and (done or members[i, k.LEAVES] <= job[k.LAYER]):
             leaves = members[i, k.LEAVES] if done else job[k.LAYER]
             members[i, k.GONE] = 1
-            answer(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
+            record_end(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
     if done:
         return False
     if staying == 0:
         if not state.clocks[k.GIVEN_UP]:
             state.counts[stream, k.BATCHES] += first >= rules.warm
-        _free(state, stream, place)
+        _free_place(state, stream, place)
         return False
     kept = 0
     for i in range(size):
@@ -522,7 +559,7 @@ def _leave(models, terms, rules, state, log, stream, place, end, done):
 
 @shared
 def _merge(terms, state, stream, place):
-    """Merge a batch with others at the same layer, as far as they fit; the one that began first stays."""
+    """Merge a batch with batches that wait at the same layer, up to the largest batch; the oldest query stays."""
     jobs, members = state.jobs[stream], state.members[stream]
     for other in range(state.streams[stream, k.PLACES]):
         if other == place or not jobs[other, k.USED] or jobs[other, k.COMPUTING]:
@@ -536,15 +573,15 @@ def _merge(terms, state, stream, place):
         jobs[kept, k.SIZE], jobs[kept, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
         for column in (k.LATE, k.BATCH_DUE):
             jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
-        jobs[kept, k.LAST] = max(jobs[kept, k.LAST], jobs[joining, k.LAST])
-        _free(state, stream, joining)
+        jobs[kept, k.LAST_ISSUED] = max(jobs[kept, k.LAST_ISSUED], jobs[joining, k.LAST_ISSUED])
+        _free_place(state, stream, joining)
         _set_due(terms, state, stream, kept)
         place = kept
 
 
 @called
 def _set_due(terms, state, stream, place):
-    """The oldest request and the deadline of a batch with other members."""
+    """Set the first arrival and the deadline of a batch whose members have changed."""
     job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
     for i in range(job[k.SIZE]):
         oldest = min(oldest, members[i, k.ARRIVAL])

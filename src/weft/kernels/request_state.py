@@ -1,7 +1,8 @@
 """The arrays of the compiled loop over requests, by column, and how a request is counted.
 
-Times are ticks. Rows of small facts (streams, batches, heads, segments) are rows of integers, and the constants here
-number their columns: few arrays compile in a fraction of the time that one array for each fact takes.
+Times are ticks. Streams, batches in flight (here: jobs), heads (layers that could go next) and segments on lanes are
+rows of integers, and the constants here number their columns: few arrays compile in a fraction of the time that an
+array for every column takes.
 """
 
 from __future__ import annotations
@@ -18,58 +19,74 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 NONE = 1 << 62
-"""No deadline, no arrival, no event: ``NO_DEADLINE``."""
+"""The tick of a deadline, an arrival or an event that never comes: ``NO_DEADLINE``."""
 NPU, HOST = range(2)
-"""Devices: one that fetches ahead, and one whose lanes compute a segment at a time."""
+"""Devices: an NPU fetches ahead; the lanes of a host compute one segment at a time."""
 FIFO, FAIR, ROUND_ROBIN, EDF, PRIORITY, PUNCTUAL, PREMA, LAYERWEAVER, LAYERWEAVER_PLUS, WEFT_PLUS = range(10)
 KEEP, DEMOTE, WEAVE = range(3)
-"""Rules for late requests that are answered."""
+"""Rules for late requests under which these are answered."""
 CHANNEL, ARRAY, FETCHED, ISSUES, POINTER, STEPS, COMPUTED, LOGGED, ANSWERED = range(9)
-"""Columns of ``LoopState.clocks``; CHANNEL is the time on a host, and ARRAY the last end..."""
-STEPPED, SETTLED, RUNNING, UNSEEN, HANDED_OVER, FIRST_DUE, NUMBERED, GIVEN_UP, LAST_OF, LAST_QUERY = range(9, 19)
-"""... whether the engine was busy, the tick up to which work is subtracted, segments that run and that ended while the
-engine was busy, the place in the hand-over times, the first strict deadline, requests admitted, whether the run is
-given up, and the stream and query that an NPU was given last."""
+"""Places in ``LoopState.clocks``. On an NPU: when channel and array are free, ticks fetched, the number of issues in
+``before`` and ``peak`` with the pointer into them; on a host, CHANNEL is the time and ARRAY the last end of a segment.
+STEPS: layers issued; COMPUTED: ticks computed; LOGGED, ANSWERED: rows written to ``LoopLog``."""
+WAS_BUSY, SETTLED, RUNNING, UNSEEN, NEXT_HAND_OVER = range(9, 14)
+"""Further places, for hosts: whether the engine was busy, the tick up to which work is subtracted, the numbers of
+segments that run and that have ended unseen by the engine, and the next of the measured hand-over times."""
+FIRST_DUE, ADMITTED, GIVEN_UP, LAST_STREAM, LAST_QUERY = range(14, 19)
+"""Further places: the first strict deadline, the number of admitted requests, whether the run is given up, and the
+stream and query of the layer that an NPU was given last."""
 CLOCKS = 19
-"""Columns of ``LoopState.clocks``, those above."""
+"""The number of places in ``LoopState.clocks``."""
 HEAD, LENGTH = range(2)
-"""Columns of ``LoopState.rings``: where a ring begins and how long it is."""
-WAITING, BELATED_RING, BACK = range(3)
-"""Rings of a stream: requests that wait, those that are late, and clients that will send again."""
+"""Columns of ``LoopState.rings``: the place where a ring begins, and the number of its entries."""
+WAITING, BELATED_RING, RETURNING = range(3)
+"""Rings of a stream: waiting requests, late waiting requests, and the ticks at which clients will send again."""
 ARRIVAL, LEAVES, NUMBER, GONE = range(4)
-"""Columns of a request: arrival, layers after which it leaves, place in the order of admission, answered already."""
+"""Columns of a request: arrival, layers after which it leaves, number in order of admission, whether it has ended."""
 BATCHES_IN_FLIGHT, PLACES, SERVED, OVERHEADS = range(4)
-"""Columns of ``LoopState.streams``; PLACES: the place after the last batch, OVERHEADS: how many were drawn."""
-USED, LATE, PROGRAM, LAYER, SIZE, QUERY, LAST, BATCH_DUE, OLDEST, COMPUTING = range(10)
-"""Columns of ``LoopState.jobs``."""
-BASE, DEADLINE, MAX_BATCH, TIMEOUT, WAITS, PRIORITY_OF, THINK, BINS_OF, EXITS = range(9)
-SPREAD, RUNS_MEASURED, RUN, OVER, OVERS = range(9, 14)
-"""Columns of a stream's terms: program at batch 1, ..., percent of its allowed time a batch waits or -1, ..., row of
-the histogram, whether it has exits, and where its measured runs and overheads begin and how many there are."""
+"""Columns of ``LoopState.streams``; PLACES: one more than the last used place of a job; SERVED: ticks of work issued;
+OVERHEADS: the number of overheads drawn so far."""
+USED, LATE, PROGRAM, LAYER, SIZE, QUERY, LAST_ISSUED, BATCH_DUE, OLDEST, COMPUTING = range(10)
+"""Columns of ``LoopState.jobs``. USED: whether the place holds a batch; LAYER: layers issued; LAST_ISSUED: step of the
+last issue; OLDEST: first arrival; COMPUTING: whether a layer is on a lane."""
+BASE, DEADLINE, MAX_BATCH, TIMEOUT, WAITS, STREAM_PRIORITY, THINK, HISTOGRAM_ROW, EXITS = range(9)
+SPREAD, RUNS_MEASURED, FIRST_RUN, FIRST_OVERHEAD, OVERHEAD_COUNT = range(9, 14)
+"""Columns of a stream's terms. BASE: program at batch 1; WAITS: how long a batch waits to be filled, in percent of the
+time to the deadline, or -1; THINK: -1 for open streams; EXITS: whether the model has early exits. SPREAD: where the
+stream's measured runs begin in ``Models.spread``; RUNS_MEASURED: their number; FIRST_RUN: the run of query 0.
+FIRST_OVERHEAD, OVERHEAD_COUNT: where the stream's overheads begin in ``Models.times``, and their number."""
 TERMS = 14
-"""Columns of a stream's terms, those above."""
+"""The number of columns of a stream's terms."""
 FETCH, COMPUTE, REMAINING, EXIT = range(4)
 """Columns of ``Models.layers``; EXIT: whether requests may leave after a layer."""
 FIRST, COMPUTE_BOUND, KIND = range(3)
-"""Columns of ``Models.programs``."""
-OF, JOB, NEXT, RUNS, CAME, DUE, MEMBERS, BATCH, ON_CHIP, MAY_GO, NEED, REACHABLE, YIELDS = range(13)
-"""Columns of ``LoopHeads.table``; ON_CHIP: when it would be; the last three are punctual's."""
+"""Columns of ``Models.programs``. FIRST: index of the first layer; KIND: kind of work for the contention of lanes."""
+HEAD_STREAM, HEAD_PLACE, HEAD_LAYER, HEAD_PROGRAM, HEAD_ARRIVAL, HEAD_DUE, HEAD_SIZE, HEAD_QUERY = range(8)
+"""Columns of ``LoopHeads.table``. HEAD_PLACE: place of the job, or READY or BELATED; HEAD_LAYER: row of
+``Models.layers``; HEAD_ARRIVAL: first arrival; HEAD_SIZE: requests in the batch."""
+ON_CHIP, MAY_GO, NEED, REACHABLE, YIELDS = range(8, 13)
+"""Further columns: when the weights would be on chip, and whether the head may be issued now. For punctual: remaining
+ticks with the margin, the deadline or an extended one that can be met, and whether the head gives way."""
 HEADS = 13
-"""Columns of ``LoopHeads.table``, those above."""
-SEG_OF, SEG_JOB, SEG_AT, SEG_PROGRAM, SEG_QUERY, SEG_BEGIN, SEG_END, ABORTED, SEG_CAME, SEG_DUE, SEG_SIZE = range(11)
-"""Columns of segments on lanes."""
+"""The number of columns of ``LoopHeads.table``."""
+SEG_STREAM, SEG_PLACE, SEG_LAYER, SEG_PROGRAM, SEG_QUERY, SEG_BEGIN, SEG_END = range(7)
+"""Columns of a segment on a lane. SEG_PLACE: place of its job; SEG_LAYER: row of ``Models.layers``."""
+ABORTED, SEG_ARRIVAL, SEG_DUE, SEG_SIZE = range(7, 11)
+"""Further columns: whether the segment was stopped, and first arrival, deadline and size of its batch."""
 SEGMENT = 11
-"""Columns of a segment, those above."""
+"""The number of columns of a segment."""
 REST, SPEED = range(2)
+"""Columns of ``LoopState.speeds``: remaining ticks at full speed, and the present speed."""
 ARRIVED, COMPLETED, VIOLATED, DROPPED, REFUSED, LATENCY_SUM, LATENCY_MAX, DEEPEST, BATCHES, QUERIES = range(10)
 """Columns of ``LoopState.counts``."""
 READY, BELATED = -1, -2
-"""In place of a job: a batch that could begin, of requests in the queue or of late ones."""
+"""In place of the place of a job: a batch that could begin, of waiting requests or of late ones."""
 WAS_DROPPED, WAS_REFUSED = -1, -2
-"""In place of the time of a request's answer."""
+"""In place of the tick of a request's answer."""
 MANTISSA_BITS = 9
-"""Bins of latencies are 1/512 wide, 0.2 %: far below what runs with other requests differ by."""
+"""Bins of latencies are 1/512 wide, 0.2 %: far below the difference between runs with other random requests."""
 BINS = 64 << MANTISSA_BITS
+"""The number of bins: enough for every latency of 63 bits."""
 
 
 class Models(NamedTuple):
@@ -78,19 +95,20 @@ class Models(NamedTuple):
     layers: Ints
     """(layers, 4): FETCH to EXIT; REMAINING: estimated ticks to the end of the program."""
     programs: Ints
-    """(programs + 1, 3): FIRST to KIND; the last row says where the last program ends."""
+    """(programs + 1, 3): FIRST to KIND; FIRST of the last row is the number of layers."""
     work: Floats
-    """Ticks that each layer takes alone, before its spread; empty where layers take what is expected."""
+    """Mean ticks of every layer alone on the host; empty where layers take exactly their expected ticks."""
     spread: Floats
-    """Measured runs of each stream, over their means."""
+    """Factors on ``work``: the layers of all measured runs of each stream, over their means."""
     losses: Floats
-    """(kinds, kinds): share of its speed that a lane loses to another; empty where nothing is lost."""
+    """(kinds, kinds): share of its speed that a lane with the first kind of work loses to a lane with the second; empty
+    where lanes do not slow each other down."""
     times: Ints
-    """Hand-over times, and after them each stream's overheads."""
+    """Measured hand-over times (from the engine to a lane), and after them each stream's overheads per request."""
 
 
 class LoopRules(NamedTuple):
-    """The policy's terms and the run's."""
+    """The constants of the policy and of the run."""
 
     device: int
     policy: int
@@ -103,30 +121,31 @@ class LoopRules(NamedTuple):
     late_gives_way: int
     foresight: int
     stretch: int
-    """weft+: how long a woven rest is taken to last, in percent of its time alone."""
+    """weft+: expected remaining time of a woven request, in percent of its remaining time alone."""
     failsafe: int
     margin: int
     """punctual: percent added to remaining times."""
     patience: int
-    """priority: lengths waited for each class climbed; punctual: after which a late request no longer gives way."""
+    """Waiting time in lengths of the request. priority: for one class higher; punctual: after which a late request no
+    longer gives way."""
     buffer: int
     largest: int
     lanes: int
     cores: int
-    """Lanes that run at full speed at the same time; 0: all."""
+    """The number of lanes that can run at full speed at the same time; 0: all."""
     least_speed: float
     abort_from: int
-    """Segments that take as long may be stopped; NONE: none."""
+    """Segments of at least this number of expected ticks may be stopped; NONE: no segment."""
     abort: int
     """Ticks that stopping takes."""
     step: int
     """Ticks that the engine takes to start a segment."""
     hand_overs: int
-    """How many hand-over times were measured."""
+    """The number of measured hand-over times."""
     warm: int
-    """Requests that arrive earlier are served but not counted."""
+    """Requests that arrive before this tick are served but not counted."""
     end: int
-    """Closed streams send nothing from here on."""
+    """Closed streams send nothing from this tick on."""
 
 
 class LoopState(NamedTuple):
@@ -136,35 +155,38 @@ class LoopState(NamedTuple):
     before: Ints
     peak: Ints
     queue: Ints
-    """(streams, places, 3): requests that wait, a ring in order of arrival; ``rings`` says where it begins."""
+    """(streams, places, 3): waiting requests, for each stream a ring in order of arrival."""
     late: Ints
+    """The same of late waiting requests."""
     returning: Ints
-    """(streams, clients): when clients send again, a ring in order of times."""
+    """(streams, clients): the ticks at which clients send again, for each stream a ring in order of ticks."""
     rings: Ints
-    """(streams, 3, 2)."""
+    """(streams, 3, 2): HEAD and LENGTH of the rings WAITING, BELATED_RING and RETURNING."""
     streams: Ints
+    """(streams, 4): BATCHES_IN_FLIGHT to OVERHEADS."""
     jobs: Ints
     """(streams, places, 10): batches in flight, USED to COMPUTING."""
     members: Ints
-    """(streams, places, largest batch, 4)."""
+    """(streams, places, largest batch, 4): the requests of each job, ARRIVAL to GONE."""
     counts: Ints
-    """(streams, 10): what was counted of each stream, ARRIVED to QUERIES."""
+    """(streams, 10): counters for the report, ARRIVED to QUERIES."""
     histogram: Ints
     """(rows, BINS) latencies by ``bin_of``."""
     segments: Ints
-    """(lanes, 11): segments that run, in the order of their starts."""
+    """(lanes, 11): running segments, in the order of their starts."""
     speeds: Floats
-    """(lanes, 2): the REST of each in ticks at full speed, and its SPEED."""
+    """(lanes, 2): REST and SPEED of each running segment."""
     unseen: Ints
-    """Segments that ended and that the source has not seen."""
+    """Segments that have ended and that the engine has not accounted for."""
     patience: Floats
-    """Deadlines that each stream may still miss before the run is given up."""
+    """By stream, the number of deadlines that may still be missed before the run is given up."""
 
 
 class LoopLog(NamedTuple):
-    """Room for what happened, or none.
+    """Room for a record of the run; arrays of length 0 where none is wanted.
 
-    issues: stream, query, layer, program, four times; answers: stream, arrival, end, layers.
+    Rows of issues: stream, query, layer, program, and start and end of fetch and compute; of answers: stream, arrival,
+    end, and the number of layers after which the request left.
     """
 
     issues: Ints
@@ -172,28 +194,29 @@ class LoopLog(NamedTuple):
 
 
 class LoopHeads(NamedTuple):
-    """What could go next, and notes of a decision; room for the most there can be."""
+    """The heads (layers that could be issued next) of one decision, and scratch space, for as many as can exist."""
 
     table: Ints
-    """(heads, 13): OF to YIELDS."""
+    """(heads, 13): HEAD_STREAM to YIELDS."""
     costs: Floats
-    """punctual's cost of each."""
+    """punctual: the cost of each head."""
     order: Ints
-    """punctual: heads in order of deadlines; admission: what lanes have ahead."""
+    """Scratch. punctual: heads in order of deadlines; admission: the begun work of lanes."""
 
 
 class LoopArrivals(NamedTuple):
-    """Requests that are known to come."""
+    """The requests that are known to come: one block of a longer run."""
 
     times: Ints
-    """Ascending ticks, stream by stream."""
+    """Arrival ticks, ascending within a stream, stream by stream."""
     known: Ints
-    """(streams, 2): where a stream's next one is, and where its known ones end."""
+    """(streams, 2): the index in ``times`` of a stream's next request, and the index where its known requests end."""
     leaves: Ints
     """Layers after which successive requests leave, stream by stream."""
     leaves_known: Ints
+    """The same as ``known``, into ``leaves``."""
     more: Bools
-    """Whether further ones follow."""
+    """By stream, whether more requests follow after the known ones."""
 
 
 @inlined
@@ -205,7 +228,7 @@ def copy_row(row, target):
 
 @loop
 def bin_of(latency: int) -> int:
-    """Bin of a latency: its magnitude and the MANTISSA_BITS bits that follow, a resolution of 0.2 %."""
+    """Return the histogram bin of a latency: its magnitude and the MANTISSA_BITS bits that follow; bins of 0.2 %."""
     shift = 0
     while latency >> (shift + MANTISSA_BITS + 1):
         shift += 1
@@ -214,14 +237,14 @@ def bin_of(latency: int) -> int:
 
 @inlined
 def count_refused(counts):
-    """Count a request that was not accepted."""
+    """Count a refused request in a stream's *counts*."""
     counts[VIOLATED] += 1
     counts[REFUSED] += 1
 
 
 @inlined
 def count_done(counts, histogram, latency, deadline):
-    """Count a request that was answered."""
+    """Count an answered request in a stream's *counts* and in its latency *histogram*."""
     counts[COMPLETED] += 1
     counts[LATENCY_SUM] += latency
     counts[LATENCY_MAX] = max(counts[LATENCY_MAX], latency)

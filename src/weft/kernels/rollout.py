@@ -1,7 +1,7 @@
 """The ``weft`` policy, compiled; twin of ``weft.engine.policies.weft`` run by ``weft.engine.Engine``.
 
-Two storeys: ``weave_rollout`` issues layers, ``_play`` plays one candidate out. A play writes its
-issues behind the real ones in ``before`` and ``peak`` and is forgotten by not advancing ``n``.
+``weave_rollout`` issues layers; ``_play`` plays a candidate out: it simulates the layers after that candidate. A play
+writes its issues behind the real ones in ``before`` and ``peak``, and is forgotten by not advancing ``n``.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ priced_idle = inlined(shared.priced_idle)
 
 
 class RolloutStreams(NamedTuple):
-    """The layers of all streams, the progress each makes, and which models are compute-bound."""
+    """The layers of all streams, stream after stream, and which models are compute-bound.
+
+    gains: the progress that each layer adds; offsets: stream i owns the layers ``offsets[i]`` to ``offsets[i + 1]``.
+    """
 
     fetch: Ints
     compute: Ints
     gains: Ints
-    first: Ints
+    offsets: Ints
     compute_bound: Bools
 
 
 class RolloutRules(NamedTuple):
-    """What stays the same during a run: ticks, prices of an idle tick, progress units."""
+    """The constants of a run: buffer, longest fetch, prices of an idle tick, distances (``Weft.distances``), band."""
 
     buffer: int
     largest: int
@@ -46,7 +49,7 @@ class RolloutRules(NamedTuple):
 
 
 class Front(NamedTuple):
-    """Where each stream is: its next layer, its pointer into the issues, its progress."""
+    """For each stream, the index of its next layer, its pointer into the issues (``buffer``), and its progress."""
 
     position: Ints
     seen: Ints
@@ -65,11 +68,12 @@ class Clocks(NamedTuple):
 def weave_rollout(
     streams: RolloutStreams, rules: RolloutRules, horizon: int, commit: int, work: int, quota: Ints, chosen: Ints
 ) -> int:
-    """Issue the best plays until *work* is issued or *chosen* is full; returns the number of issues.
+    """Issue the first *commit* layers of the best play again and again, until *work* ticks are issued.
 
-    quota: queries each stream may issue in all; -1 for no limit.
+    horizon: the layers of a play. quota: the queries that each stream may issue in the run; -1: no limit. chosen:
+    filled with the stream of each issue; a full one ends the run. Returns the number of issues.
     """
-    front, play = _new_front(streams.first), _new_front(streams.first)
+    front, play = _new_front(streams.offsets), _new_front(streams.offsets)
     issues, plans = columns(len(chosen) + horizon + 1), np.empty((2, horizon), np.int64)
     queries = np.zeros(len(quota), np.int64)
     return int(_weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen))
@@ -83,7 +87,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
     clocks = Clocks(0, 0, 0, 0)
     issued_work = 0
     while issued_work < work and clocks.n < len(chosen):
-        _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan)
+        _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan)
         for step in range(commit):
             stream = best_plan[step]
             at = front.position[stream]
@@ -95,7 +99,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
             chosen[clocks.n] = stream
             clocks = _issue(stream, streams, rules, front, issues, clocks)
             issued_work += max(streams.fetch[at], streams.compute[at])
-            if front.position[stream] == streams.first[stream]:
+            if front.position[stream] == streams.offsets[stream]:
                 queries[stream] += 1
                 if queries[stream] == quota[stream]:
                     front.progress[stream] = DONE
@@ -103,8 +107,11 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
 
 
 @part
-def _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan):
-    """Play every candidate by both rules and keep the play that costs least."""
+def _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan):
+    """Play every candidate out by both rules, and write the play with the least priced idle time to *best_plan*.
+
+    play, plan: scratch space.
+    """
     any_allowed, least = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
     behind = furthest_behind(front.progress)
@@ -118,19 +125,20 @@ def _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan):
                         best_plan[step] = plan[step]
 
 
-def _new_front(first: Ints) -> Front:
-    count = len(first) - 1
-    return Front(first[:-1].copy(), np.zeros(count, np.int64), np.zeros(count, np.int64))
+def _new_front(offsets: Ints) -> Front:
+    """Return the state in which every stream is at its first layer."""
+    count = len(offsets) - 1
+    return Front(offsets[:-1].copy(), np.zeros(count, np.int64), np.zeros(count, np.int64))
 
 
 @part
 def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, plan):
-    """Priced idle time of issuing *first_stream* next and then filling *plan* by one rule; *front* stays as it is.
+    """Return the priced idle time of issuing *first_stream* next and filling the rest of *plan* by a rule.
 
-    The rules: least priced idle time with the distance kept where both resources can go on, ties to the
-    stream behind (*by_price*); or Layerweaver's least idle time with its starvation rules.
+    by_price: the rule of the least priced idle time, ties to the stream that is behind; otherwise Layerweaver's least
+    idle time with its starvation rules. The state *front* is copied to *play*, and does not change.
     """
-    fetch, compute, gains, first, compute_bound = streams
+    fetch, compute, gains, offsets, compute_bound = streams
     position, seen, progress = play
     before, peak = issues[0], issues[1]
     channel, array, fetched, n = clocks
@@ -187,7 +195,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
         array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[at], compute[at])
         computed += compute[at]
         progress[best] += gains[at]
-        position[best] = at + 1 if at + 1 < first[best + 1] else first[best]
+        position[best] = at + 1 if at + 1 < offsets[best + 1] else offsets[best]
     array_idle = array - array_began - computed
     channel_idle = channel - channel_began - (fetched - fetched_before)
     return compute_price * array_idle + memory_price * channel_idle
@@ -195,7 +203,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
 
 @part
 def _issue(stream, streams, rules, front, issues, clocks):
-    """Issue the stream's next layer for good; returns the clocks after it."""
+    """Issue the next layer of a stream on the device, and return the clocks after it."""
     at = front.position[stream]
     size = streams.fetch[at]
     before, peak = issues[0], issues[1]
@@ -203,13 +211,13 @@ def _issue(stream, streams, rules, front, issues, clocks):
     end, front.seen[stream] = on_chip(before, peak, front.seen[stream], peak[clocks.n], clocks.channel, size, x)
     array, fetched, n = issued(before, peak, clocks.n, clocks.array, end, clocks.fetched, size, streams.compute[at])
     front.progress[stream] += streams.gains[at]
-    front.position[stream] = at + 1 if at + 1 < streams.first[stream + 1] else streams.first[stream]
+    front.position[stream] = at + 1 if at + 1 < streams.offsets[stream + 1] else streams.offsets[stream]
     return Clocks(end, array, fetched, n)
 
 
 @inlined
 def _catch_up(streams, buffer, front, issues, clocks):
-    """Move every stream's pointer to where it must be by now, so that no play walks there again."""
+    """Move every stream's pointer on as far as its next layer needs, so that plays do not repeat that walk."""
     for stream in range(len(front.position)):
         x = clocks.fetched - buffer + streams.fetch[front.position[stream]]
         front.seen[stream] = caught_up(issues[0], front.seen[stream], x)
@@ -217,6 +225,9 @@ def _catch_up(streams, buffer, front, issues, clocks):
 
 @inlined
 def _may_go(stream, behind, streams, front, max_lag):
-    """The fairness rule; twin of ``weft.engine.policies.fairness.may_go``."""
+    """Return whether the fairness rule lets a stream issue its next layer; twin of ``policies.fairness.may_go``.
+
+    behind: the stream that is furthest behind.
+    """
     gain = streams.gains[front.position[stream]]
     return stream == behind or within_lag(front.progress[stream], gain, front.progress[behind], max_lag)

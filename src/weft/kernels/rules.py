@@ -1,27 +1,30 @@
-"""What policies decide by, as functions of numbers. Each rule stands here once: a policy calls it with the numbers of a
-candidate, a compiled loop takes the same function in (``compiling.inlined``).
+"""The rules by which policies compare candidates, as functions of numbers. Every rule is written once: a policy calls
+it with the numbers of a candidate, and a compiled loop inlines the same function (``compiling.inlined``).
 
-Times are ticks. Of keys the least goes first, and the first candidate among equals. Rules do not call each other, and
-use only what numba knows of numbers and tuples.
+Times are ticks. The candidate with the least key goes first, and among equal keys the first candidate. Rules do not
+call each other, and use only operations on numbers and tuples that numba can compile.
 """
 
 from __future__ import annotations
 
-# Whose turn it is
+# The order of queries
 
 
 def resumes(layer: int, last_issued: int) -> int:
-    """Sort batches that have begun before all others, the one served last first; 0 for the others."""
+    """Return a key that sorts begun batches before all others, the batch served last first; 0 for the others."""
     return -2 - last_issued if layer > 0 else 0
 
 
 def fifo_key(resumes: int, arrival: int, turn: int, stream: int) -> tuple[int, int, int, int]:
-    """Whole queries by arrival; where all wait from the start, stream by stream in each turn."""
+    """Return fifo's key: begun queries first (*resumes*), then by arrival; saturated streams one after another.
+
+    turn: the round of the query in a saturated stream; 0 for requests.
+    """
     return resumes, arrival, turn, stream
 
 
 def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
-    """The earliest deadline, then the earliest arrival."""
+    """Return the key of the earliest deadline, then the earliest arrival."""
     return deadline, arrival
 
 
@@ -29,17 +32,20 @@ def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
 
 
 def waited(now: int, arrival: int, whole: int, remaining: int) -> int:
-    """Ticks since its arrival in which a query was not served."""
+    """Return the ticks since its arrival in which a query was not served.
+
+    whole, remaining: the ticks of the query alone on the device, and those that are left.
+    """
     return max(0, now - arrival - (whole - remaining))
 
 
 def tokens(priority: int, whole: int, waited: int) -> int:
-    """PREMA: priority x (1 + time waited / time alone), times the time alone, to stay in whole numbers."""
+    """PREMA: return priority x (1 + time waited / time alone), times the time alone *whole* to stay an integer."""
     return priority * (whole + waited)
 
 
 def level(tokens: int, whole: int) -> int:
-    """PREMA: the highest threshold that this number of tokens reaches, of 9, 3 and 1; all reach the last."""
+    """PREMA: return the highest threshold of 9, 3 and 1 that *tokens* reaches; every query reaches 1."""
     return 9 if tokens >= 9 * whole else 3 if tokens >= 3 * whole else 1
 
 
@@ -47,12 +53,15 @@ def level(tokens: int, whole: int) -> int:
 
 
 def rank(priority: int, waited: int, whole: int, patience: int) -> int:
-    """priority: the class, times three for each *patience* lengths waited; 36 times at most, to stay within 64 bits."""
+    """priority: return the priority, times three for every *patience* own lengths that a request has waited.
+
+    At most 36 times, to stay within 64 bits.
+    """
     return int(priority * 3 ** min(waited // max(1, whole) // patience, 36))
 
 
 def worth(priority: int, size: int, waited: int, whole: int) -> float:
-    """punctual: priority times requests, times one plus the waiting time over the length."""
+    """punctual: return how much a batch counts: priority x size x (1 + time waited / time alone)."""
     return priority * size * (1 + waited / max(1, whole))
 
 
@@ -60,12 +69,15 @@ def worth(priority: int, size: int, waited: int, whole: int) -> float:
 
 
 def slack(deadline: int, now: int, remaining: int, percent: int) -> int:
-    """Ticks to spare until a deadline, if what remains takes *percent* of its time alone."""
+    """Return the ticks to spare until a deadline if the remaining work takes *percent* percent of its time alone."""
     return deadline - now - remaining * percent // 100
 
 
 def reachable_due(deadline: int, arrival: int, earliest: int) -> int:
-    """punctual: the deadline; if it cannot be met, the allowed time is doubled until it can."""
+    """punctual: return the deadline, extended if it is before *earliest*, the earliest possible end.
+
+    The time from arrival to deadline is doubled until the deadline can be met.
+    """
     allowed = max(1, deadline - arrival)
     while deadline < earliest:
         allowed *= 2
@@ -73,18 +85,20 @@ def reachable_due(deadline: int, arrival: int, earliest: int) -> int:
     return deadline
 
 
-# What stands idle
+# Idle time
 
 
 def idle(
     fetch: int, compute: int, fetched: int, prefetch: int, array: int, buffer: int, largest: int
 ) -> tuple[int, int, int, bool, int]:
-    """Layerweaver's price of a layer that is on chip at *fetched*, while the array is busy until *array*.
+    """Layerweaver: return the idle time that a layer causes; its weights are on chip at *fetched*.
 
-    prefetch: ticks the channel can bring in meanwhile; largest: ticks of the largest fetch there is. Ticks the array
-    waits for the weights; ticks the channel waits for space that another order would have left it; ticks the array may
-    wait for the largest layer if that comes next; whether the layer computes longer than the rest of the buffer takes
-    to fill, wherever it is placed; the decoupling distance after it.
+    array: when the array is free. prefetch: ticks of later layers that the channel can fetch until then. buffer: the
+    weight buffer in ticks. largest: ticks of the largest fetch of all models.
+
+    Returns: ticks that the array waits for the weights; ticks that the channel waits for space that another order would
+    have left; ticks that the array would wait if the largest layer came next; whether the layer computes longer than
+    the rest of the buffer takes to fill, in every order; the decoupling distance after the layer.
     """
     late = fetched - array
     distance = max(0, -late) + compute
@@ -99,20 +113,20 @@ def idle(
 
 
 def weave_key(idle: int, inherent: bool, distance: int) -> tuple[int, int]:
-    """Least idle time first; then no inherent one; then the largest decoupling distance."""
+    """Layerweaver: return the key of the least idle time; then no inherent idle time; then the largest distance."""
     return 2 * idle + inherent, -distance
 
 
 def weave_due_key(idle: int, deadline: int) -> tuple[int, int]:
-    """Layerweaver+: least idle time first; then the earliest deadline."""
+    """Layerweaver+: return the key of the least idle time, then the earliest deadline."""
     return idle, deadline
 
 
 def goes_on(wants_weights: bool, wants_space: bool, compute_bound: bool) -> bool:
-    """Whether a model's layers lead to those of the kind that is missing, where any is.
+    """Layerweaver: return whether a model may go on, given the resource that starves; True if none does.
 
-    Where every layer lets the array wait, models that compute go on; else, where every layer lets the channel wait,
-    models that fetch.
+    wants_weights: every candidate lets the array wait; then compute-bound models go on. Otherwise wants_space: every
+    candidate lets the channel wait; then memory-bound models go on.
     """
     return compute_bound if wants_weights else not (wants_space and compute_bound)
 
@@ -128,7 +142,7 @@ def priced_idle(
     shortest: int,
     longest: int,
 ) -> int:
-    """weft: the priced idle time that a layer causes on the array and the channel, in ticks times price.
+    """weft: return the priced idle time that a layer causes on the array and the channel, in ticks times price.
 
     channel_start, fetch_end: when the channel begins with it, and when its weights are on chip. array_free: when the
     array has computed all earlier layers. A decoupling distance below *shortest* counts as idle time of the array, one
@@ -140,14 +154,17 @@ def priced_idle(
     return compute_price * array_idle + memory_price * channel_idle
 
 
-# What fits in
+# Thresholds, lag, and joining a batch
 
 
 def aimt_key(
     fetch: int, compute: int, last_issued: int, free: int, distance: int, compute_threshold: int, memory_threshold: int
 ) -> tuple[int, int]:
-    """AI-MT: with little of the buffer free, what computes shortest; with little ready compute, what adds most to it;
-    else a layer that fetches longer, of the stream that waited longest; without such layers, that stream's."""
+    """AI-MT: return the key of a layer, given the *free* part of the buffer and the decoupling *distance*.
+
+    With little of the buffer free, the shortest compute goes first; with little ready compute, the layer that adds most
+    to it. Otherwise memory-bound layers go first, and among them, or without them, the stream that waited longest.
+    """
     if free < memory_threshold:
         return 0, compute
     if distance < compute_threshold:
@@ -156,12 +173,15 @@ def aimt_key(
 
 
 def within_lag(progress: int, gain: int, least: int, max_lag: int) -> bool:
-    """Whether a stream may go on without leaving the one that is furthest behind too far behind."""
+    """Return whether a stream may issue a layer that adds *gain*: it is then at most *max_lag* ahead of *least*.
+
+    least: the progress of the stream that is furthest behind.
+    """
     return progress + gain - least <= max_lag
 
 
 def fluid_overhead(new_total: int, new_after_exit: int, merged_after_exit: int) -> int:
-    """Fluid Batching, equation 4: ticks until a paused batch ends if newcomers first catch up to its exit and join it.
+    """Fluid Batching, equation 4: return the ticks until a paused batch ends if newcomers join it at its exit first.
 
     new_total: ticks of the newcomers alone, from the first layer to the end; new_after_exit: the part of that after the
     exit. merged_after_exit: ticks of the merged batch from the exit to the end.
@@ -169,19 +189,26 @@ def fluid_overhead(new_total: int, new_after_exit: int, merged_after_exit: int) 
     return new_total - new_after_exit + merged_after_exit
 
 
-# What requests cost top-up
+# Costs of top-up
 
 
 def leaving_cost(share: float, size: int, passed: int, late: int, miss: int) -> float:
-    """The share of *size* requests that leaves *passed* ticks from now; *late* of them miss, at *miss* ticks each."""
+    """top-up: return the cost, in ticks, of requests at an exit *passed* ticks from now.
+
+    share: the part of *size* requests that leaves there. late: how many of all would miss their deadlines there (a
+    request in flight may count several times), at a cost of *miss* each.
+    """
     return share * (size * passed + miss * late)
 
 
 def backlog_cost(left: int, most: int, full: int, passed: int) -> float:
-    """What *left* requests wait together, in batches of *most* that take *full* ticks each, after *passed* ticks."""
+    """top-up: return the summed waiting ticks of *left* requests that run in full batches after *passed* ticks.
+
+    most: the requests of a full batch; full: the ticks that it takes.
+    """
     return left * passed + full * (left * (left + most) / (2 * most))
 
 
 def backlog_ticks(left: int, most: int, full: int) -> int:
-    """How long those take."""
+    """top-up: return the ticks that *left* requests take in batches of *most*, which take *full* ticks."""
     return full * left // most

@@ -1,4 +1,4 @@
-"""The products of a tiled NPU, counted and priced: what ``weft.devices.costs.tiled`` describes, compiled.
+"""Cycles, traffic and time of matrix products on a tiled NPU, compiled; ``weft.devices.costs.tiled`` explains them.
 
 Sizes are whole numbers held as floats: exact to 2^53, and they do not wrap around beyond it. The plain twin
 enumerates the loop nest tile by tile (tests/devices/test_tiled.py).
@@ -17,28 +17,28 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 STRADDLE, REFETCH, GROUPS, BROADCAST = range(4)
-"""What lanes side by side do; see ``TiledNpu.p_reading``."""
+"""Readings of how lanes side by side share a pass; see ``TiledNpu.p_reading``."""
 EDGES_ADDED, EDGES_WITHIN, EDGES_NONE = range(3)
-"""What the load of the first tiles and the write of a last one cost; see ``TiledNpu.edges``."""
+"""Readings of what the load of the first tiles and the write of a last tile cost; see ``TiledNpu.edges``."""
 
 
 class ProductWork(NamedTuple):
-    """What a product asks of the two resources."""
+    """The work of a product on the two resources, array and memory."""
 
     cycles: float
     elements: float
-    """Read from and written to off-chip memory."""
+    """Elements read from and written to off-chip memory."""
     fill_elements: float
-    """Loaded before the first cycle."""
+    """Elements loaded before the first cycle."""
     drain_elements: float
-    """The largest tile written, which nothing hides at the end."""
+    """Elements of the largest tile written, which nothing hides at the end."""
 
 
 @loop
 def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> ProductWork:
-    """Cycles and traffic of *batch* samples, B_R of them below each other.
+    """Return cycles and traffic of a product for *batch* samples, *b_r* of which are stacked in the rows.
 
-    product: rows, depth, columns, groups; tile: T_R, T_P, T_C.
+    product: rows, depth, columns, groups; tile: T_R, T_P, T_C. reading: STRADDLE to BROADCAST.
     """
     rows, depth, columns, groups = product[0], product[1], product[2], product[3]
     t_r, t_p, t_c = tile[0], tile[1], tile[2]
@@ -72,7 +72,10 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
 
 @loop
 def _pieces(lanes: float, columns: float, t_c: float) -> float:
-    """The number of pieces into which the ends of passes and of lanes cut *lanes* lanes, laid end to end."""
+    """Return into how many pieces *lanes* lanes, laid end to end, are cut by the ends of lanes and of passes.
+
+    A lane has *columns* columns, and a pass *t_c*.
+    """
     if lanes * columns == 0:
         return 0.0
     a, b = columns, t_c
@@ -84,7 +87,10 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
 
 @loop
 def time_s(work: ProductWork, s_per_cycle: float, s_per_element: float, edges: int) -> float:
-    """The roofline of the two resources, and the edges as they are read."""
+    """Return the seconds that a product takes: the roofline of the two resources, and the edges as *edges* counts them.
+
+    edges: EDGES_ADDED to EDGES_NONE.
+    """
     compute, traffic = work.cycles * s_per_cycle, work.elements * s_per_element
     if edges == EDGES_NONE:
         return max(compute, traffic)
@@ -105,9 +111,9 @@ def best_times(
 ) -> None:
     """Fill *times* (designs, products) with the best time, and *chosen* (designs, products, 2) with its shape and B_R.
 
-    products: (products, 4), see ``work``; shapes: (designs, shapes, 3), a zero marks one that cannot be; splits:
-    highest and lowest B_R; readings: of lanes and of edges; costs: seconds per cycle and per element. Among equals
-    the first shape wins, then the highest B_R.
+    products: (products, 4), see ``work``. shapes: tile shapes (designs, shapes, 3); a zero marks an impossible shape.
+    splits: the highest and the lowest B_R. readings: of lanes and of edges. costs: seconds per cycle and per element.
+    Among equals the first shape wins, then the highest B_R.
     """
     for design in range(shapes.shape[0]):
         for place in range(products.shape[0]):

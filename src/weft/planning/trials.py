@@ -15,7 +15,7 @@ from weft.planning.candidates import Arrangement
 from weft.planning.plan_request import PlanRequest
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, RequestRun, prepared, simulate_requests
-from weft.simulation.run_length import SHORT, USUAL, RunLength, lasting
+from weft.simulation.run_length import SHORT, USUAL, RunLength, prolong
 from weft.workloads.requests import Workload
 
 STEP = 1.05
@@ -28,7 +28,7 @@ FIRST_GUESS = 0.85
 
 def run_workload(asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
     """Return the asked streams at a multiple of their rates, for as long as the run needs."""
-    return lasting(arrangement.serving(asked.workload).scaled(factor), length)
+    return prolong(arrangement.serving(asked.workload).scaled(factor), length)
 
 
 def late_rule(asked: PlanRequest, arrangement: Arrangement) -> str:

@@ -24,7 +24,7 @@ from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
-from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
+from weft.engine.lane_queues import BatchKey, allowed_lanes, choose_lane, has_room, preceding_tasks, tasks_to_report
 from weft.engine.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, LoadedModel, StartedStep, Step, StepEnd, StepOutput
 from weft.runtime.facets import SegmentTiming
@@ -369,7 +369,7 @@ class LaneExecutor:
     def _queue(self, task: LaneTask, chosen: int) -> None:
         """Queue a segment on lane *chosen*; if that is negative, the policy chose none and a suitable lane is taken."""
         lane = self.lanes[chosen] if chosen >= 0 else self._choose_lane(task)
-        task.after = awaited(task, lane, self.lanes, shares=self._shares)
+        task.after = preceding_tasks(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
@@ -377,9 +377,9 @@ class LaneExecutor:
 
     def _choose_lane(self, task: LaneTask) -> Lane:
         """Choose a lane with room for a segment; only among lanes that can compute now, if there is any."""
-        open_to = at_home(task.candidate, self._lanes_with_room())
+        open_to = allowed_lanes(task.candidate, self._lanes_with_room())
         able = [lane for lane in open_to if lane.device.able]
-        return lane_for(task.batch, able or open_to, self._lane_remaining)
+        return choose_lane(task.batch, able or open_to, self._lane_remaining)
 
     def _start_waiting(self) -> None:
         """Start the queued segments that wait for no other lane any more; each lane starts its segments in order."""
@@ -435,7 +435,7 @@ class LaneExecutor:
         completions = []
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
             begin = self.now()
-            for task in known(lane, lane.device.ahead):
+            for task in tasks_to_report(lane, lane.device.ahead):
                 outputs = task.goes_on
                 if outputs is not None:
                     task.reported, error = True, _take(task, outputs)

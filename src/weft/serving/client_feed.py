@@ -110,7 +110,7 @@ class ClientFeed:
             ticket.compute_ns += work.compute_ns
             for number in outputs[EXIT].tolist():
                 ticket.model.statistics.exits[number] += 1
-                moved |= leaving.shares.left(number - 1)
+                moved |= leaving.shares.count_exit(number - 1)
             self.settle(ticket, outputs)
         if moved:
             self.streams.expect_leaving(work.model)

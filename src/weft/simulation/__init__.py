@@ -1,7 +1,7 @@
-"""What a policy would do: ``simulate`` for streams that never run dry; ``requests`` has the same for those that arrive.
+"""Simulation of policies: ``simulate`` for saturated streams, and ``requests`` for requests that arrive.
 
 ``saturated`` and ``requests`` run one case each; ``sustain`` looks for the largest load, ``sweep`` for thresholds,
-``prediction`` runs again what a server was measured to do.
+``prediction`` repeats a measured run of a server.
 
 Its modules: ``comparison.py`` and ``loads.py``, what ``weft compare`` and ``weft sustain`` decide; ``saturated.py``;
 ``requests/`` (``case.py`` prepares a workload for any device, ``run.py`` serves it on the plain engine or a compiled

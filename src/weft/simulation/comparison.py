@@ -1,6 +1,6 @@
 """Policies side by side on the same models, or for the same requests: ``compare`` and ``compare_requests``.
 
-This is all that ``weft compare`` decides: which policies have something to say, what is run, and which is best.
+The command ``weft compare`` only parses and prints: the policies to compare, the runs and the best one are chosen here.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 DEFAULT_NPU = "tpuv3-like"
 ALL = "all"
-"""In the place of names: every policy that has something to say."""
+"""Instead of policy names: every policy that makes sense for the comparison."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, how many runs are over, and of how many."""
+"""Called with the current activity, the number of finished runs, and the number of all runs."""
 AnyModel = str | os.PathLike[str] | Model | Profile
 
 
@@ -49,11 +49,11 @@ class Comparison:
     title: str
     runs: tuple[Run, ...]
     in_pieces: tuple[Report, ...] = ()
-    """The same with layers in the pieces that one of the policies chose; empty where none did."""
+    """The same policies with layers in the pieces that one of them chose; empty if none chose any."""
     swept: Mapping[str, Option] = field(default_factory=dict)
-    """The thresholds that ``aimt`` was given, where they were looked for."""
+    """The thresholds of ``aimt`` that a sweep selected; empty without a sweep."""
     left_out: str = ""
-    """Policies that have nothing to say here, and why, where all were asked for."""
+    """The policies that ``ALL`` left out, and why; empty if policies were named."""
 
     def __repr__(self) -> str:
         return f"Comparison({self.title}: {self.best.report.policy} is best of {len(self.runs)})"
@@ -64,21 +64,21 @@ class Comparison:
 
     @property
     def best(self) -> Run:
-        """The run of the highest throughput; of equals the first."""
+        """The run with the highest throughput; the first among equals."""
         return max(self.runs, key=lambda run: run.report.stp)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What single policies are to be read with."""
+        """The remarks of single policies, each with the policy's name."""
         return tuple(dict.fromkeys(f"{report.policy}: {report.remark}" for report in self.reports if report.remark))
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says (docs/formats.md)."""
+        """Return the content of the JSON file (docs/formats.md)."""
         raw = {"runs": self.reports, "in_pieces": self.in_pieces}
         return {"format": 1} | {key: [report.as_dict() for report in reports] for key, reports in raw.items()}
 
     def table(self) -> ResultTable:
-        """The policies side by side, as ``weft compare`` prints them."""
+        """Return the policies side by side, as ``weft compare`` prints them."""
         return comparison_table(self.title, self.reports, self.in_pieces)
 
     def _repr_html_(self) -> str:
@@ -86,7 +86,7 @@ class Comparison:
         return as_html(table._replace(notes=(*table.notes, *self.remarks)))
 
     def plot(self) -> Figure:
-        """Throughput by policy, and what no policy can exceed."""
+        """Draw the throughput by policy, and the bound that no policy can exceed."""
         require_matplotlib()
         from weft.simulation.run_shown import comparison_figure
 
@@ -100,30 +100,30 @@ class RequestComparison:
     title: str
     reports: tuple[RequestReport, ...]
     cut_to_s: float | None = None
-    """How much of the workload was simulated, where it was cut short."""
+    """The simulated seconds, if the workload was cut short; None: all of it was simulated."""
 
     def __repr__(self) -> str:
         return f"RequestComparison({self.title}: {self.best.policy} is best of {len(self.reports)})"
 
     @property
     def best(self) -> RequestReport:
-        """The run whose worst stream missed the fewest deadlines; of equals the first."""
+        """The run whose worst stream missed the smallest share of deadlines; the first among equals."""
         return min(self.reports, key=lambda report: report.worst_violation_rate)
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says (docs/formats.md)."""
+        """Return the content of the JSON file (docs/formats.md)."""
         cut = {} if self.cut_to_s is None else {"cut_to_s": self.cut_to_s}
         return {"format": 1, **cut, "runs": [report.as_dict() for report in self.reports]}
 
     def table(self) -> ResultTable:
-        """The policies side by side, as ``weft compare --workload`` prints them."""
+        """Return the policies side by side, as ``weft compare --workload`` prints them."""
         return request_comparison_table(self.title, self.reports)
 
     def _repr_html_(self) -> str:
         return as_html(self.table())
 
     def plot(self) -> Figure:
-        """The deadlines that each stream missed under each policy."""
+        """Draw the share of deadlines that each stream missed under each policy."""
         require_matplotlib()
         from weft.simulation.run_shown import request_comparison_figure
 
@@ -145,30 +145,30 @@ def compare(
 ) -> Comparison:
     """Run several policies on the same models on a simulated NPU.
 
-    models: names, .onnx files, models or profiles; *batch* and *cost* are for those that have no costs yet.
-    policies: names, or ``"all"``. workload: how much is run and in which mix. spill, pieces: as in ``simulate``.
-    sweep: look for the best thresholds of ``aimt`` first.
+    models: names, .onnx files, models or profiles; *batch* and *cost* apply to all but profiles, which have costs.
+    policies: names, or ``"all"``. workload: length and mix of the run. spill, pieces: as in ``simulate``.
+    sweep: search for the best thresholds of ``aimt`` first.
     """
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    count = _Count(on_progress, 2 * len(names) + sweep)
+    count = _ProgressCounter(on_progress, 2 * len(names) + sweep)
     options: dict[str, dict[str, Option]] = {}
     if sweep:
         count("sweeping aimt")
         options["aimt"] = dict(sweep_aimt([profiles], npu).options)
 
     def run(name: str, pieces: int | None) -> Run:
-        done = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
+        result = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
         count("simulating")
-        return done
+        return result
 
     runs = tuple(run(name, pieces) for name in names)
     smallest = max(run.report.pieces for run in runs)
-    alike = tuple(run(name, smallest).report for name in names if smallest > 1 and pieces is None)
+    in_pieces = tuple(run(name, smallest).report for name in names if smallest > 1 and pieces is None)
     batches = " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
     title = f"{' + '.join(profile.model for profile in profiles)} on {npu.name}, batch {batches}"
-    return Comparison(title, runs, alike, options.get("aimt", {}), left_out() if policies == ALL else "")
+    return Comparison(title, runs, in_pieces, options.get("aimt", {}), left_out() if policies == ALL else "")
 
 
 def compare_requests(
@@ -183,10 +183,10 @@ def compare_requests(
 ) -> RequestComparison:
     """Serve the requests of a workload under several policies on a machine that was measured.
 
-    workload: or its file. name: what to call it; as its file where left out.
-    most_segments: about how many are simulated, over all policies. A longer workload is cut short, for all of them at
-    the same time, so that they see the same requests.
-    device: what ``weft.measure`` gave, or the JSON file of such a machine (``weft profile --device host``).
+    workload: a workload or its file. device: the result of ``weft.measure``, or the JSON file of such a machine
+    (``weft profile --device host``). name: of the workload in the title; None: the name of its file.
+    most_segments: about the number of segments to simulate, over all policies. A longer workload is cut short at the
+    same time for all policies, so that they see the same requests.
     """
     check_late(late)
     requests = workload if isinstance(workload, Workload) else read_workload(workload)
@@ -195,7 +195,7 @@ def compare_requests(
     case = prepare(requests, host)
     cut_to_s = None if most_segments is None else _affordable_s(case, most_segments / len(names))
     if cut_to_s is not None:
-        case = prepare(_cut(requests, cut_to_s), host)
+        case = prepare(_shorten(requests, cut_to_s), host)
     reports = []
     for done, policy in enumerate(names):
         if on_progress:
@@ -209,7 +209,7 @@ def compare_requests(
 
 
 def host_settings(case: Case, late: str) -> str:
-    """How requests are served on a host, as far as the policy does not say it: what must be the same to compare."""
+    """Return in words the settings besides the policy that must be equal in a comparison on a host."""
     host = case.device
     assert isinstance(host, Host)
     threads = f" x {host.threads} threads" if host.threads > 1 else ""
@@ -219,16 +219,16 @@ def host_settings(case: Case, late: str) -> str:
 
 
 def batching(sizes: Sequence[int]) -> str:
-    """How many requests are computed together, in words; *sizes*: the most of each model, in order."""
+    """Return in words how large batches are; *sizes*: the largest batch of each model, ascending."""
     if sizes[-1] == 1:
         return "no batches"
     return f"batches to {sizes[-1]}" if sizes[0] == sizes[-1] else f"batches to {sizes[0]}-{sizes[-1]}"
 
 
 def _affordable_s(case: Case, most_segments: float) -> float | None:
-    """How much of a workload takes this number of segments under one policy; None where that is all of it.
+    """Return the seconds of a workload that take *most_segments* segments under a policy; None: the whole workload.
 
-    Batches are left out of account: they have fewer segments, and take less time to simulate.
+    Batches are not taken into account: they have fewer segments, and take less time to simulate.
     """
     duration_s = case.workload.duration_s
     per_s = sum(
@@ -239,48 +239,49 @@ def _affordable_s(case: Case, most_segments: float) -> float | None:
 
 
 def _requests_per_s(case: Case, index: int) -> float:
-    """How many requests of a stream come in a second, on average."""
+    """Return the mean number of requests of a stream per second."""
     stream, rate = case.workload.stream[index], case.workload.rates[index]
     if rate is not None:
         return rate
-    if stream.arrival == "closed":  # all its clients' requests one after the other, and a pause
+    if stream.arrival == "closed":  # a client's cycle: the requests of all clients one after another, then its pause
         return stream.clients / (stream.think_ms / 1e3 + stream.clients * case.alone_s[index])
     return sum(map(len, case.arrivals(index, None))) / case.workload.duration_s
 
 
-def _cut(workload: Workload, duration_s: float) -> Workload:
-    """The beginning of a workload; the part of it that is not counted stays the same."""
+def _shorten(workload: Workload, duration_s: float) -> Workload:
+    """Return the first seconds of a workload; the warm-up keeps its share of the duration."""
     warmup_s = workload.warmup_s * duration_s / workload.duration_s
     return workload.model_copy(update={"duration_s": duration_s, "warmup_s": warmup_s})
 
 
 def left_out() -> str:
-    """Policies without deadlines that saturated streams say nothing of, and why."""
-    names_by_remark: dict[str, list[str]] = {}
+    """Return the policies without deadlines that a comparison on saturated streams leaves out, with the reasons."""
+    names_by_reason: dict[str, list[str]] = {}
     for name, kind in POLICIES.items():
         if kind.traits.pointless_saturated and not kind.traits.for_deadlines:
-            names_by_remark.setdefault(kind.traits.pointless_saturated, []).append(name)
-    return "; ".join(f"{', '.join(names)} ({why})" for why, names in names_by_remark.items())
+            names_by_reason.setdefault(kind.traits.pointless_saturated, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in names_by_reason.items())
 
 
 def request_names(policies: str | Sequence[str], host: Host | None = None) -> list[str]:
-    """The policies that are asked for, of those that serve requests; on a GPU that can be shared some more."""
+    """Return the named policies, or for ``ALL`` those that serve requests; on a shareable GPU also those for shares."""
     serving = [name for name, kind in POLICIES.items() if kind.traits.serves_requests]
     return _check_policies(policies, [*serving, *(ON_SHARES if host and host.gpu else ())])
 
 
 def check_host(device: Device) -> Host:
-    """The device, if it is a machine that was measured."""
+    """Return the device; InputError unless it is a measured machine."""
     if not isinstance(device, Host):
         raise InputError(f"requests are compared on device = host, not on {device.name}; weft sustain does it there")
     return device
 
 
 def _saturated_names(policies: str | Sequence[str], sweep: bool) -> list[str]:
-    woven = [
+    """Return the named policies, or for ``ALL`` those that make sense for saturated streams."""
+    sensible = [
         name for name, kind in POLICIES.items() if not (kind.traits.for_deadlines or kind.traits.pointless_saturated)
     ]
-    names = _check_policies(policies, woven)
+    names = _check_policies(policies, sensible)
     if sweep and "aimt" not in names:
         raise InputError(
             f"sweep = True does not apply to policies = {','.join(names)}: it is for aimt; add that, or leave it out"
@@ -288,9 +289,10 @@ def _saturated_names(policies: str | Sequence[str], sweep: bool) -> list[str]:
     return names
 
 
-def _check_policies(policies: str | Sequence[str], known: list[str]) -> list[str]:
+def _check_policies(policies: str | Sequence[str], everything: list[str]) -> list[str]:
+    """Return the named policies, for ``ALL`` *everything*; InputError for unknown names."""
     if policies == ALL:
-        return known
+        return everything
     names = [policies] if isinstance(policies, str) else list(policies)
     if not names:
         raise InputError("policies names nothing; leave it out, or give names")
@@ -300,19 +302,21 @@ def _check_policies(policies: str | Sequence[str], known: list[str]) -> list[str
 
 
 def _profile(model: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
+    """Return a profile as it is, or the estimated costs of a model."""
     if isinstance(model, Profile):
         return model
     network = model if isinstance(model, Model) else load_model(os.fspath(model))
     return estimate(network, npu, batch=batch, cost=cost)
 
 
-class _Count:
+class _ProgressCounter:
     """Counts the finished runs for the progress callback."""
 
-    def __init__(self, on_progress: OnProgress | None, of: int) -> None:
-        self._on_progress, self._done, self._of = on_progress, 0, of
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+        self._on_progress, self._done, self._total = on_progress, 0, total
 
     def __call__(self, stage: str) -> None:
+        """Count a finished run, and report it; *stage*: the current activity."""
         self._done += 1
         if self._on_progress:
-            self._on_progress(stage, self._done, self._of)
+            self._on_progress(stage, self._done, self._total)

@@ -1,7 +1,8 @@
-"""The page that compares policies: a table, bar charts of the main metrics, and the timeline of a policy to choose.
+"""The page that compares policies: a table, bar charts of the main metrics, and the timeline of a selected policy.
 
-``comparison.html`` next to this module is the template. This module makes its data: the table's cells as text, the
-charts as numbers by policy and model, and one trace per policy, of which ``timeline.js`` draws the chosen one.
+``comparison.html`` next to this module is the template. This module makes the data of the template: the cells of the
+table as text, the charts as numbers by policy and model, and a trace for each policy; ``timeline.js`` draws the trace
+that the reader selects.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport, RequestStream
 
 MOST_SPANS = 20_000
-"""Layers shown per timeline; later ones are left out. Browsers do not open a page of ten policies with more."""
+"""Most layers shown per timeline; later layers are left out. Browsers do not open a page of ten policies with more."""
 
 STP = "System throughput: what was computed, as its models' time alone, per unit of time; 1 is one model at a time"
 ANTT = "Average normalised turnaround time: the mean of the streams' slowdowns"
@@ -56,7 +57,7 @@ def write_comparison_page(
 
 
 def write_request_comparison_page(path: Path | str, reports: Sequence[RequestReport], *, title: str) -> None:
-    """Write the page that compares policies on the same requests; without timelines, which lanes of a host lack."""
+    """Write the page that compares policies on the same requests; it has no timelines, since hosts have none."""
     best = min(range(len(reports)), key=lambda place: reports[place].worst_violation_rate)
     data = _page(title, reports, best, _request_table(reports), _request_charts(reports))
     verdict = f"{reports[best].policy} misses least of the stream that suffers most"
@@ -70,6 +71,7 @@ def _page(
     table: dict[str, Any],
     charts: list[dict[str, Any]],
 ) -> dict[str, Any]:
+    """Return the data that both kinds of pages have; *best*: the index of the best report."""
     return {
         "title": title,
         "device": reports[0].device,
@@ -81,7 +83,7 @@ def _page(
     }
 
 
-# Models that never run dry
+# Saturated streams
 
 
 def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> dict[str, Any]:
@@ -120,7 +122,7 @@ def _saturated_row(report: Report) -> list[str]:
 
 
 def _remarks(report: Report) -> list[str]:
-    """What a table does not say: the report's own remark, and which streams never got through a query."""
+    """Return what the table does not show: the report's own remark, and the streams that completed no query."""
     starved = [f"no query of {stream.model} was completed" for stream in report.streams if not stream.queries]
     return [*([report.remark] if report.remark else []), *starved]
 
@@ -140,7 +142,7 @@ def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:
 
 
 def _trace(report: Report, trace: Trace) -> dict[str, Any]:
-    """The beginning of a trace, and how many layers followed."""
+    """Return the first ``MOST_SPANS`` layers of a trace as data of the page, with the number of later layers."""
     columns = {
         column.name: getattr(trace, column.name)[:MOST_SPANS]
         for column in fields(trace)
@@ -192,12 +194,13 @@ def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
     ]
 
 
-# Both
+# Both kinds of pages
 
 
 def _by_model(
     reports: Sequence[Report] | Sequence[RequestReport], values: Sequence[Sequence[float | None]]
 ) -> list[list[tuple[int, float | None]]]:
+    """Return the bars of a chart by model: for each policy, pairs of a model's index and the value of a stream."""
     models = list(dict.fromkeys(stream.model for stream in reports[0].streams))
     places = [models.index(stream.model) for stream in reports[0].streams]
     return [list(zip(places, row, strict=True)) for row in values]
@@ -211,7 +214,11 @@ def _chart(
     *,
     limit: float | None = None,
 ) -> dict[str, Any]:
-    """Bars of every policy: the model's place, or -1 where it is of all of them, and the value."""
+    """Return the data of a bar chart.
+
+    bars: for each policy, pairs of a model's index (-1: all models together) and a value. show: the format of values
+    in the template. limit: a line across the bars.
+    """
     return {"title": title, "meaning": meaning, "show": show, "bars": bars, "limit": limit}
 
 

@@ -1,4 +1,4 @@
-"""A picture of a design-space search: every design, and the fronts among which a choice is left."""
+"""A picture of a design-space search: every design, and the Pareto fronts."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def draw_designs(exploration: Exploration, path: str | Path) -> None:
 
 
 def _draw_map(figure: Figure, axes: Axes, exploration: Exploration) -> None:
+    """Draw every design by its tile's T_P and T_C, coloured by its score over the best score."""
     share = exploration.scores / exploration.scores[exploration.best]
     order = np.argsort(share)
     t_p, t_c = exploration.tile.t_p, exploration.tile.t_c
@@ -63,6 +64,7 @@ def _draw_map(figure: Figure, axes: Axes, exploration: Exploration) -> None:
 
 
 def _draw_front(axes: Axes, costs: Floats, values: Floats, front: Sequence[int], best: int) -> None:
+    """Draw value over cost of every design; *front*, *best*: indices of the designs on the front, and of the best."""
     axes.scatter(costs, values, s=4, color=CLOUD, rasterized=True, label="designs")
     axes.plot(costs[front], values[front], drawstyle="steps-post", color=FRONT, marker=".", label="Pareto front")
     axes.plot(costs[best], values[best], "*", color=BEST, markersize=15, markeredgecolor="white", label="best score")

@@ -1,6 +1,6 @@
 """The largest loads that several policies sustain, at several ratios of the streams' rates: ``sustain``.
 
-This is all that ``weft sustain`` decides; ``simulation.sustain`` answers a single question.
+The command ``weft sustain`` only parses and prints; ``simulation.sustain`` searches for a single policy and ratio.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from weft.reports.pictures import Figure
 
 ALL = "all"
-"""In the place of names: every policy that knows requests and can be searched with."""
+"""Instead of policy names: every policy that serves requests and can be searched with on the device."""
 AS_WRITTEN = "as written"
 AS_PLANS = (
     "runs as of weft plan, or for duration_s where that is longer; it finds the same, to 5 %, for the same measurement "
     "(--device plan/host.json), lanes, batches and late rule"
 )
 PAPER_RATIOS = tuple((float(2**n), 1.0) for n in range(6, -1, -1)) + tuple((1.0, float(2**n)) for n in range(1, 7))
-"""64:1, 32:1, ... 1:64."""
+"""The ratios of two streams in the paper: 64:1, 32:1, ... 1:64."""
 
 Ratio = tuple[float, ...]
 OnProgress = Callable[[int, int], None]
-"""Called with how many searches are over, and of how many."""
+"""Called with the number of finished searches and the number of all searches."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,47 +45,47 @@ class SustainedLoads:
 
     device: str
     limit: float
-    """Share of deadlines that any stream might miss."""
+    """Largest share of deadlines that a stream might miss."""
     ratios: tuple[Ratio | None, ...]
-    """Of the streams' rates; None: as the workload has them."""
+    """Ratios of the streams' rates; None: those of the workload."""
     policies: tuple[str, ...]
     questions: tuple[Question, ...]
     answers: tuple[Sustained, ...]
-    """All policies of the first ratio, then of the next; as the questions."""
+    """All policies at the first ratio, then at the next; in the order of the questions."""
     settings: str = ""
-    """On a host, how requests are served besides the policy, in words."""
+    """On a host, the settings besides the policy that a comparison depends on, in words; else empty."""
 
     def __repr__(self) -> str:
         return f"SustainedLoads({', '.join(self.policies)} on {self.device}: {self.best})"
 
     @property
     def best(self) -> Sustained:
-        """The answer of the largest load; of equals the first."""
+        """The answer with the largest STP; the first among equals."""
         return max(self.answers, key=lambda answer: answer.stp)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The ratios as they are written."""
+        """The ratios as text, as 64:1."""
         return tuple(":".join(f"{part:g}" for part in ratio) if ratio else AS_WRITTEN for ratio in self.ratios)
 
     def at(self, place: int) -> tuple[Sustained, ...]:
-        """The answers of all policies at one of the ratios."""
+        """Return the answers of all policies at the ratio with index *place*."""
         return self.answers[place * len(self.policies) : (place + 1) * len(self.policies)]
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says (docs/formats.md)."""
+        """Return the content of the JSON file (docs/formats.md)."""
         pairs = zip(self.questions, self.answers, strict=True)
         return {"format": 1, "device": self.device, "answers": [_as_dict(*pair) for pair in pairs]}
 
     def table(self) -> ResultTable:
-        """The loads as ``weft sustain`` prints them."""
+        """Return the loads as ``weft sustain`` prints them."""
         return _table(self)
 
     def _repr_html_(self) -> str:
         return as_html(self.table())
 
     def plot(self) -> Figure:
-        """The throughput at the largest load, by policy and ratio."""
+        """Draw the throughput at the largest load, by policy and ratio."""
         require_matplotlib()
         from weft.simulation.run_shown import loads_figure
 
@@ -107,10 +107,10 @@ def sustain(
 ) -> SustainedLoads:
     """Find the highest load at which no stream misses more than *limit* of its deadlines.
 
-    workload: or its file. ratios: shares of its total rate to try, one number per stream each. device: its own where
-    left out; a machine that ``weft.measure`` gave, or a name or a file. seeds: runs per load. tolerance: how closely to
-    search, relative. processes: searches at a time; a script that asks for several begins under
-    ``if __name__ == "__main__"``.
+    workload: a workload or its file. ratios: divisions of its total rate to try, each with one number per stream.
+    device: a name, a file, or a machine that ``weft.measure`` returned; None: that of the workload. seeds: runs per
+    load. tolerance: width of the last bracket, relative to the load. processes: searches at the same time; a script
+    that uses several must begin under ``if __name__ == "__main__"``.
     """
     base = workload if isinstance(workload, Workload) else read_workload(workload)
     mixes = tuple(ratios) if ratios is not None else (None,)
@@ -118,7 +118,7 @@ def sustain(
     if processes < 1:
         raise InputError(f"processes = {processes} must be at least 1")
     machine = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
-    names = _names(policies, machine)
+    names = _select_policies(policies, machine)
     questions = [
         Question(load, name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
         for load in loads
@@ -132,7 +132,10 @@ def sustain(
 def check_asked(
     base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
 ) -> list[Workload]:
-    """The workload at each ratio; refuses what makes no sense, before a machine is measured."""
+    """Return the workload at each ratio; InputError for arguments that make no sense.
+
+    Called before a machine is measured, which takes minutes.
+    """
     for name in () if policies == ALL else [policies] if isinstance(policies, str) else policies:
         check_policy(name)
     check_late(late)
@@ -140,14 +143,14 @@ def check_asked(
 
 
 def searchable(device: Device) -> Device:
-    """The device; a tiled NPU is refused, as nothing can be searched for on it."""
+    """Return the device; DeviceError for a tiled NPU, on which there is nothing to search for."""
     if isinstance(device, TiledNpu):
         raise DeviceError(f'{device.name}: a tiled NPU has no weight buffer to schedule; this needs kind = "npu"')
     return device
 
 
-def _names(policies: str | Sequence[str], device: Device) -> list[str]:
-    """The policies that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
+def _select_policies(policies: str | Sequence[str], device: Device) -> list[str]:
+    """Return the names of the policies; ALL: on an NPU those with a compiled loop, because a search takes many runs."""
     if policies != ALL:
         return [policies] if isinstance(policies, str) else list(policies)
     return request_names(ALL, device) if isinstance(device, Host) else [n for n, p in POLICIES.items() if p in ONLINE]
@@ -165,6 +168,7 @@ def _as_dict(question: Question, answer: Sustained) -> dict[str, Any]:
 
 
 def _table(loads: SustainedLoads) -> ResultTable:
+    """Return the table of ``SustainedLoads.table``."""
     on_host = any(answer.load is not None for answer in loads.answers)
     columns = ("missed", "p99 ms", "load") if on_host else ("STP", "over first")
     rows = [
@@ -172,9 +176,9 @@ def _table(loads: SustainedLoads) -> ResultTable:
             (
                 label if place == 0 else "",
                 answer.policy,
-                _rate(answer.rate),
-                *(_on_host(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / answers[0].stp:.2f}")),
-                _rate(answer.unsustained_rate),
+                _rate_text(answer.rate),
+                *(_host_cells(answer) if on_host else (f"{answer.stp:.3f}", f"{answer.stp / answers[0].stp:.2f}")),
+                _rate_text(answer.unsustained_rate),
                 "seeds disagree" if answer.noise_limited else "",
             ),
             answer.stp == max(other.stp for other in answers),
@@ -206,11 +210,12 @@ def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
     )
 
 
-def _rate(per_s: float) -> str:
-    """Requests per second; hosts serve few."""
+def _rate_text(per_s: float) -> str:
+    """Return requests per second as text, with a decimal below 100: hosts serve few."""
     return f"{per_s:.0f}" if per_s >= 100 else f"{per_s:.1f}"
 
 
-def _on_host(answer: Sustained) -> tuple[str, str, str]:
+def _host_cells(answer: Sustained) -> tuple[str, str, str]:
+    """Return the cells that only hosts have: share missed, p99 of each stream, and load."""
     p99 = " / ".join(number(p99_s, 1, scale=1e3) for p99_s in answer.p99_s)
     return f"{answer.violation_rate:.2%}", p99, f"{answer.load or 0.0:.1%}"

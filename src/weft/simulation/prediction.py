@@ -1,11 +1,11 @@
-"""What the simulator says a real server should have done: the same arrivals, policy and segments, time jumping.
+"""Prediction of a measured run: a simulation of the server with the same arrivals, policy and segments.
 
-The server measures its segments, the load generator writes them beside the arrivals it sent; here the same
-engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
-times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
-exits where they really left it; those that had no answer leave where others did, drawn at random. Requests for models
-that were stitched wait in one queue, as they do in the server. Where models share a GPU, lanes are its shares, and
-models are what the server measured them to be like; what it learned of pairs is not in the file.
+The server measures its segments, and the load generator writes them beside the arrivals that it sent; here the same
+engine, source and policy run on ``SimulatedHost``. If prediction and measurement differ, either segment times vary more
+than their mean tells, or something besides the segments takes time. Requests leave a model with exits where they really
+left it; a request without an answer leaves at an exit drawn at random from those of the others. Requests for stitched
+models wait in one queue, as they do in the server. Where models share a GPU, lanes are its shares, and the bench file
+has the measured resource use of each model, but not the contention of pairs that the server learned.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TICKS_PER_S = 1_000_000_000
-"""Nanoseconds, as in the server: its lanes are timed with them."""
+"""A tick is a nanosecond, as in the server."""
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -56,13 +56,13 @@ class _MeasuredModel(BaseModel):
     queue_size: Annotated[int, Field(ge=1)] = NO_DEADLINE
     batch_timeout_ms: Time = 0.0
     body: str = ""
-    """What models that were stitched have in common; empty for others."""
+    """The name of the body that stitched models have in common; empty for other models."""
     exits: list[int] = []
-    """After how many segments requests may leave, the end not among them."""
+    """The number of segments before each early exit; the end is not included."""
     exit_rates: list[float] = []
-    """Share that the server took to leave at each, the end last."""
+    """Share of requests that the server expected to leave at each exit, the end last."""
     like: dict[int, GpuLikeness] = {}
-    """Batch size -> what it is like, where models share a GPU."""
+    """Batch size -> resource use of the model, where models share a GPU."""
 
     @model_validator(mode="after")
     def _consistent(self) -> _MeasuredModel:
@@ -76,7 +76,7 @@ class _MeasuredModel(BaseModel):
 
     @property
     def ends(self) -> list[int]:
-        """After how many segments a request is done that leaves at each exit, the end included."""
+        """The number of segments before each exit, the end included."""
         return [*self.exits, len(self.segments)]
 
 
@@ -91,7 +91,7 @@ class _Profile(BaseModel):
     default_slo_ms: Time = 1000.0
     hand_over_s: Time = 0.0
     gpu: GpuCuts | None = None
-    """How models share a GPU, where they do."""
+    """How models share a GPU; None on other devices."""
     models: dict[str, _MeasuredModel]
 
 
@@ -106,7 +106,7 @@ class _Stream(BaseModel):
     latency_s: list[Time | None]
     status: list[int]
     exit: list[Annotated[int, Field(ge=1)] | None] | None = None
-    """At which exit each left, from 1 on."""
+    """The exit at which each request left, counted from 1; None for a request without an answer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> _Stream:
@@ -152,7 +152,7 @@ class StreamPrediction:
     model: str
     requests: int
     overhead_s: float
-    """Added to every predicted latency: what a request takes alone besides its segments."""
+    """Added to every predicted latency: the time that a request takes alone besides its segments."""
     measured: Figures
     predicted: Figures
 
@@ -169,7 +169,7 @@ class Prediction:
     measured_options: dict[str, Option]
     lanes: int
     hand_over_s: float
-    """Added to every segment: what passes between two of them."""
+    """Added to every segment: the time between two segments of a request."""
     streams: tuple[StreamPrediction, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -179,7 +179,8 @@ class Prediction:
 def predict(path: str | Path, policy: str | None = None, options: Mapping[str, Option] | None = None) -> Prediction:
     """Simulate the server of a ``weft bench --json FILE --save-latencies`` run, under its own policy or another.
 
-    options: of the policy; they go before those that the server had, where the policy is the server's own.
+    options: of the policy; if it is the server's own policy, they override the options that the server had. InputError
+    for a file that cannot be used.
     """
     bench = _read(path)
     profile = bench.profile
@@ -194,8 +195,8 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
                 f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
             )
     name = policy or profile.policy
-    asked = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
-    ends = _simulate_ends(bench, profile, name, asked)
+    all_options = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
+    ends = _simulate_ends(bench, profile, name, all_options)
     streams = []
     for stream, end_s in zip(bench.streams, ends, strict=True):
         counted = np.array(stream.scheduled_s) >= float(bench.workload.get("warmup_s", 0.0))
@@ -210,8 +211,15 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
                 _figures(predicted_s[counted], stream.deadline_s),
             )
         )
-    own = profile.policy, profile.policy_options
-    return Prediction(name, asked, *own, profile.lanes, profile.hand_over_s, tuple(streams))
+    return Prediction(
+        policy=name,
+        policy_options=all_options,
+        measured_policy=profile.policy,
+        measured_options=profile.policy_options,
+        lanes=profile.lanes,
+        hand_over_s=profile.hand_over_s,
+        streams=tuple(streams),
+    )
 
 
 def _read(path: str | Path) -> _BenchFile:
@@ -226,12 +234,12 @@ def _read(path: str | Path) -> _BenchFile:
 
 
 class _Clients(Arrivals):
-    """Simulated clients, some of which wait in one queue because their models have one body."""
+    """Simulated clients; requests of streams whose models have the same body wait in one queue."""
 
     def __init__(
         self, queues: Sequence[int], terms: Sequence[Terms], times: Sequence[Iterator[int]], **how: Any
     ) -> None:
-        """*queues*: of each stream, the number of the stream in whose queue its requests wait."""
+        """*queues*: for each stream, the number of the stream in whose queue its requests wait."""
         super().__init__(terms, times, **how)
         self._queues = queues
         self._senders: dict[Ticket, int] = {}
@@ -244,30 +252,30 @@ class _Clients(Arrivals):
 
     def served(self, batch: Batch, completion: Completion) -> None:
         for ticket in batch.members:
-            self._return(ticket)
+            self._give_back(ticket)
         super().served(batch, completion)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
-        self._return(ticket)
+        self._give_back(ticket)
         super().dropped(ticket, now)
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        self._return(ticket)
+        self._give_back(ticket)
         super().refused(ticket, now)
 
-    def _return(self, ticket: Ticket) -> None:
-        """Give a request back to the stream that sent it."""
+    def _give_back(self, ticket: Ticket) -> None:
+        """Set the stream of a request back to the stream that sent it."""
         ticket.stream = self._senders.pop(ticket, ticket.stream)
 
 
-def _queues(bench: _BenchFile, profile: _Profile) -> list[int]:
-    """For each stream, the first one whose model has the same body."""
+def _shared_queues(bench: _BenchFile, profile: _Profile) -> list[int]:
+    """Return, for each stream, the number of the first stream whose model has the same body."""
     bodies = [profile.models[served_name(stream.model)].body for stream in bench.streams]
     return [bodies.index(body) if body else index for index, body in enumerate(bodies)]
 
 
 def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: dict[str, Option]) -> list[Floats]:
-    """When each request would have been done, in seconds of the run; NaN where it would not."""
+    """Simulate the run; return the end of each request of each stream in seconds, NaN without an answer."""
     programs: list[Program] = []
     terms: list[Terms] = []
     times, leaves, lines = [], [], []
@@ -277,16 +285,16 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
         lines.append(WaitingLine(model.queue_size))
         sizes = range(1, model.max_batch + 1)
         programs += [_program(stream.model, model, batch, profile.hand_over_s) for batch in sizes]
-        sent = _ticks(stream)
+        sent = _sent_ticks(stream)
         order = np.argsort(sent, kind="stable")
         times.append(iter(sent[order].tolist()))
-        leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
+        leaves.append(iter(_layers_until_exit(stream, model, seed=index)[order].tolist()) if model.exits else None)
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     if policy_called(policy).traits.shares:
         setting = replace(setting, lanes=1, ahead=DEVICE_AHEAD, shares=_shares(bench, profile, policy))
     chooser = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
-    feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
+    feed = _Clients(_shared_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
     rests = [program.remaining for program in programs]
     engine, source = request_engine(
         chooser, feed, _executor(setting), rests, late=profile.late, places=profile.total_queue
@@ -294,11 +302,11 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
     for term in terms:
         source.open(term)
     engine.run()
-    return _ends(bench, feed)
+    return _end_times(bench, feed)
 
 
 def _shares(bench: _BenchFile, profile: _Profile, policy: str) -> Shares:
-    """The shares of the server's GPU, for the programs of all streams."""
+    """Return the shares of the server's GPU, for the programs of all streams; InputError if it had none."""
     models = [profile.models[served_name(stream.model)] for stream in bench.streams]
     if profile.gpu is None or not all(model.like for model in models):
         raise InputError(f"{policy} chooses shares of a GPU, and the server's models had none; name another --policy")
@@ -311,15 +319,19 @@ def _shares(bench: _BenchFile, profile: _Profile, policy: str) -> Shares:
 
 
 def _executor(setting: Setting) -> SimulatedHost:
-    """Lanes that take what was measured; those that are shares of a device slow each other down."""
+    """Return lanes whose segments take the measured times; lanes that are shares of a device slow each other down."""
     if setting.shares is None:
         return SimulatedHost(setting)
     kinds = range(len(setting.programs))
     return SimulatedHost(setting, crowd=Crowd(setting.shares, kinds, lambda segment: DrawnWork(0, segment.compute)))
 
 
-def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
-    """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
+def _layers_until_exit(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
+    """Return the number of segments after which each request of a stream leaves.
+
+    A request without an answer leaves at an exit drawn from those of the stream's other requests; if there are none,
+    from the rates that the server expected.
+    """
     count = len(model.ends)
     exits = np.array([place or 0 for place in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
     known = np.bincount(exits, minlength=count + 1)[1:]
@@ -329,19 +341,20 @@ def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
     return np.array(model.ends, np.int64)[exits - 1]
 
 
-def _ends(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
+def _end_times(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
+    """Return the end of each request in seconds, in the order of the bench file; NaN without an answer."""
     ends_by_arrival: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
         ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
     ends = []
     for stream, by_arrival in zip(bench.streams, ends_by_arrival, strict=True):
-        ticks = [by_arrival[tick].pop() for tick in _ticks(stream).tolist()]
+        ticks = [by_arrival[tick].pop() for tick in _sent_ticks(stream).tolist()]
         ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
     return ends
 
 
-def _ticks(stream: _Stream) -> Ints:
-    """When each request was sent."""
+def _sent_ticks(stream: _Stream) -> Ints:
+    """Return the tick at which each request was sent."""
     sent_s: Floats = np.add(stream.scheduled_s, stream.lag_s)
     return np.rint(sent_s * TICKS_PER_S).astype(np.int64)
 
@@ -351,15 +364,15 @@ def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: 
     priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
     return Terms(
         programs=first_program,
-        deadline=round(_due_s(bench, index) * TICKS_PER_S),
+        deadline=round(_deadline_s(bench, index) * TICKS_PER_S),
         max_batch=model.max_batch,
         timeout=round(model.batch_timeout_ms * 1e6),
         priority=priority,
     )
 
 
-def _due_s(bench: _BenchFile, index: int) -> float:
-    """How long after its arrival the server took a request to be due."""
+def _deadline_s(bench: _BenchFile, index: int) -> float:
+    """Return the seconds from arrival to deadline that the server assumed for a stream."""
     stated_s, profile = bench.streams[index].deadline_s, bench.profile
     if stated_s is not None and (bench.deadlines != "none" or profile is None):
         return stated_s

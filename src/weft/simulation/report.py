@@ -1,8 +1,8 @@
-"""Arithmetic over a trace: throughput, slowdown, utilisation, and how close to the bound it came.
+"""The report of a trace: throughput, slowdown, utilisation, and how close the throughput is to the bound.
 
-System throughput counts a query at its standalone time; the query a stream is in the middle of when
-the run ends counts by its share, measured at the bound's own prices, so no trace exceeds its bound.
-A query of a saturated stream is dispatched when its predecessor completes.
+System throughput counts a query as its standalone time. An unfinished query counts as its finished
+share, measured at the prices of the bound, so no trace exceeds its bound. A query of a saturated
+stream is dispatched when its predecessor completes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class StreamReport:
 
     model: str
     queries: int
-    """How many queries were completed."""
+    """The number of completed queries."""
     progress: float
-    """Queries with the one in flight counted by its share."""
+    """Completed queries, plus the finished share of the query in flight."""
     standalone_s: float
     """Time per query when the model has the device to itself, back to back."""
     mean_latency_s: float | None
-    """None where no query completed."""
+    """None if no query completed."""
     max_latency_s: float | None
     slowdown: float | None
     """Mean latency over standalone time."""
@@ -44,24 +44,24 @@ class StreamReport:
 
 @dataclass(frozen=True, slots=True)
 class Report(Shown):
-    """What a run came to. The field names are the keys of the JSON (docs/formats.md)."""
+    """The result of a run of saturated streams. The field names are the keys of the JSON (docs/formats.md)."""
 
     device: str
     policy: str
     stp: float
-    """System throughput: standalone time's worth of queries per unit of time."""
+    """System throughput: the summed standalone times of the queries, per unit of time."""
     bound_stp: float
     fraction_of_bound: float
     antt: float | None
-    """Average normalised turnaround time: the mean of the streams' slowdowns; None where a stream starved."""
+    """Average normalised turnaround time: the mean of the streams' slowdowns; None if a stream completed no query."""
     max_slowdown: float | None
     pe_utilisation: float
     dram_utilisation: float
     makespan_s: float
     max_lag: float | None
-    """Furthest any stream fell behind the mix, in rounds; None where there was no mix to keep."""
+    """The largest distance between two streams relative to the mix, in rounds; None without a mix to keep."""
     pieces: int
-    """No layer took more than this part of the weight buffer at a time; 1 where layers were left whole."""
+    """Layers were cut so that none took more than 1 / pieces of the weight buffer; 1: whole layers."""
     remark: str
     streams: tuple[StreamReport, ...]
 
@@ -81,9 +81,9 @@ def report(
     band: Band | None = None,
     remark: str = "",
 ) -> Report:
-    """The report of a run of *setting*.
+    """Compute the report of a run of *setting*.
 
-    fixed_mix: queries of each stream, where the proportion was given and not chosen.
+    fixed_mix: queries of each stream, if the user asked for a mix. band: the fairness rule of the run, for ``max_lag``.
     """
     demands = [demand_of(program, setting.buffer) for program in setting.uncut]
     dual = mix_prices(demands, fixed_mix) if fixed_mix else prices(demands)
@@ -116,10 +116,11 @@ def report(
 def _stream(
     trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
 ) -> StreamReport:
-    mine = trace.stream == index
-    issued = int(mine.sum())
+    """Compute the report of the stream with number *index*."""
+    issues = trace.stream == index
+    issued = int(issues.sum())
     completed = issued // len(program)
-    ends = trace.compute_end_s[mine & (trace.layer == len(program) - 1)]
+    ends = trace.compute_end_s[issues & (trace.layer == len(program) - 1)]
     latencies = np.diff(ends, prepend=0.0)
     alone_s = demand.alone * clock.tick_s
     mean = float(latencies.mean()) if completed else None
@@ -135,9 +136,9 @@ def _stream(
 
 
 def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> float:
-    """Largest gap between the furthest and the least advanced stream at any issue.
+    """Return the largest gap between the most and the least advanced stream at any issue, in rounds.
 
-    all_done: every stream issued the last of its queries.
+    all_done: whether every stream issued all its queries; a stream that has issued its last layer is then not behind.
     """
     gains = band.gains(setting.programs)
     reached = [

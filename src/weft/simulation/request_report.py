@@ -1,4 +1,4 @@
-"""What became of the requests: violations, percentiles, throughput and goodput.
+"""The report of a run of requests: violations, percentiles, throughput and goodput.
 
 Latencies are counted in bins of 0.2 %, so that a report takes the same memory for a thousand requests
 as for a billion; violations are counted exactly.
@@ -34,11 +34,11 @@ class RequestStream:
     arrived: int
     completed: int
     dropped: int
-    """Given up because they were late."""
+    """Number of accepted requests that were given up because they were late."""
     refused: int
-    """No place in the queue."""
+    """Number of requests that were not accepted."""
     violated: int
-    """Late, dropped or refused."""
+    """Number of requests that were late, dropped or refused."""
     violation_rate: float
     mean_batch: float
     deepest_queue: int
@@ -51,7 +51,7 @@ class RequestStream:
     cdf_s: tuple[float, ...]
     """Latency that 1 %, 2 %, ... 100 % of the completed requests do not exceed; empty if none completed."""
     p99_max_of: int | None = None
-    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
+    """The number of completed requests if they are fewer than 100, so that p99 is their largest latency; else None."""
 
     def __repr__(self) -> str:
         return f"RequestStream({self.model}: {self.arrived} arrived, {self.violation_rate:.2%} late)"
@@ -65,21 +65,21 @@ class RequestReport(Shown):
     policy: str
     late: str
     stp: float
-    """Standalone time's worth of requests completed per unit of time."""
+    """Summed standalone times of the completed requests, per unit of time."""
     goodput_stp: float
-    """The same worth of the requests completed in time."""
+    """The same of the requests completed in time."""
     offered_stp: float
-    """The same worth of the requests that arrived."""
+    """The same of the requests that arrived."""
     violation_rate: float
     worst_violation_rate: float
-    """The violation rate of the stream that suffers most."""
+    """The largest violation rate of a stream."""
     pe_utilisation: float
     dram_utilisation: float
     makespan_s: float
     decisions: int
     streams: tuple[RequestStream, ...]
     load: float | None = None
-    """Share of the lanes' time in which they compute; of hosts, which have neither array nor channel."""
+    """Share of the lanes' time in which they compute; None on devices other than hosts."""
 
     @property
     def worst_missed(self) -> float:
@@ -90,7 +90,7 @@ class RequestReport(Shown):
         return f"RequestReport({self.policy} on {self.device}: STP {self.stp:.3f}, {self.violation_rate:.2%} late)"
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON tells it, without what the device does not have."""
+        """Return the report as it is written to JSON, without the figures that the device does not have."""
         left_out = {"load"} if self.load is None else {"pe_utilisation", "dram_utilisation"}
         kept = {key: value for key, value in asdict(self).items() if key not in left_out}
         return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}
@@ -98,7 +98,7 @@ class RequestReport(Shown):
 
 @cache
 def bin_edges() -> Ints:
-    """Smallest latency of every bin, in ticks."""
+    """Return the smallest latency of every bin of ``request_state.bin_of``, in ticks."""
     index = np.arange(k.BINS, dtype=np.int64)
     shift = np.maximum((index >> k.MANTISSA_BITS) - 1, 0)
     edges: Ints = (index - (shift << k.MANTISSA_BITS)) << np.minimum(shift, 52)
@@ -106,7 +106,10 @@ def bin_edges() -> Ints:
 
 
 def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
-    """Latencies in ticks that these percentages of the requests do not exceed, to the upper edges of their bins."""
+    """Return the latencies in ticks that *percents* percent of the requests do not exceed: the upper edges of bins.
+
+    largest: the largest latency, which caps the result.
+    """
     filled = np.flatnonzero(histogram)
     counted = np.cumsum(histogram[filled])
     reached = np.searchsorted(counted, np.ceil(counted[-1] * np.asarray(percents) / 100))
@@ -115,7 +118,7 @@ def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> lis
 
 
 def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
-    """Latencies in seconds and the share of requests that do not exceed them."""
+    """Return latencies in seconds, ascending, and the share of requests that do not exceed each of them."""
     filled = np.flatnonzero(histogram)
     shares: Floats = np.cumsum(histogram[filled]) / max(1, int(histogram.sum()))
     return (bin_edges()[filled + 1] * tick_s).astype(np.float64), shares
@@ -124,6 +127,10 @@ def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
 def stream_report(
     model: str, counts: Sequence[int], histogram: Ints, *, deadline_s: float, tick_s: float, span_s: float
 ) -> RequestStream:
+    """Compute the report of a stream from its counters (``request_state.ARRIVED`` to ``QUERIES``) and latencies.
+
+    span_s: the seconds in which its requests arrived.
+    """
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
     latencies_s = [latency * tick_s for latency in ticks]

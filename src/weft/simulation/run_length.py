@@ -1,7 +1,7 @@
-"""How long a simulated run must be to judge a load by it: the same for ``weft plan`` and ``weft sustain`` on a host.
+"""The length of a simulated run by which a load is judged: the same for ``weft plan`` and ``weft sustain`` on a host.
 
-Short runs see few long queues, so that a load seems to be sustained which is not: of a stream with two requests a
-second, the usual ten seconds of a workload have none late at a load of which 1 % are late in the long run.
+Short runs see few long queues, so that a load may seem to be sustained although it is not. For example, ten seconds of
+a stream with two requests a second have no late request at a load at which 1 % are late in the long run.
 """
 
 from __future__ import annotations
@@ -11,31 +11,35 @@ from typing import NamedTuple
 from weft.workloads.requests import Workload
 
 DEADLINES_LONG, BURSTS_LONG = 20, 40
-"""How many of the longest deadlines, and of the bursts of bursty streams, a run lasts at least."""
+"""A run lasts at least this number of times the longest deadline, and this number of bursts of bursty streams."""
 WARM_SHARE = 0.05
-"""The part of a run that is not counted."""
+"""The warm-up as a share of a run: requests that arrive in it are not counted."""
 MOST_TIMES = 4
-"""A run is prolonged for rare streams up to this multiple of the requests."""
+"""A run is prolonged for rare streams up to this multiple of ``RunLength.requests``."""
 
 FRESH_SEED = 1000
-"""Added to the workload's seed for the first set of requests that loads are judged by, other ones than those by which a
-plan's options were chosen; the sets after it count on from there. One set of the usual length moves the answer by up to
-15 % (two models at 6 requests/s), so that commands that are to agree have to draw the same."""
+"""Added to the workload's seed for the first set of requests by which loads are judged, so that these differ from the
+requests by which a plan's options were chosen; further sets have the next seeds. Another set of the usual length moves
+the answer by up to 15 % (two models at 6 requests/s), so commands whose answers must agree use the same sets."""
 
 
 class RunLength(NamedTuple):
-    """How much of a workload is simulated."""
+    """How many requests of a workload are simulated at least."""
 
     requests: int
+    """Of all streams together."""
     rarest: int
-    """Requests of the stream that sends least."""
+    """Of the stream with the lowest rate, as far as ``MOST_TIMES`` allows."""
 
 
 SHORT, USUAL, LONG = RunLength(500, 60), RunLength(1200, 120), RunLength(4000, 300)
 
 
-def lasting(workload: Workload, length: RunLength) -> Workload:
-    """The workload for as long as *length* takes; as it is where no stream has a rate, or one is a trace."""
+def prolong(workload: Workload, length: RunLength) -> Workload:
+    """Return the workload with the duration that *length* takes; unchanged if no stream has a rate, or one is a trace.
+
+    The result may also be shorter than the workload.
+    """
     rates = [rate for rate in workload.rates if rate]
     if not rates or any(stream.arrival == "trace" for stream in workload.stream):
         return workload
@@ -48,7 +52,7 @@ def lasting(workload: Workload, length: RunLength) -> Workload:
     return workload.model_copy(update={"duration_s": duration_s, "warmup_s": WARM_SHARE * duration_s})
 
 
-def lasting_at_least(workload: Workload, length: RunLength) -> Workload:
-    """The workload for its own time, or for as long as *length* takes where that is longer."""
-    longer = lasting(workload, length)
+def prolong_if_shorter(workload: Workload, length: RunLength) -> Workload:
+    """Return the workload with its own duration, or with the duration that *length* takes if that is longer."""
+    longer = prolong(workload, length)
     return longer if longer.duration_s > workload.duration_s else workload

@@ -1,4 +1,4 @@
-"""How simulated runs show themselves: tables of their streams, and pictures of runs, policies and sustainable loads."""
+"""Tables and pictures of simulated runs: of their streams, of policies side by side, and of sustainable loads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ MARKERS = "osD^vP*X"
 
 
 def tables(report: Report | RequestReport) -> tuple[ResultTable, ...]:
-    """The streams of a run."""
+    """Return a table with the streams of a run."""
     return (report_table(report) if isinstance(report, Report) else requests_table(report),)
 
 
 def figure(report: Report | RequestReport) -> Figure:
-    """How streams fared beside running alone, or how long requests took."""
+    """Draw the slowdowns of saturated streams, or the latencies of requests."""
     return _slowdowns(report) if isinstance(report, Report) else _latencies(report)
 
 
 def _slowdowns(report: Report) -> Figure:
-    """How much longer the queries of each stream took than alone."""
+    """Draw the slowdown of each stream: mean latency over the latency alone."""
     models = [stream.model for stream in report.streams]
     what = "slowdown (mean latency over alone)"
     values = {what: [stream.slowdown or 0.0 for stream in report.streams]}
@@ -43,7 +43,7 @@ def _slowdowns(report: Report) -> Figure:
 
 
 def _latencies(report: RequestReport) -> Figure:
-    """Which share of each stream's requests was answered by when, and when they were due."""
+    """Draw the share of each stream's requests that were answered within a time, with the deadlines."""
     marks: list[Drawable] = []
     for colour, stream in zip(_colours(len(report.streams)), report.streams, strict=True):
         shares = np.arange(1, len(stream.cdf_s) + 1) * (stream.completed / max(1, stream.arrived))
@@ -56,7 +56,7 @@ def _latencies(report: RequestReport) -> Figure:
 
 
 def comparison_figure(title: str, reports: Sequence[Report]) -> Figure:
-    """The throughput of each policy, the best in its own colour, and what no policy can exceed."""
+    """Draw the throughput of each policy, the best in a colour of its own, and the bound that no policy can exceed."""
     best, bound = max(report.stp for report in reports), reports[0].bound_stp
     colours = {report.policy: PALETTE[0] if report.stp == best else PALETTE[4] for report in reports}
     bars = Bars([*colours], {"STP": [report.stp for report in reports]}, colours, values="%.2f")
@@ -67,7 +67,7 @@ def comparison_figure(title: str, reports: Sequence[Report]) -> Figure:
 
 
 def request_comparison_figure(title: str, reports: Sequence[RequestReport]) -> Figure:
-    """The deadlines that each stream missed under each policy."""
+    """Draw the share of deadlines that each stream missed under each policy."""
     models = [stream.model for stream in reports[0].streams]
     missed = {
         model: [100 * report.streams[place].violation_rate for report in reports] for place, model in enumerate(models)
@@ -78,7 +78,7 @@ def request_comparison_figure(title: str, reports: Sequence[RequestReport]) -> F
 
 
 def loads_figure(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[float]) -> Figure:
-    """STP at the largest sustained load; *stps* holds all policies of the first ratio, then of the next."""
+    """Draw the STP at the largest sustained load; *stps*: for all policies at the first ratio, then at the next."""
     values, colours = np.array(stps).reshape(len(ratios), len(policies)), _colours(len(policies))
     x, y = Axis(label="ratio of request rates", names=ratios), Axis(label="sustainable STP", low=0)
     marks: list[Drawable] = []
@@ -95,7 +95,7 @@ def loads_figure(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[
 
 
 def _size(bars: float) -> tuple[float, float]:
-    """Inches of a picture with room for this number of bars."""
+    """Return the width and height, in inches, of a picture with room for this number of bars."""
     return min(14.0, max(6.0, 1.2 + 0.95 * bars)), 4.2
 
 

@@ -11,7 +11,7 @@ from weft.simulation.request_report import RequestReport
 
 
 def report_table(report: Report) -> ResultTable:
-    """The streams of a run."""
+    """Return a table of the streams of a run."""
     rows = [
         (
             stream.model,
@@ -28,7 +28,7 @@ def report_table(report: Report) -> ResultTable:
 
 
 def _remarks(report: Report) -> tuple[str, ...]:
-    """What else is known of a run, below its table."""
+    """Return the notes below the table of a run."""
     lines = [
         f"STP {report.stp:.3f} = {report.fraction_of_bound:.1%} of the bound {report.bound_stp:.3f}; "
         f"ANTT {number(report.antt, 2)}, worst slowdown {number(report.max_slowdown, 2)}; "
@@ -41,7 +41,7 @@ def _remarks(report: Report) -> tuple[str, ...]:
 
 
 def requests_table(report: RequestReport) -> ResultTable:
-    """The streams of a run of requests."""
+    """Return a table of the streams of a run of requests."""
     missed = "missed" if report.load is not None else "violated"
     columns = ("model", "per s", "arrived", missed, "dropped", "batch")
     times = ("mean ms", "p50 ms", "p90 ms", "p99 ms", "p99.9 ms", "due ms")
@@ -60,13 +60,16 @@ def requests_table(report: RequestReport) -> ResultTable:
         for stream in report.streams
     ]
     title = f"{report.policy} on {report.device}, late requests: {report.late}"
-    said = f"STP {report.stp:.3f} of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time; {busy(report)}"
+    note = f"STP {report.stp:.3f} of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time; {busy(report)}"
     few = largest_notes((stream.model, stream.p99_max_of) for stream in report.streams)
-    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (said, *few))
+    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (note, *few))
 
 
 def busy(report: RequestReport, between: str = ", ") -> str:
-    """A host is busy by its lanes; a device that computes one layer at a time, weights and all, as a whole."""
+    """Return in words how busy the device was: the lanes of a host, a tiled NPU as a whole, or array and channel.
+
+    between: separates the two shares of an NPU.
+    """
     if report.load is not None:
         return f"load {report.load:.1%} of the lanes' time"
     if not report.dram_utilisation:
@@ -75,7 +78,10 @@ def busy(report: RequestReport, between: str = ", ") -> str:
 
 
 def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[Report] = ()) -> ResultTable:
-    """Policies side by side; *in_pieces*: the same with the pieces that one of them chose, if one did."""
+    """Return a table of policies side by side.
+
+    in_pieces: the same policies with layers in the pieces that one of them chose; empty if none chose any.
+    """
     best = max(report.stp for report in reports)
     alike = [[number(report.stp)] for report in in_pieces] or [[]] * len(reports)
     rows = [
@@ -103,7 +109,7 @@ def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[
 
 
 def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> ResultTable:
-    """Policies that serve the same requests side by side; those that do the same as another are named under it."""
+    """Return a table of policies that serve the same requests; policies with equal runs are named in a note below."""
     models = [stream.model for stream in reports[0].streams]
     columns = (
         "policy",
@@ -134,13 +140,13 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
 
 
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:
-    """Policy -> those after it whose runs are the same to the last request."""
+    """Return each policy with a run of its own -> the later policies with exactly the same report."""
     firsts: dict[str, RequestReport] = {}
-    names_by_remark: dict[str, list[str]] = {}
+    copies: dict[str, list[str]] = {}
     for report in reports:
         same = next((name for name, first in firsts.items() if replace(report, policy=name) == first), None)
         if same is None:
-            firsts[report.policy], names_by_remark[report.policy] = report, []
+            firsts[report.policy], copies[report.policy] = report, []
         else:
-            names_by_remark[same].append(report.policy)
-    return names_by_remark
+            copies[same].append(report.policy)
+    return copies

@@ -1,4 +1,4 @@
-"""``simulate``: from profiles, a device and a policy to a trace and a report. The road every command takes."""
+"""``simulate``: from profiles, a device and a policy to a trace and a report; all commands simulate through it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from weft.base.version import __version__
 from weft.devices import Npu, check_activations
 from weft.devices.costs.layer_costs import Profile, spill_together
 from weft.devices.costs.program import MAX_TICKS, Clock, lower
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.compiled import compiled_order, replay_order
 from weft.engine.engine import Engine
 from weft.engine.policies import Option, Policy, Setting, described, make_policy
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
-from weft.engine.trial import settled
+from weft.engine.trial import best_contender
 from weft.reports.pictures import require_matplotlib
 from weft.reports.trace import Trace
 from weft.simulation.report import Report, report
@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 DEFAULT_QUERIES = 100
 """Queries per stream: begin and end of the run, in which not all streams weave, are then 1 % of it."""
 MOST_PIECES = 1024
-"""Pieces of the buffer; smaller ones cost more time at each decision than they can save."""
+"""Most pieces of the buffer; smaller pieces would cost more time in decisions than they can save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class Run:
         return self.report._repr_html_()
 
     def plot(self) -> Figure:
-        """The first queries as a timeline of the device."""
+        """Draw the first queries as a timeline of the device."""
         require_matplotlib()
         from weft.reports.timeline import timeline_figure
 
@@ -70,41 +70,41 @@ def simulate(
 ) -> Run:
     """Run saturated streams of these profiles on a simulated NPU.
 
-    spill: pay for activations that do not fit together on the memory channel instead of refusing them.
-    pieces: cut layers so that none takes more than this part of the weight buffer; None leaves it to the policy.
-    compiled: use a kernel where the policy has one; the outcome is the same.
+    options: of the policy. spill: models whose activations do not fit together pay for them on the memory channel;
+    otherwise they are refused. pieces: cut layers so that none takes more than 1 / pieces of the weight buffer; None
+    leaves it to the policy. compiled: use a kernel if the policy has one; the result is the same.
     """
     workload = workload or Saturated(DEFAULT_QUERIES)
     setting = make_setting(profiles, npu, workload, spill=spill, pieces=pieces)
     asked = make_policy(policy, setting, options)
-    chooser = settled(asked)
+    chooser = best_contender(asked)
     setting = chooser.setting
     order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
     if order is not None:
-        times = replayed(chooser, order)
+        times = replay_order(chooser, order)
     else:
-        order, times = _plain(chooser)
+        order, times = _run_plain(chooser)
     clock = Clock.of(npu)
     settings = _settings(profiles, npu, policy, workload, options) | {"pieces": setting.pieces or 1}
     trace = _trace(setting, clock, order, times, settings)
-    remark = chooser.remark or _choice(asked, chooser)
+    remark = chooser.remark or _describe_choice(asked, chooser)
     return Run(trace, report(trace, setting, clock, fixed_mix=setting.quota, band=chooser.band, remark=remark))
 
 
-def _choice(asked: Policy, chosen: Policy) -> str:
-    """What a trial before the run decided, if it decided anything."""
-    said = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
+def _describe_choice(asked: Policy, chosen: Policy) -> str:
+    """Return what a trial before the run decided, for the user; empty if it changed nothing."""
+    changes = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
     if chosen.setting.kept_mix:
-        said.append(f"kept at a mix of {':'.join(f'{part:.3g}' for part in chosen.setting.kept_mix)}")
+        changes.append(f"kept at a mix of {':'.join(f'{part:.3g}' for part in chosen.setting.kept_mix)}")
     if chosen.setting.pieces != asked.setting.pieces and chosen.setting.pieces != 1:
-        said.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
-    return f"after a trial: {', '.join(said)}" if said else ""
+        changes.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
+    return f"after a trial: {', '.join(changes)}" if changes else ""
 
 
 def make_setting(
     profiles: Sequence[Profile], npu: Npu, workload: Saturated, *, spill: bool = False, pieces: int | None = None
 ) -> Setting:
-    """Check that the models fit on the device together, and lower them to its clock."""
+    """Check that the models fit on the device together, and lower them to its clock; parameters as of ``simulate``."""
     if not profiles:
         raise WorkloadError("nothing to run: give at least one model or profile")
     if pieces is not None and not 1 <= pieces <= MOST_PIECES:
@@ -122,7 +122,8 @@ def make_setting(
     return setting if pieces is None else setting.cut(pieces)
 
 
-def _plain(policy: Policy) -> tuple[Ints, Ints]:
+def _run_plain(policy: Policy) -> tuple[Ints, Ints]:
+    """Run the plain loop; return the stream of each issue, and the times (issues, 4) of ``replay_order``."""
     setting = policy.setting
     executor = SimulatedNpu(setting)
     Engine(SaturatedStreams(setting, policy.band, setting.work, setting.quota), policy, executor).run()
@@ -132,11 +133,12 @@ def _plain(policy: Policy) -> tuple[Ints, Ints]:
 
 
 def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: dict[str, Any]) -> Trace:
+    """Build a trace from the stream of each issue and from the times of ``replay_order``."""
     query, layer, sizes = np.empty_like(order), np.empty_like(order), np.empty_like(order)
     for stream, program in enumerate(setting.programs):
-        mine = order == stream
-        query[mine], layer[mine] = np.divmod(np.arange(int(mine.sum())), len(program))
-        sizes[mine] = np.array(program.weight_bytes, np.int64)[layer[mine]]
+        issues = order == stream
+        query[issues], layer[issues] = np.divmod(np.arange(int(issues.sum())), len(program))
+        sizes[issues] = np.array(program.weight_bytes, np.int64)[layer[issues]]
     models, names = zip(*((program.model, program.names) for program in setting.programs), strict=True)
     fetch_start, fetch_end, compute_start, compute_end = (times * clock.tick_s).T.copy()
     return Trace(
@@ -147,6 +149,7 @@ def _trace(setting: Setting, clock: Clock, order: Ints, times: Ints, settings: d
 def _settings(
     profiles: Sequence[Profile], npu: Npu, policy: str, workload: Saturated, options: Mapping[str, Option] | None
 ) -> dict[str, Any]:
+    """Return the settings of a run as its trace stores them."""
     return {
         "weft": __version__,
         "device": npu.name,

@@ -1,10 +1,9 @@
 """The largest load a policy sustains: the highest arrival rate at which every stream keeps its deadlines.
 
-A load is sustained when no stream violates more than a given share of its deadlines, all seeds taken together.
-The search doubles or halves the workload's rates until it has both a sustained and an unsustained load, then bisects.
-On a host runs are those that ``weft plan`` judges loads by: as long, or longer where the workload says so, and with
-requests of the same seeds.
-Single seeds tell how far the answer can be trusted: where they disagree within the last bracket, noise limits it.
+A load is sustained if no stream misses more than a given share of its deadlines, averaged over all seeds. The search
+doubles or halves the workload's rates until it has both a sustained and an unsustained load, then bisects. On a host,
+runs have the length and the seeds by which ``weft plan`` judges loads, or the workload's duration if that is longer. If
+single seeds would move the answer by more than the search's tolerance, it is marked as limited by noise.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from weft.engine.policies import Option
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepared, simulate_requests
 from weft.simulation.requests.compiled import compile_loop
-from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
+from weft.simulation.run_length import FRESH_SEED, USUAL, prolong_if_shorter
 from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
 
@@ -34,14 +33,15 @@ class Question:
     workload: Workload
     policy: str
     label: str = ""
-    """What to call it in tables; the policy's name by default."""
+    """The name of the policy in tables; by default its own name."""
     late: str = "weave"
     options: tuple[tuple[str, Option], ...] = ()
     limit: float = 0.01
-    """Share of deadlines any stream may violate."""
+    """Largest share of deadlines that a stream may miss."""
     seeds: int = 2
+    """Number of runs at each load, with different requests."""
     tolerance: float = 0.01
-    """Width of the last bracket, relative."""
+    """Width of the last bracket, relative to the load."""
 
     def __post_init__(self) -> None:
         if not any(rate for rate in self.workload.rates):
@@ -55,29 +55,30 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """The answer. Rates are requests per second of all open streams together."""
+    """The answer to a ``Question``. Rates are requests per second of all open streams together."""
 
     policy: str
     factor: float
     """Largest multiple of the workload's rates that was sustained."""
     rate: float
     unsustained_rate: float
-    """Smallest rate that was not; the bracket's other end."""
+    """Smallest rate that was not sustained: the other end of the last bracket."""
     stp: float
-    """Standalone time's worth of requests offered per unit of time at the sustained rate."""
+    """Summed standalone times of the requests offered per unit of time, at the sustained rate."""
     violation_rate: float
-    """The rate of the stream that suffers most, there."""
+    """Share of deadlines missed by the stream that misses most, at the sustained rate."""
     noise_limited: bool
     """Whether single seeds would move the answer by more than the search's own tolerance."""
     lowest_rate: float
-    """No seed failed below this."""
+    """The lowest rate at which a seed failed."""
     highest_rate: float
-    """No seed passed above this."""
+    """The highest rate at which a seed passed."""
     runs: int
+    """Number of simulated runs."""
     p99_s: tuple[float | None, ...] = ()
-    """The latency of each stream at the sustained load, of all seeds the largest."""
+    """The 99th percentile of each stream's latency at the sustained load: the largest of all seeds."""
     load: float | None = None
-    """Share of a host's lanes' time in use there."""
+    """On a host: share of the lanes' time in which they compute, at the sustained load."""
 
     def __repr__(self) -> str:
         return f"Sustained({self.policy}: {self.rate:.4g} requests/s, not {self.unsustained_rate:.4g})"
@@ -94,8 +95,9 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
     reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
+        """Run every seed at *factor* times the workload's rates; return whether that load is sustained."""
         load = question.workload.scaled(factor)
-        scaled = replace(case, workload=lasting_at_least(load, USUAL) if on_host else load)
+        scaled = replace(case, workload=prolong_if_shorter(load, USUAL) if on_host else load)
         reports[factor] = [
             simulate_requests(
                 scaled,
@@ -127,9 +129,13 @@ def sustain_all(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sustained]:
-    """Search for every question, spread over processes; answers stand in the order of the questions."""
+    """Search for every question, spread over *processes* processes; return the answers in the order of the questions.
+
+    device: for all questions; None: the device of each workload. progress: called with the number of finished searches
+    and of all.
+    """
     if isinstance(device, Host):
-        compile_loop()  # searches take longer than that, and side by side each process would compile
+        compile_loop()  # once here: otherwise every process would compile it
     answers: list[Sustained] = []
     for answer in _spread([(question, device) for question in questions], processes):
         answers.append(answer)
@@ -139,6 +145,7 @@ def sustain_all(
 
 
 def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iterable[Sustained]:
+    """Yield the answers in the order of the tasks; with one process, compute them in this one."""
     if processes <= 1 or len(tasks) <= 1:
         yield from (sustain(*task) for task in tasks)
         return
@@ -151,7 +158,10 @@ def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:
 
 
 def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
-    """A sustained and an unsustained multiple of the rates, a factor of 2 apart."""
+    """Return a sustained and an unsustained multiple of the rates, a factor of 2 apart.
+
+    sustained: whether a multiple is. WorkloadError if every load, or no load, is sustained.
+    """
     factor = 1.0
     if sustained(factor):
         while sustained(factor * 2):
@@ -172,6 +182,7 @@ def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
 def _answer(
     question: Question, case: Case, tried: Mapping[float, Sequence[float]], low: float, high: float
 ) -> Sustained:
+    """Return the answer without latencies. tried: multiple of the rates -> the worst share missed with each seed."""
     rate = sum(rate or 0.0 for rate in question.workload.rates)
     rates = question.workload.rates
     stp = sum((r or 0.0) * alone for r, alone in zip(rates, case.alone_s, strict=True))
@@ -193,6 +204,7 @@ def _answer(
 
 
 def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
+    """Return the largest p99 of each stream over the reports of all seeds."""
     streams = zip(*(report.streams for report in reports), strict=True)
     return tuple(max((stream.p99_s for stream in seeds if stream.p99_s is not None), default=None) for seeds in streams)
 

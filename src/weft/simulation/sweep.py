@@ -24,7 +24,7 @@ MEMORY_THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
 
 
 class GridPoint(NamedTuple):
-    """One pair of thresholds (shares of the weight buffer) and what it came to."""
+    """A pair of thresholds (shares of the weight buffer) and its throughput."""
 
     compute_threshold: float
     memory_threshold: float
@@ -40,7 +40,7 @@ class Sweep:
 
     @property
     def best(self) -> GridPoint:
-        """The highest throughput; among equals the first."""
+        """The point with the highest throughput; among equals the first."""
         return max(self.points, key=lambda point: point.stp)
 
     @property
@@ -60,7 +60,7 @@ def sweep_aimt(
 ) -> Sweep:
     """Run ``aimt`` at every pair of thresholds on every workload, *queries* rounds each.
 
-    progress: called with the grid points done and their number.
+    progress: called with the number of grid points done and the number of all.
     """
     if not workloads or not compute_thresholds or not memory_thresholds:
         raise WorkloadError("a sweep needs at least one workload and one value of each threshold")

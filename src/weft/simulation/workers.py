@@ -1,7 +1,7 @@
-"""Processes that search side by side.
+"""A process pool for searches.
 
-They are those of ``multiprocessing``, not of ``weft.base.child_processes``, because spawning runs the user's script
-again: a policy that it registers in ``weft.POLICIES`` is then known in the processes, too.
+It uses ``multiprocessing``, not ``weft.base.child_processes``, because spawning runs the user's script again: a policy
+that the script registers in ``weft.POLICIES`` is then known in the processes, too.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 Task = TypeVar("Task")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class QuietProcesses:
-    """As many processes, which Ctrl-C ends without a word: the caller reports it."""
+    """A pool of processes that end on Ctrl-C without a traceback; the caller reports the interrupt."""
 
     def __init__(self, processes: int) -> None:
         self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly)
 
-    def results(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[Found]:
-        """What a function gives for every task, in their order."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it until they can end quietly
+    def results(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[Result]:
+        """Call a function for every task in the processes; return an iterator over the results in the tasks' order."""
+        # the processes start here, and inherit the blocked signal until ``_end_quietly`` has run in them
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             return self._pool.map(function, tasks)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def close(self) -> None:
-        """Wait for what runs, and begin nothing more."""
+        """Wait for the running tasks, and cancel those that have not begun."""
         self._pool.shutdown(cancel_futures=True)
 
 
 def _end_quietly() -> None:
+    """Let Ctrl-C end this process at once, without a KeyboardInterrupt."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,7 +1,7 @@
-"""Streams of requests: which models want to run, how often, in which proportion.
+"""Workloads: streams of requests for models, with their rates or proportions.
 
-``Saturated`` is the workload of streams that never run dry. Modules: ``requests.py``, workload files; ``arrivals.py``,
-arrival processes; ``exits.py``, the exits by which samples leave.
+``Saturated`` is the workload of streams whose next query always waits. Modules: ``requests.py``, workload files;
+``arrivals.py``, arrival processes; ``exits.py``, the exits at which samples leave.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from weft.base.errors import WorkloadError
 __all__ = ["Saturated"]
 
 DEFAULT_MAX_LAG = 0.25
-"""A quarter of a round: less fixes the order of queries, more lets proportions drift in short runs."""
+"""A quarter of a round: a smaller lag would fix the order of queries, a larger one lets proportions drift in short
+runs."""
 MOST_LAG = 1e6
 """Largest lag, and largest ratio of two parts of a mix: beyond it, counts of rounds lose precision as floats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saturated:
-    """Streams that never run dry: how much to run, and in which proportion.
+    """Saturated streams, whose next query always waits: the length of the run, and the proportion of the streams.
 
-    The next query of a model is there as soon as the last one is issued. This is Layerweaver's setting (section IV-B):
+    The next query of a model waits as soon as the previous one is issued. This is Layerweaver's setting (section IV-B):
     a query counts as dispatched when its predecessor completes, but its weights, which do not depend on its input, may
     be fetched before that.
     """
 
     rounds: int
-    """The run ends when this many rounds of work are issued; a round is one query of every stream, or of the mix."""
+    """The run ends when this number of rounds of work is issued; a round is one query of every stream, or the mix."""
     mix: tuple[float, ...] | None = None
     """Queries of each stream per round; None leaves the proportion to the policy."""
     max_lag: float = DEFAULT_MAX_LAG
-    """How many rounds of a mix any stream may fall behind the furthest one."""
+    """The rounds of a mix that a stream may be behind the most advanced stream."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= 10**9:
@@ -46,7 +47,7 @@ class Saturated:
             raise WorkloadError(f"max lag = {self.max_lag} must be a number of rounds above 0, at most {MOST_LAG:g}")
 
     def rounds_of_mix(self, streams: int) -> tuple[float, ...]:
-        """The mix with its rarest stream at one query per round."""
+        """Return the mix, scaled so that its rarest stream has one query per round; WorkloadError if there is none."""
         if self.mix is None:
             raise WorkloadError("no mix was asked for")
         if len(self.mix) != streams:

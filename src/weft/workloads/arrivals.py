@@ -1,7 +1,7 @@
-"""Arrival processes: one generator of arrival times per process, in blocks, so that memory does not grow with the run.
+"""Arrival processes: generators that yield arrival times in blocks, so that memory does not grow with the run.
 
 A generator yields sorted blocks of seconds and is endless, except a trace, which ends with its file. Random numbers
-come from the generator that is passed in; nothing here is global.
+come from the numpy generator *rng* that is passed in.
 """
 
 from __future__ import annotations
@@ -22,22 +22,25 @@ Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
 
 BLOCK = 4096
-"""Arrivals drawn at a time: enough that numpy's cost per call vanishes, 32 KiB of memory. It is a part of every
-workload's definition: with another size, the same seed gives other arrivals."""
+"""Arrivals drawn at a time: enough that numpy's cost per call vanishes, 32 KiB of memory. The size is part of the
+definition of every workload: with another size, the same seed gives other arrivals."""
 
 
 def poisson(rate: float, rng: Rng) -> Iterator[Floats]:
-    """Independent arrivals: exponential gaps of mean 1/rate."""
+    """Yield independent arrivals: exponential gaps of mean 1/rate."""
     return _from_gaps(lambda: rng.exponential(1 / rate, BLOCK))
 
 
 def gamma(rate: float, rng: Rng, *, cv: float) -> Iterator[Floats]:
-    """Gaps of mean 1/rate whose coefficient of variation is *cv*: clusters above 1, a beat below."""
+    """Yield arrivals with gamma-distributed gaps of mean 1/rate; *cv*: their coefficient of variation.
+
+    Above 1 arrivals come in clusters, below 1 more regularly than a Poisson process.
+    """
     return _from_gaps(lambda: rng.gamma(cv**-2, cv**2 / rate, BLOCK))
 
 
 def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
-    """Evenly spaced arrivals, the first at a random place within the first gap."""
+    """Yield evenly spaced arrivals, the first at a random time within the first gap."""
     # The random offset keeps streams of equal rates from arriving in lockstep.
     offset = rng.uniform(0, 1 / rate)
     sent = 0
@@ -47,9 +50,10 @@ def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
 
 
 def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: float) -> Iterator[Floats]:
-    """A two-state process: bursts of *factor* times the mean rate for *share* of the time, Poisson within a state.
+    """Yield arrivals of a two-state process: bursts of *factor* times the mean rate, and calm spells.
 
-    length_s: mean length of a burst; calm spells are as long as the share asks for.
+    Arrivals within a state are a Poisson process. share: part of the time that is burst. length_s: mean length of a
+    burst; that of calm spells follows from the share.
     """
     calm_rate = rate * (1 - factor * share) / (1 - share)
     state = {"now": 0.0, "until": 0.0, "burst": True}
@@ -79,14 +83,14 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
 
 
 def trace(times_s: Floats, speedup: float) -> Iterator[Floats]:
-    """Replay the given times, *speedup* times as fast, counted from the first one; ends with them."""
+    """Yield the given times, *speedup* times as fast and counted from the first; ends after the last of them."""
     scaled = (times_s - times_s[0]) / speedup
     for start in range(0, len(scaled), BLOCK):
         yield scaled[start : start + BLOCK]
 
 
 def _from_gaps(gaps: Callable[[], Floats]) -> Iterator[Floats]:
-    """Endless arrival times from blocks of gaps."""
+    """Yield endless blocks of arrival times; *gaps*: returns the next block of gaps."""
     last = 0.0
     while True:
         block = last + np.cumsum(gaps())
@@ -116,7 +120,7 @@ def read_times(path: Path, column: str | None = None) -> Floats:
 
 
 def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Index of the column that holds the times, and the numbered rows below a header."""
+    """Return the index of the column with the times, and the rows below a header with their line numbers."""
     numbered = list(enumerate(rows, start=1))
     if column is None:  # a first cell that is no time is a header
         return 0, numbered if _parse_time(rows[0][0] if rows[0] else "") is not None else numbered[1:]
@@ -126,6 +130,7 @@ def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int,
 
 
 def _time(path: Path, number: int, row: list[str], index: int) -> float:
+    """Return the time in a row in seconds; WorkloadError that names the line *number* if there is none."""
     text = row[index].strip() if index < len(row) else ""
     if not text:
         raise WorkloadError(f"{path}, line {number}: no time here; a trace has no gaps")
@@ -136,7 +141,7 @@ def _time(path: Path, number: int, row: list[str], index: int) -> float:
 
 
 def _parse_time(text: str) -> float | None:
-    """Seconds of a number or an ISO date and time; None for other text."""
+    """Return the seconds of a number, or of an ISO date and time; None for any other text."""
     try:
         value = float(text)
     except ValueError:

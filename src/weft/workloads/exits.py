@@ -1,8 +1,8 @@
-"""The exit by which each sample leaves: drawn from rates, or by a confidence rule from a record of a real network.
+"""The exit at which each sample leaves: drawn from rates, or by a confidence rule from a record of a real network.
 
-A record is an .npz file with what a trained network said of every sample of a test set at every exit.
-The rule is the usual one: a sample leaves at the first exit whose confidence reaches the threshold,
-and at the end otherwise. Exits are counted from 0, the end being the last.
+A record is an .npz file with the confidence and the correctness of a trained network at every exit,
+for every sample of a test set. The rule is the usual one: a sample leaves at the first exit whose
+confidence reaches the threshold, and at the end otherwise. Exits are counted from 0; the end is the last exit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Ints = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
 MOST_VALUES = 10**8
-"""Values in one array of a record; more is a damaged file."""
+"""Most values in an array of a record; a file with more is damaged."""
 
 MOST_EXITS = 256
-"""Early exits of a model; more than any published network has, and a bound on the memory of a run."""
+"""Most early exits of a model; more than any published network has, and a bound on the memory of a run."""
 
 RATE_TOLERANCE = 1e-6
-"""How far the sum of exit rates may be from 1: a third written with six digits is accepted, a typing error is not."""
+"""Largest distance of the sum of exit rates from 1: accepts 1/3 written with six digits, but no typing error."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class ExitRecord:
     confidence: Floats
     """(samples, exits), 0 to 1."""
     correct: Bools
-    """Whether the answer of that exit was right, in the same shape."""
+    """(samples, exits): whether the answer of that exit was right."""
 
     @property
     def samples(self) -> int:
@@ -54,30 +54,31 @@ class ExitRecord:
         return int(self.confidence.shape[1])
 
     def fates(self, threshold: float) -> Ints:
-        """The exit by which each sample leaves: the first that is confident, the end for the rest."""
+        """Return the exit at which each sample leaves: the first whose confidence reaches *threshold*, else the end."""
         confident = self.confidence >= threshold
         confident[:, -1] = True
         return np.asarray(confident.argmax(axis=1), np.int64)
 
     def rates(self, threshold: float) -> tuple[float, ...]:
-        """Share of the samples that leave by each exit."""
+        """Return the share of the samples that leave at each exit."""
         counts = np.bincount(self.fates(threshold), minlength=self.exits)
         return tuple((counts / self.samples).tolist())
 
     def accuracy(self, threshold: float) -> float:
-        """Share of the samples whose answer, given where they leave, is right."""
+        """Return the share of the samples whose answer is right at the exit at which they leave."""
         return float(self.correct[np.arange(self.samples), self.fates(threshold)].mean())
 
 
 class Fates(NamedTuple):
-    """Successive samples: the exit each leaves by, and its row in the record (-1 where rates were drawn from)."""
+    """A block of successive samples: the exit at which each leaves, and its row in the record."""
 
     exits: Ints
     rows: Ints
+    """-1 for samples whose exits were drawn from rates."""
 
 
 def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[Fates]:
-    """Endless blocks of independent samples that leave by each exit with the given probability."""
+    """Yield endless blocks of independent samples; *rates*: the probability of each exit, the end last."""
     bounds = np.cumsum(rates)
     bounds[-1] = np.inf  # rounding must not leave a sample without an exit
     rows = np.full(BLOCK, -1, np.int64)
@@ -86,7 +87,7 @@ def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[Fates]:
 
 
 def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[Fates]:
-    """Endless blocks of samples drawn from the rows of a record."""
+    """Yield endless blocks of samples drawn from the rows of a record, with replacement."""
     fates = record.fates(threshold)
     while True:
         rows = rng.integers(record.samples, size=BLOCK)
@@ -94,7 +95,10 @@ def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[Fate
 
 
 def number_or_names(value: Any) -> Any:
-    """Validate ``exits``: the number of early ones, or the names of outputs with the end last."""
+    """Validate the setting ``exits``: the number of early exits, or names of outputs with the end last.
+
+    Returns the value unchanged; ValueError if it is neither.
+    """
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MOST_EXITS:
             raise ValueError(f"must be 1 to {MOST_EXITS} early exits, the end not counted")
@@ -107,14 +111,17 @@ def number_or_names(value: Any) -> Any:
 
 
 def miscounted(key: str, count: int, early_exits: int) -> str:
-    """Error message for shares or a record that do not fit the model's exits."""
+    """Return the error message for exit rates or a record, the value of *key*, that do not fit the model's exits.
+
+    count: the number of exits in that value, the end included.
+    """
     if not early_exits:
         return f"{key} is for {count} exits, but the model has none; place some with exits = {count - 1}"
     return f"{key} is for {count} exits, must be for {early_exits + 1}: {early_exits} early and the end"
 
 
 def check_rates(rates: Sequence[float]) -> None:
-    """Raise ValueError unless *rates* are the shares of a whole."""
+    """Raise ValueError unless *rates* are from 0 to 1 and sum to 1."""
     if any(not 0 <= rate <= 1 for rate in rates):  # false for NaN
         raise ValueError(f"exit_rates = {_rates_text(rates)}: each must be 0 to 1")
     whole = math.fsum(rates)
@@ -123,7 +130,7 @@ def check_rates(rates: Sequence[float]) -> None:
 
 
 def read_record(path: str | Path) -> ExitRecord:
-    """Read the record in an .npz file and check everything about it; ``WorkloadError``."""
+    """Read the record in an .npz file; WorkloadError if the file cannot be read or is no valid record."""
     try:
         with zipfile.ZipFile(path) as archive:
             confidence, correct = (_array(archive, name) for name in ("confidence", "correct"))
@@ -138,7 +145,7 @@ def read_record(path: str | Path) -> ExitRecord:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
-    """Read one array of the file; its header is checked before memory is allocated, as it may claim any size."""
+    """Read an array of the file; its header is checked before memory is allocated, since it may claim any size."""
     if f"{name}.npy" not in archive.namelist():
         stored = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()[:8]) or "nothing"
         raise WorkloadError(f"a record of exits has the arrays 'confidence' and 'correct'; this file holds {stored}")
@@ -159,6 +166,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
 
 
 def _check_record(confidence: npt.NDArray[Any], correct: npt.NDArray[Any]) -> ExitRecord:
+    """Return the record with these arrays; WorkloadError if types, shapes or values are wrong."""
     if confidence.dtype.kind != "f":
         raise WorkloadError(f"confidence is of type {confidence.dtype}, must be floating point")
     if correct.dtype.kind != "b":

@@ -1,7 +1,7 @@
 """Workload files: streams of requests with arrivals, deadlines and batch limits (TOML, docs/formats.md).
 
-The field names are the keys of the file; unknown keys are refused. ``Workload.scaled`` is what a
-search for the largest sustainable load turns.
+The field names are the keys of the file; unknown keys are refused. A search for the largest
+sustainable load varies ``Workload.scaled``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
-"""Requests of one workload; a file that asks for more has a mistyped rate or duration."""
+"""Most requests of a workload; a file with more has a mistyped rate or duration."""
 MOST_STREAMS = 100_000
-"""Streams of one workload; each has queues and generators of its own, so that more would fill the memory."""
+"""Most streams of a workload; every stream has its own queue and generators, so that more would fill the memory."""
 
 
 def served_name(model: str) -> str:
-    """The name of a model at a server: a model file is known by its name without folder and suffix.
+    """Return the name of a model at a server: for a file, its name without folder and suffix.
 
-    A model in a stitched file (``pets.onnx/cats``) has a name of its own.
+    A model in a stitched file has its own name: ``cats`` for ``pets.onnx/cats``.
     """
     if ".onnx/" in model:
         return PurePath(model).name
@@ -102,7 +102,7 @@ class Stream(BaseModel):
     """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
 
     def __hash__(self) -> int:
-        """All but the shapes and values, which cannot be hashed; workloads are keys of caches."""
+        """Hash all fields but shapes and values, which are dicts; workloads are keys of caches."""
         return hash(tuple(value for key, value in self if key not in ("shapes", "values")))
 
     @model_validator(mode="after")
@@ -143,29 +143,30 @@ class Stream(BaseModel):
 
     @property
     def served_name(self) -> str:
+        """The name of the model at a server."""
         return served_name(self.model)
 
     @property
     def deadline_s(self) -> float:
-        """The deadline in seconds, which a simulation goes by."""
+        """The deadline in seconds, for simulations; WorkloadError if the stream has none."""
         if self.deadline_ms is None:
             raise WorkloadError(f"the stream of {self.model} has no deadline_ms; only weft bench does without")
         return self.deadline_ms / 1e3
 
     @property
     def leaves(self) -> bool:
-        """Whether it says where samples leave."""
+        """Whether the stream states at which exits samples leave: by rates or by a record."""
         return bool(self.exit_rates or self.exit_record)
 
     def as_option(self, *more: str) -> str:
-        """The stream as an option of the command line, with the parts *more* that are missing."""
+        """Return the stream as an option of the command line, for advice; *more*: the parts to add."""
         rate = [] if self.rate is None else [f"rate={self.rate:g}"]
         due = [] if self.deadline_ms is None else [f"deadline={self.deadline_ms:g}"]
         return f"-s {self.model}:{','.join([*rate, *due, *more])}"
 
     @property
     def early_exits(self) -> int:
-        """Number of exits before the end; 0 where the model's file says which there are."""
+        """Number of exits before the end, as the stream states them; 0 if it does not."""
         return self.exits if isinstance(self.exits, int) else max(0, len(self.exits or ()) - 1)
 
 
@@ -222,19 +223,19 @@ class Workload(BaseModel):
         return tuple(part and self.total_rate * part / whole for part in parts)
 
     def advice(self, stream: Stream, *, option: str, key: str) -> str:
-        """How to add what a stream lacks: a *key* in its file, or a part of its *option* of the command line."""
+        """Return how to complete a stream, for a message: by *key* in its file, or by *option* on the command line."""
         return f"{key} in its [[stream]]" if "folder" in self.model_fields_set else stream.as_option(option)
 
     def shape_advice(self, stream: Stream, name: str, sizes: str) -> str:
-        """How to state the shape of what an input of a stream's model is sent."""
+        """Return how to state the shape of an input, for a message; *name*, *sizes*: the input and an example."""
         return self.advice(stream, option=f"shape={name}={sizes}", key=f'shapes = {{ "{name}" = "{sizes}" }}')
 
     def advised(self, stream: Stream, error: ShapeNeeded) -> ShapeNeeded:
-        """*error* with advice that fits where the stream comes from: a file or the command line."""
+        """Return *error* with advice for the origin of the stream: a file or the command line."""
         return error.advising(f"say what is sent, as {self.shape_advice(stream, error.name, error.sizes)}")
 
     def scaled(self, factor: float) -> Workload:
-        """This workload with every open stream arriving *factor* times as fast."""
+        """Return this workload with the requests of every open stream *factor* times as fast."""
         streams = tuple(
             stream.model_copy(
                 update={"rate": stream.rate * factor if stream.rate else None, "speedup": stream.speedup * factor}
@@ -245,7 +246,10 @@ class Workload(BaseModel):
         return self.model_copy(update={"stream": streams, "total_rate": total})
 
     def arrivals(self, index: int, seed: int | None = None) -> Iterator[Floats]:
-        """Blocks of arrival times of one open stream, in seconds, up to ``duration_s``."""
+        """Yield blocks of arrival times of an open stream, in seconds, up to ``duration_s``.
+
+        seed: None: the workload's own.
+        """
         stream, rate = self.stream[index], self.rates[index]
         # A generator for each stream: adding a stream to a file does not change the arrivals of the others.
         rng = np.random.default_rng([self.seed if seed is None else seed, index])
@@ -256,15 +260,15 @@ class Workload(BaseModel):
                 return
 
     def fates(self, index: int, seed: int | None = None) -> Iterator[Ints]:
-        """Endless blocks of the exits by which a stream's successive requests leave, from 0; the end is the last."""
+        """Yield endless blocks of the exits at which a stream's successive requests leave, from 0; the end is last."""
         return (block.exits for block in self._fates(index, seed))
 
     def record_rows(self, index: int, seed: int | None = None) -> Iterator[Ints]:
-        """The rows of the record behind ``fates``; -1 where these are drawn from rates."""
+        """Yield the rows of the record from which ``fates`` are drawn; -1 if they are drawn from rates."""
         return (block.rows for block in self._fates(index, seed))
 
     def record(self, index: int) -> leaving.ExitRecord | None:
-        """The record of a stream, read from its file."""
+        """Read the exit record of a stream; None if it has none. WorkloadError if it does not fit the exits."""
         stream = self.stream[index]
         if stream.exit_record is None:
             return None
@@ -275,9 +279,9 @@ class Workload(BaseModel):
         return record
 
     def exit_rates(self, index: int, early_exits: int | None = None) -> tuple[float, ...]:
-        """Share of the samples of a stream that leave by each exit, the end last; () where it has no rates or record.
+        """Return the share of a stream's samples that leave at each exit, the end last; () without rates or a record.
 
-        early_exits: how many its model has, which the shares must fit.
+        early_exits: the number of early exits of its model; WorkloadError if the shares do not fit. None: not checked.
         """
         stream, record = self.stream[index], self.record(index)
         rates = stream.exit_rates if record is None else record.rates(stream.exit_threshold)
@@ -299,7 +303,7 @@ class Workload(BaseModel):
                 f"stream {index} ({stream.model}): nothing says where its samples leave; "
                 "add exit_rates or exit_record = 'file.npz'"
             )
-        # Numbers of their own: a workload with exits has the arrivals of the same workload without.
+        # A generator apart from that of arrivals, so that adding exits to a workload does not change its arrivals.
         rng = np.random.default_rng([self.seed if seed is None else seed, index, 1])
         if record is not None:
             return leaving.from_record(record, stream.exit_threshold, rng)
@@ -321,7 +325,7 @@ class Workload(BaseModel):
 
 
 def read_workload(path: str | Path) -> Workload:
-    """Read the workload that a TOML file describes; every value is checked."""
+    """Read a workload from a TOML file; WorkloadError if the file or a value in it cannot be used."""
     if str(path).endswith(".onnx"):
         stream = f'a file with [[stream]], model = "{path}", rate = 10 and deadline_ms = 100'
         raise WorkloadError(f"{path} is a model, and a workload (TOML) is wanted: {stream}")
@@ -332,7 +336,7 @@ def read_workload(path: str | Path) -> Workload:
 
 
 def parse_workload(raw: dict[str, Any], where: str = "workload") -> Workload:
-    """The workload that a mapping with the keys of a file describes; *where* begins the error message."""
+    """Return the workload in a mapping with the keys of a file; WorkloadError, whose message begins with *where*."""
     try:
         return Workload.model_validate(raw)
     except ValidationError as error:

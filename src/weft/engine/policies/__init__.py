@@ -29,7 +29,7 @@ Option = bool | int | float
 
 
 def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
-    """Create the policy of that name; its options are checked against its fields."""
+    """Create the policy of that name. InputError for an unknown name or option, or an option of another type."""
     check_policy(name)
     known = options_of(name)
     for key, value in (options or {}).items():

@@ -1,10 +1,10 @@
-"""Policy for GPUs: models side by side on shares of the GPU, as long as no deadline is missed for it.
+"""Policy for GPUs: models run side by side on shares of the GPU, as long as no deadline is missed because of that.
 
-Among the ways to share (one model alone, two on the sides of a cut, several on streams) it takes the one with the
-highest weighted throughput after which all requests that can be on time still can: one by one on the whole GPU, in
-order of deadlines, as ``punctual`` serves them. So a request without slack runs alone, and the others wait. While any
-deadline is near, at most two models run, on streams and not on a cut. A model that was given less than its fair share
-recently has a higher weight.
+Among the ways to share (one model alone, two on the sides of a cut, several on streams) the policy takes the way with
+the highest weighted throughput after which all requests that can be on time still can be on time if they run one by one
+on the whole GPU, in order of deadlines, as ``punctual`` serves them. So a request without slack runs alone, and the
+others wait. While any deadline is near, at most two models run, on streams and not on a cut. A model that was given
+less than its fair share recently has a higher weight.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
 
 URGE = 20.0
-"""Additional weight of a model that lacks a whole fair share, in proportion for a part of one: large enough to decide
-against every difference in throughput."""
+"""Additional weight of a model that lacks a whole fair share, and proportionally less for a part of a share: large
+enough to outweigh every difference in throughput."""
 RUSH = 60.0
-"""Additional weight of a request without slack; a quarter of it with twice the time it needs (the square counts)."""
+"""Additional weight of a request without slack, times the square of needed over available time: a quarter of this if
+twice the needed time is left."""
 PLENTY = 20
 """If every deadline is further away than this multiple of all work one by one, deadlines are not considered."""
 MOST_HELD = 2
-"""Segments on a lane, the running one included: with more, an urgent arrival would have to wait too long."""
+"""Most segments on a lane, the running one included: behind more, an urgent arrival would have to wait too long."""
 
 
 class _Work(NamedTuple):
@@ -43,35 +44,36 @@ class _Work(NamedTuple):
 
     head: Candidate
     offered: bool
-    """Whether ``head`` is a candidate; if not, it is on a lane."""
+    """Whether ``head`` is a candidate; if not, it is a segment on a lane."""
     need: int
-    """Ticks to its end on the whole GPU."""
+    """Ticks to the end of its query on the whole GPU, with the margin."""
     due: int
-    """Latest finish time, for itself and for the requests behind it in its stream."""
+    """Latest finish time of the query, which also lets the requests behind it in its stream be on time."""
     lane: int = NOWHERE
-    """The lane that holds a segment of it."""
+    """The lane that holds a segment of the query."""
     ends: bool = False
-    """Whether that segment is the last of its query, which cannot change lanes."""
+    """Whether that segment is the last of its query, so that the query cannot change lanes any more."""
 
 
 @dataclass(frozen=True)
 class Abreast(Policy):
-    """Shares the GPU among models; looks one step ahead, to the next decision about the lanes that it fills now."""
+    """Shares the GPU among models; looks one step ahead, to the next decision about the lanes that are filled now."""
 
     traits: ClassVar[Traits] = replace(Punctual.traits, late_work=LateWork.LAST, shares=True)
 
     margin: int = 10
     """Percent added to estimated remaining times."""
     floor: int = 90
-    """Percent of its fair share (by priorities, among the models with work) below which a model's weight grows."""
+    """Percent of its fair share below which a model's weight grows. The fair share divides the GPU among the models
+    with work in proportion to their priorities."""
 
     def __post_init__(self) -> None:
-        Punctual(self.setting, self.margin)  # it checks the margin
+        Punctual(self.setting, self.margin)  # raises InputError for a bad margin
         if not 0 <= self.floor <= 100:
             raise InputError(f"floor = {self.floor} must be a percentage from 0 to 100")
 
     @cached_property
-    def _one_by_one(self) -> Punctual:
+    def _punctual(self) -> Punctual:
         return Punctual(self.setting, self.margin)
 
     @cached_property
@@ -80,18 +82,18 @@ class Abreast(Policy):
         return self.setting.shares
 
     def burden(self, candidate: Candidate, now: int) -> float:
-        return self._one_by_one.burden(candidate, now)
+        return self._punctual.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
         now = view.device.channel_free
-        works = self._works(view, now)
-        way = self._way(works, now)
+        works = self._collect_work(view, now)
+        way = self._choose_way(works, now)
         if way is None:
             return None
         startable = [
             (work.due, place, lane)
             for place, (work, wanted) in enumerate(zip(works, way.lanes, strict=True))
-            if work.offered and (lane := self._free(wanted, work, view)) != NOWHERE
+            if work.offered and (lane := self._find_lane(wanted, work, view)) != NOWHERE
         ]
         if not startable:
             return None
@@ -100,36 +102,36 @@ class Abreast(Policy):
         more = len(startable) > 1 or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
         return Start(works[chosen].head, lane=lane, more=more)
 
-    def _works(self, view: View, now: int) -> list[_Work]:
-        """Return the next work of each body, sorted by program."""
+    def _collect_work(self, view: View, now: int) -> list[_Work]:
+        """Return the next work of each body (backbone), on lanes and waiting, sorted by program."""
         bodies, longer = self._shares.bodies, 100 + self.margin
         heads: dict[int, Candidate] = {}
         for candidate in view.candidates:
             body = bodies[candidate.program] if bodies else candidate.stream
-            if body not in heads or _sooner(candidate, heads[body]):
+            if body not in heads or _precedes(candidate, heads[body]):
                 heads[body] = candidate
         works = []
         for number, lane in enumerate(view.lanes):
             if lane.holds:
                 last = lane.holds[-1]
-                rest = self._ticks(last.program, number, lane.rest)
+                lane_ticks = self._ticks(last.program, number, lane.rest)
                 head = heads.pop(bodies[last.program] if bodies else last.stream, None)
                 left = last.remaining - last.compute if head is None else head.remaining
-                need = rest + left * longer // 100
-                due, ends = _due(head or last, now + need), last.remaining <= last.compute
+                need = lane_ticks + left * longer // 100
+                due, ends = _latest_finish(head or last, now + need), last.remaining <= last.compute
                 works.append(_Work(head or last, head is not None, need, due, number, ends))
         for head in heads.values():
             need = head.remaining * longer // 100
-            works.append(_Work(head, True, need, _due(head, now + need)))
+            works.append(_Work(head, True, need, _latest_finish(head, now + need)))
         if len(works) > 1:
-            works.sort(key=_program)  # so that the cache of ways is hit whatever the order of candidates
+            works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
         return works
 
     def _ticks(self, program: int, lane: int, ticks: int) -> int:
-        """Return the ticks of work on a lane, given those on the whole GPU."""
+        """Return how long work of *ticks* on the whole GPU takes on a lane."""
         return ticks if lane in self._shares.whole else self._shares.ticks(program, lane, ticks)
 
-    def _way(self, works: list[_Work], now: int) -> SharingWay | None:
+    def _choose_way(self, works: list[_Work], now: int) -> SharingWay | None:
         """Return the way with the highest weighted throughput that makes no request late; None: start nothing now."""
         shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
@@ -143,21 +145,21 @@ class Abreast(Policy):
         scores = counts.dot(weights) if options else counts
         for _ in options:
             best = int(scores.argmax())
-            if _keeps(options[best], works, slacks):
+            if _keeps_deadlines(options[best], works, slacks):
                 return options[best]
             scores[best] = -1.0
-        return None  # a query that ends on its lane has to end first
+        return None  # ending queries keep their lanes, and every way with that makes a request late: they end first
 
     def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
-        """Return the weight of a unit of work of each model; hurried: a request may miss its deadline.
+        """Return the weight of a unit of throughput of each work. hurried: whether a request may miss its deadline.
 
-        If hurried, the additional weight is multiplied by the square of the requests that a unit of work answers: in
-        overload not all can be on time, and a long request would be saved at the cost of many short ones. With the
-        first power 6.5 % of deadlines were missed where the square misses 3.0, and 19.8 without the factor; in other
-        loads the two are alike.
+        If hurried, the additional weight is multiplied by the square of the number of requests that a tick of the work
+        answers: in overload not all requests can be on time, and a long request would otherwise be saved at the cost of
+        many short ones. The square misses 3.0 % of deadlines in overload, the first power 6.5 %, no factor 19.8 %; in
+        other loads square and first power are alike.
         """
         priorities, floor, weights = sum([work.head.priority for work in works]), self.floor / 100, []
-        most = max([_answers(work.head) for work in works]) if hurried else 1.0
+        most = max([_answer_rate(work.head) for work in works]) if hurried else 1.0
         for head, _, need, due, _, _ in works:
             assert head.share, "lanes are shares"
             weight, lack = 0.0, floor - head.share.lately * priorities / head.priority
@@ -166,12 +168,12 @@ class Abreast(Policy):
             if hurried:
                 if due < NO_DEADLINE:
                     weight += RUSH * (need / max(1, due - now)) ** 2
-                weight *= (_answers(head) / most) ** 2
+                weight *= (_answer_rate(head) / most) ** 2
             weights.append(1.0 + weight)
         return weights
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
-        """Return place and slack of the works that can be on time, in order of deadlines, if they run one by one."""
+        """Return the place and the slack of every work that can be on time if all run one by one, by deadline."""
         order = sorted([(work.due, place, work.need) for place, work in enumerate(works)])
         slacks, end, all_can = [], now, True
         for due, place, need in order:
@@ -185,9 +187,12 @@ class Abreast(Policy):
         return self._savable([works[place] for place in places], places, now)
 
     def _savable(self, works: list[_Work], places: list[int], now: int) -> list[tuple[int, int]]:
-        """Return the same where not all can be on time; ``punctual`` chooses which are left out."""
-        punctual = self._one_by_one
-        plans = [punctual.weighed(work.head, work.need, work.due, now) for work in works]
+        """Return places and slacks as ``_slacks`` if not all works can be on time; ``punctual`` chooses the late ones.
+
+        works: sorted by deadline. places: the place of each in the list of all works.
+        """
+        punctual = self._punctual
+        plans = [punctual.make_due_work(work.head, work.need, work.due, now) for work in works]
         place_of = {id(plan): place for place, plan in zip(places, plans, strict=True)}
         slacks, end = [], now
         for plan in punctual.savable(plans, now):
@@ -195,23 +200,28 @@ class Abreast(Policy):
             slacks.append((place_of[id(plan)], plan.due - end))
         return slacks
 
-    def _free(self, lane: int, work: _Work, view: View) -> int:
-        """Return the lane that takes a work now, or NOWHERE; for a stream of the whole GPU its own or an idle one."""
+    def _find_lane(self, lane: int, work: _Work, view: View) -> int:
+        """Return the lane that takes a work now, or NOWHERE. lane: the lane of the chosen way.
+
+        A stream of the whole GPU stands for all of them: the work stays on its own stream, or takes an idle one.
+        """
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
-            lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
+            idle = (stream for stream in whole if not lanes[stream].holds)
+            lane = work.lane if work.lane in whole else next(idle, NOWHERE)
         return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
 
 
-def _answers(head: Candidate) -> float:
-    """Return the requests that a tick of work answers, weighted by priority."""
+def _answer_rate(head: Candidate) -> float:
+    """Return the number of requests that a tick of work answers, times their priority."""
     return head.priority * head.size / max(1, head.work.whole)
 
 
-def _due(head: Candidate, earliest: int) -> int:
-    """Return a candidate's latest finish time.
+def _latest_finish(head: Candidate, earliest: int) -> int:
+    """Return a candidate's latest finish time, for itself and for the requests behind it.
 
-    A deadline that it cannot meet is extended by its allowed time, doubled until it can be met.
+    earliest: when it could end at the earliest. A deadline before that is extended: the time from arrival to deadline
+    is doubled until the deadline can be met.
     """
     due = head.deadline
     allowed = max(1, due - head.arrival) if due < earliest else 0
@@ -222,8 +232,11 @@ def _due(head: Candidate, earliest: int) -> int:
     return behind if earliest <= behind < due else due
 
 
-def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
-    """Return whether all works that can be on time one by one still can after one step of this way."""
+def _keeps_deadlines(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
+    """Return whether all works that can be on time one by one (*slacks*) still can after one step of this way.
+
+    A step lasts until the slowest of the running works has ended ``MOST_HELD`` segments.
+    """
     if not slacks:
         return True
     speeds, done = way.speeds, 0.0
@@ -235,10 +248,10 @@ def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -
     return True
 
 
-def _sooner(one: Candidate, other: Candidate) -> bool:
-    """Return whether a candidate precedes another of its body: earlier deadline first, then batches that have begun."""
+def _precedes(one: Candidate, other: Candidate) -> bool:
+    """Return whether *one* goes before *other* of the same body: earlier deadline, then begun batches, then query."""
     return (one.deadline, one.layer == 0, one.query) < (other.deadline, other.layer == 0, other.query)
 
 
-def _program(work: _Work) -> int:
+def _program_of(work: _Work) -> int:
     return work.head.program

@@ -16,12 +16,12 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class AiMt(Policy):
-    """Thresholds are shares of the weight buffer; ``weft compare --sweep`` finds the best pair."""
+    """Chooses by two thresholds, shares of the weight buffer; ``weft compare --sweep`` finds the best pair."""
 
     compute_threshold: float = 0.2
-    """Rebuild ready compute below this share of the time it takes to fill the buffer."""
+    """Below this share of the time that filling the buffer takes, ready compute is rebuilt."""
     memory_threshold: float = 0.1
-    """Evict when a smaller share of the buffer than this is free."""
+    """If a smaller share of the buffer than this is free, the layer with the shortest compute frees space."""
 
     def __post_init__(self) -> None:
         for name in ("compute_threshold", "memory_threshold"):

@@ -27,7 +27,7 @@ UNBOUNDED_ROUNDS = 1 << 40
 
 
 class LateWork(Enum):
-    """The place, in the order of work, of requests that can no longer be on time."""
+    """The place of requests that can no longer be on time in the order of work."""
 
     AMONG_OTHERS = "among the others"
     LAST = "after all that can be on time"
@@ -40,7 +40,7 @@ class Work(NamedTuple):
     whole: int = 0
     """Estimated ticks of the whole query, alone on the device."""
     served: int = 0
-    """Ticks of work issued for its stream; an idle stream is counted up to the others, so it cannot save up."""
+    """Ticks of work issued for its stream; raised to the least of the others when an idle stream becomes busy."""
 
 
 class Refill(NamedTuple):
@@ -49,28 +49,28 @@ class Refill(NamedTuple):
     dues: tuple[int, ...]
     """The deadline of each request of the batch."""
     waiting: int
-    """Requests of its stream that have not begun, without its own."""
+    """Number of requests of the stream that no batch has taken, without those of this candidate."""
 
 
 class ShareUse(NamedTuple):
     """Facet of a candidate where lanes are shares of one device (``Setting.shares``)."""
 
     lately: float
-    """The recent share of the device's time that its stream was given."""
+    """The share of the device's time that its stream was given recently."""
     behind: int
     """Latest finish time that still lets the requests behind it in its stream meet their deadlines."""
 
 
 NO_WORK = Work()
-"""The work of a candidate built without any, as tests do."""
+"""The work of a candidate built without a ``Work``, as tests do."""
 
 
 class Candidate(NamedTuple):
-    """The next unissued layer of one query: of a stream, or of a batch of requests.
+    """The next layer to issue of one query: of a saturated stream, or of a batch of requests. Times are in ticks.
 
-    The members after ``size`` are facets: ``home``, ``refill`` and ``share`` are None where their feature is off. Times
-    are in ticks. ``of_stream`` and ``of_batch`` run for every stream and batch at every step, so they pass members by
-    position (keywords take twice as long), and ``of_batch`` builds the tuple directly, which saves another third.
+    The members after ``size`` are facets: ``home``, ``refill`` and ``share`` are None where their feature is off.
+    ``of_stream`` and ``of_batch`` run for every stream and batch at every step, so they pass members by position
+    (keywords take twice as long), and ``of_batch`` builds the tuple directly, which saves another third.
     """
 
     stream: int
@@ -94,7 +94,7 @@ class Candidate(NamedTuple):
     """Requests in the batch."""
     work: Work = NO_WORK
     home: int | None = None
-    """The lane that its batch stays on (``Setting.apart``); None where it may go to any."""
+    """The lane that its batch stays on (``Setting.apart``); None: any lane."""
     refill: Refill | None = None
     share: ShareUse | None = None
 
@@ -125,9 +125,9 @@ class Candidate(NamedTuple):
         refill: Refill | None = None,
         share: ShareUse | None = None,
     ) -> Candidate:
-        """Build the candidate of a batch of requests, in flight or one that could begin.
+        """Build the candidate of a batch of requests that is in flight or could begin.
 
-        rests: estimated ticks from each layer of its program to the end. number: index of its program in the setting.
+        rests: estimated ticks from each layer of *program* to its end. number: index of *program* in the setting.
         """
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
@@ -151,7 +151,7 @@ _MOVED: Mapping[str, tuple[str, Any]] = {
     "lately": ("share", 0.0),
     "behind": ("share", NO_DEADLINE),
 }
-"""Name of a member -> its facet, and what it is where that facet is off."""
+"""Name of a member of 0.2 -> the facet that holds it now, and its value if that facet is off."""
 
 
 class Running(NamedTuple):
@@ -161,18 +161,19 @@ class Running(NamedTuple):
     rest: int
     """Estimated ticks to its end."""
     stoppable: bool = True
-    """Whether it can be stopped, losing its progress; if not, its batch was started to its end (``Start.to_end``)."""
+    """Whether the layer can be stopped, losing its progress. If not, its batch was started to its end or runs beside
+    a layer that can be stopped."""
 
 
 class LaneState(NamedTuple):
     """The segments on a lane, where a policy chooses lanes."""
 
     holds: tuple[Candidate, ...]
-    """The running segment and those that wait behind it, in order."""
+    """The running segment and the segments that wait behind it, in order."""
     rest: int
-    """Estimated ticks until all of them have ended, each at its speed alone on the device."""
+    """Estimated ticks until all segments have ended, if each had its speed alone on the device."""
     room: bool
-    """Whether it takes one more segment."""
+    """Whether the lane takes one more segment."""
 
 
 IDLE_LANE = LaneState((), 0, True)
@@ -180,7 +181,7 @@ IDLE_LANE = LaneState((), 0, True)
 
 
 class EventKind(Enum):
-    """Kinds of events after which the engine asks a policy."""
+    """Kinds of events after which the engine asks the policy again."""
 
     ARRIVAL = "a request came"
     SEGMENT_END = "a segment of a batch ended"
@@ -195,7 +196,7 @@ class Event(NamedTuple):
     kind: EventKind
     stream: int
     query: int = -1
-    """The batch; -1 for a waiting request."""
+    """The query number of the batch; -1 for a waiting request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,8 @@ class Setting:
     """The models and the device of a run, and what the user asked for; constant during the run."""
 
     programs: Sequence[Program]
-    """A server appends to it as models are loaded."""
+    """One program for each saturated stream, or one for each batch size of each model. A server appends programs as
+    models are loaded."""
     buffer: int
     """Weight buffer in ticks."""
     rounds: int = 1
@@ -217,7 +219,7 @@ class Setting:
     pieces: int | None = None
     """Layers are cut so that none takes more than 1 / pieces of the buffer; None leaves cutting to the policy."""
     piece_cost: int = 0
-    """Ticks of computing that every piece but the first adds to its layer."""
+    """Ticks of compute that every piece but the first adds to its layer."""
     whole: Sequence[Program] | None = None
     """The programs before layers were cut."""
     ahead: int = 0
@@ -225,7 +227,8 @@ class Setting:
     apart: bool = False
     """Whether lanes that take layers ahead have memory of their own: a batch stays on the lane that it began on."""
     shares: Shares | None = None
-    """Lanes that are shares of one device, from which the policy chooses; a stream has one batch on time in flight."""
+    """Lanes that are shares of one device, from which the policy chooses; None on all other devices. A stream then has
+    at most one batch on time in flight."""
     kept_mix: tuple[float, ...] | None = None
     """Queries of each stream per round as a trial selected them, where the user asked for no mix."""
 
@@ -254,7 +257,7 @@ class Setting:
 
 @dataclass(slots=True)
 class View:
-    """All that a policy knows at one instant at which something can be issued.
+    """All that a policy knows at an instant at which a layer can be issued.
 
     Policies must not change it; it is not frozen because it is built at every step, and that would take twice as long.
     """
@@ -263,8 +266,8 @@ class View:
     heads: tuple[Candidate, ...]
     """The next layer of every stream, or of every batch in flight or ready."""
     candidates: tuple[Candidate, ...]
-    """The heads that may be issued, at least one: without streams ahead of the band, and without late requests where
-    those have to wait."""
+    """The heads that may be issued, at least one: streams too far ahead in the band are left out, and so are late
+    requests where they have to wait."""
     progress: tuple[int, ...] = ()
     """Progress of each stream, in units of ``fairness.ROUND``; empty without a band."""
     lanes: tuple[LaneState, ...] = ()
@@ -279,7 +282,7 @@ class Start(NamedTuple):
     candidate: Candidate
     not_before: int = 0
     lane: int = -1
-    """The lane, where the policy chooses lanes (``Setting.shares``)."""
+    """The lane, where the policy chooses lanes (``Setting.shares``); -1 elsewhere."""
     more: bool = True
     """Whether to ask the policy again at once; if not, it is asked after the next event."""
     to_end: bool = False
@@ -312,16 +315,16 @@ class Traits:
     shares: bool = False
     """Whether it chooses lanes; it then needs a device whose lanes are shares (``Setting.shares``)."""
     pointless_saturated: str = ""
-    """Why a comparison with saturated streams leaves it out; empty if it does not."""
+    """Why a comparison with saturated streams leaves the policy out; empty if it takes part."""
 
 
 class LoopOptions(NamedTuple):
     """The options of a policy that the compiled loops read; the defaults are for policies without such an option."""
 
     stretch: int = 100
-    """Expected remaining time of a request beside others, in percent of that alone."""
+    """Expected remaining time of a request beside others, in percent of its remaining time alone."""
     failsafe: bool = True
-    """Whether requests run by arrival while all models are on the same side of the balance point."""
+    """Whether requests run by arrival while all models are compute-bound, or all memory-bound."""
     precise: bool = False
     """Whether the remaining time of a request is replayed on an empty device, not summed from its layers."""
     miss: int = 0
@@ -345,12 +348,18 @@ class Policy:
 
     @property
     def foresight(self) -> int:
-        """Percent of its remaining time by which a request counts as late before its deadline; 0: only after it."""
+        """When a request counts as late: if less than this percentage of its remaining time is left to its deadline.
+
+        0: only after the deadline.
+        """
         return self.traits.foresight
 
     @property
     def waits(self) -> int | None:
-        """Percent of a request's allowed time that its batch waits to be filled; None: the stream's timeout."""
+        """How long a batch waits to be filled, in percent of the time from arrival to deadline.
+
+        None: the timeout of the stream.
+        """
         return None
 
     @property
@@ -359,18 +368,18 @@ class Policy:
         return LoopOptions()
 
     def contenders(self) -> Iterator[Policy]:
-        """Yield the policies that a trial before the run compares, itself first; the best of them decides."""
+        """Yield the policies that a trial before the run compares, this policy first; the best one runs."""
         yield self
 
     def decide(self, view: View) -> Start | None:
         """Choose one of ``view.candidates``; None: start nothing until the next event.
 
-        Called whenever something can be started. A policy that chooses lanes only chooses lanes with room.
+        Called whenever a layer can be started. A policy that chooses lanes only chooses lanes with room.
         """
         raise TypeError(f"{type(self).__name__} does not say how to decide")
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Choose a running layer to preempt for waiting work, or None; called when nothing can be started.
+        """Choose a running layer to preempt for waiting work, or None; called when no layer can be started.
 
         A layer that is ``stoppable`` is stopped and has to run again. A batch that was started to its end is revoked:
         its running layer ends, and then ``decide`` is asked again.
@@ -378,15 +387,15 @@ class Policy:
         return None
 
     def burden(self, candidate: Candidate, now: int) -> float | None:
-        """Return the cost of a request over its worth; when not all can be on time, the highest gives way first.
+        """Return the cost of a request over its worth; if not all can be on time, the request with the highest yields.
 
-        None if the policy does not let requests give way like that.
+        None if the policy has no such order.
         """
         return None
 
     @property
     def band(self) -> Band | None:
-        """The mix at which the engine keeps the streams; None: no fairness rule."""
+        """The fairness rule: the mix at which the engine keeps the streams; None: no fairness rule."""
         mix = self.setting.mix or self.setting.kept_mix
         return Band(mix, self.setting.max_lag) if mix else None
 

@@ -48,9 +48,10 @@ class Adaptive(Fifo):
 
 @dataclass(frozen=True)
 class LazyBatching(Refilling):
-    """Lazy Batching (HPCA'21): pauses a batch at any layer for waiting requests if none would be late one by one.
+    """Lazy Batching (HPCA'21): pauses a batch at any layer to let waiting requests catch up and join it.
 
-    A batch of b is assumed to take b times as long as one sample, without early exits.
+    Only if no request would be late when all run one by one: a batch of b is assumed to take b times as long as one
+    sample, without early exits.
     """
 
     traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
@@ -64,6 +65,7 @@ class LazyBatching(Refilling):
         return flight.batches[0]
 
     def _slack(self, more: Candidate, batches: tuple[Candidate, ...], now: int) -> int:
+        """Return the ticks to spare until the first deadline if *more* begins and all requests run one by one."""
         batches = (more, *batches)
         need = sum([batch.size * self.rest(batch, batch.layer, 1) for batch in batches])
         return rules.slack(min([batch.deadline for batch in batches]), now, need, 100)

@@ -1,8 +1,8 @@
 """The two-resource bound: the throughput that no schedule can exceed, its dual prices and its mix.
 
-Per query stream i keeps the PE array busy for C_i and the channel for M_i; alone it needs T_i. With
-x_i queries per tick, system throughput is sum x_i T_i under sum x_i C_i <= 1 and sum x_i M_i <= 1: a
-linear program in two constraints, solved here by looking at its corners.
+A query of stream i keeps the PE array busy for C_i ticks and the memory channel for M_i; alone on the device it takes
+T_i. With x_i queries per tick, the system throughput is sum x_i T_i, under sum x_i C_i <= 1 and sum x_i M_i <= 1: a
+linear program with two constraints, solved here by looking at its corners.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LEAST_SHARE = 0.1
 """Least throughput of a stream, as a share of an equal division of the time; a stream below it counts as starved."""
 
 EVENING = 0.001
-"""Share of the throughput given up for an equal division of the time, since users expect equal models to be equal."""
+"""Share of the throughput that may be given up to divide the time equally: users expect equal models to be treated
+alike."""
 
 _SETTLE_LAYERS = 200_000
 """Most layers that ``alone_ticks`` replays before it measures: a model that fetches little fills the buffer slowly."""
@@ -31,14 +32,14 @@ def least_share(streams: int) -> float:
     return LEAST_SHARE / streams
 
 
-def raised(shares: Sequence[float]) -> list[float]:
-    """Raise starved streams to their least share: return the shares if each ran alone until it has that.
+def raise_starved(shares: Sequence[float]) -> list[float]:
+    """Return the throughput of each stream if every starved stream ran alone until it has its least share.
 
     This makes a schedule that starves a stream comparable with one that does not. While a stream runs alone, the
-    throughput is 1; the given shares are earned in the rest of the time.
+    throughput is 1; *shares* are earned in the rest of the time.
     """
     least, rest = least_share(len(shares)), 1.0
-    for _ in shares:  # with less time left, more streams fall below
+    for _ in shares:  # with less time left, more streams fall below their least share
         low = [share for share in shares if share * rest < least]
         rest = (1 - len(low) * least) / (1 - sum(low))
     return [max(least, share * rest) for share in shares]
@@ -71,7 +72,10 @@ class Prices:
         return self.compute * demand.compute + self.memory * demand.memory
 
     def queries(self, program: Program, layers: int) -> float:
-        """Return the queries that *layers* issued in order amount to; an unfinished one counts by its priced share."""
+        """Return the number of queries in *layers* layers issued in order.
+
+        An unfinished query counts as the part of its price that its issued layers have.
+        """
         whole, begun = divmod(layers, len(program))
         total = self.of(QueryDemand(program.total_compute, program.total_fetch, 0.0))
         done = self.of(QueryDemand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
@@ -86,7 +90,7 @@ def demand_of(program: Program, buffer: int) -> QueryDemand:
 def alone_ticks(program: Program, buffer: int) -> float:
     """Return the steady-state ticks per query of a model that runs alone with eager prefetch.
 
-    Measured between two completions, the first late enough that the buffer has filled.
+    Measured between two completions, the earlier one late enough that the buffer has filled.
     """
     from weft.kernels.replay import replay  # imported here: a server imports all policies but must not compile kernels
 
@@ -108,7 +112,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
 
 def prices(demands: Sequence[QueryDemand]) -> Prices:
-    """Return the optimal dual prices: the lowest at which no stream is worth more than the resources it uses."""
+    """Return the optimal dual prices: the lowest at which no stream's T_i exceeds the price of what its query uses."""
     corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
     if all(d.memory for d in demands):
         corners.append((0.0, max(d.alone / d.memory for d in demands)))
@@ -125,11 +129,13 @@ def prices(demands: Sequence[QueryDemand]) -> Prices:
 
 
 def _covers(corner: tuple[float, float], demands: Sequence[QueryDemand]) -> bool:
-    return all(corner[0] * d.compute + corner[1] * d.memory >= d.alone * (1 - 1e-12) for d in demands)
+    """Return whether the prices of a corner satisfy the constraint of every stream, up to rounding."""
+    compute_price, memory_price = corner
+    return all(compute_price * d.compute + memory_price * d.memory >= d.alone * (1 - 1e-12) for d in demands)
 
 
 def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
-    """Return the prices for a given mix of queries: only the busier resource has one."""
+    """Return the prices for a given mix of queries: only the busier resource has a price above 0."""
     worth = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
     compute = sum(part * d.compute for part, d in zip(mix, demands, strict=True))
     memory = sum(part * d.memory for part, d in zip(mix, demands, strict=True))
@@ -137,22 +143,22 @@ def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
 
 
 def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
-    """Return the queries per tick of each stream at the highest throughput at which none is below its least share."""
+    """Return the queries per tick of each stream at the highest throughput that gives every stream its least share."""
     least = [least_share(len(demands)) / d.alone for d in demands]
     room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
     room_m = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
     best, extra = -1.0, [0.0] * len(demands)
-    for chosen, rates in _corners(demands, room_c, room_m):
-        worth = sum(rate * demands[i].alone for i, rate in zip(chosen, rates, strict=True))
-        if worth > best * (1 + 1e-12):
+    for streams, rates in _corners(demands, room_c, room_m):
+        worth = sum(rate * demands[stream].alone for stream, rate in zip(streams, rates, strict=True))
+        if worth > best * (1 + 1e-12):  # among equal corners the first wins, whatever the rounding
             best, extra = worth, [0.0] * len(demands)
-            for i, rate in zip(chosen, rates, strict=True):
-                extra[i] = rate
+            for stream, rate in zip(streams, rates, strict=True):
+                extra[stream] = rate
     return _prefer_equal([rate + more for rate, more in zip(least, extra, strict=True)], demands)
 
 
 def _prefer_equal(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
-    """Return an equal division of the time instead, if that costs at most EVENING of the throughput."""
+    """Return *rates*, or the rates at an equal division of the time if that costs at most EVENING of the throughput."""
     equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
     worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
     return tuple(equal if even_worth >= (1 - EVENING) * worth else rates)
@@ -161,7 +167,10 @@ def _prefer_equal(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tup
 def _corners(
     demands: Sequence[QueryDemand], room_c: float, room_m: float
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Return the streams and their rates at every vertex of the linear program with these capacities."""
+    """Return the streams with queries, and their rates, at every vertex of the linear program.
+
+    room_c, room_m: the capacity of the PE array and of the memory channel, as fractions of the time.
+    """
     corners: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     for i, d in enumerate(demands):
         limits = [room / need for room, need in ((room_c, d.compute), (room_m, d.memory)) if need]

@@ -11,7 +11,7 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class EarliestDeadline(Policy):
-    """The query that is due first; the one that arrived first among equals."""
+    """Chooses the query that is due first; among equal deadlines, the query that arrived first."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True)
 

@@ -19,23 +19,28 @@ ROUND = 2**32
 
 
 class Band(NamedTuple):
-    """A mix, and how many rounds a stream may be ahead of the one that is furthest behind."""
+    """The fairness rule of a run: a mix, and how far a stream may be ahead of the stream that is furthest behind."""
 
     mix: tuple[float, ...]
     """Queries of each stream per round."""
     max_lag: float
+    """In rounds."""
 
     @property
     def max_lag_units(self) -> int:
+        """The largest lag in units of progress."""
         return round(self.max_lag * ROUND)
 
     def gains(self, programs: Sequence[Program]) -> tuple[tuple[int, ...], ...]:
-        """Return the progress of each layer of each stream."""
+        """Return, for each stream, the units of progress that each of its layers adds."""
         return tuple(_gains(program, part) for program, part in zip(programs, self.mix, strict=True))
 
 
 def _gains(program: Program, per_round: float) -> tuple[int, ...]:
-    """Return the progress of each layer: a query is ``ROUND / per_round``, a layer its share of the model's work."""
+    """Return the units of progress that each layer adds. per_round: queries of the stream per round.
+
+    A query adds ``ROUND / per_round``, and a layer adds its share of the query's work.
+    """
     query = round(ROUND / per_round)
     reached = [0]
     done = 0
@@ -46,10 +51,10 @@ def _gains(program: Program, per_round: float) -> tuple[int, ...]:
 
 
 def may_go(progress: Sequence[int], gains: Sequence[int], max_lag_units: int) -> list[bool]:
-    """Return which streams may issue their next layer without leaving another one too far behind.
+    """Return, for each stream, whether its next layer may be issued without leaving another stream too far behind.
 
-    The first of the streams that are furthest behind always may, even if its layer exceeds the band, so that there is
-    always one to run.
+    gains: the progress that each stream's next layer adds. The stream that is furthest behind (the first of equals)
+    always may, even if its layer exceeds the band, so that there is always a layer to run.
     """
     least = min(progress)
     last_stream = list(progress).index(least)

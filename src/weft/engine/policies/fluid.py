@@ -15,7 +15,7 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class Fluid(Refilling):
-    """Begins at once with all waiting requests; refills at exits, but does not pause newcomers for other ones."""
+    """Begins with all waiting requests at once, and refills at exits; a batch that catches up is not paused again."""
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         if not flight.batches:
@@ -27,7 +27,7 @@ class Fluid(Refilling):
         return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
 
     def _overhead(self, halted: Candidate, more: Candidate) -> int:
-        """Return the ticks until the end if the newcomers join the paused batch at its exit (equation 4)."""
+        """Return the ticks to the end if the newcomers *more* join the batch *halted* at its exit (equation 4)."""
         new_total = self.rest(more, 0, more.size)
         new_after_exit = self.rest(more, halted.layer, more.size)
         merged_after_exit = self.rest(halted, halted.layer, halted.size + more.size)

@@ -25,7 +25,8 @@ from weft.engine.policies.base import (
 from weft.kernels import rules
 
 Rank = tuple[int, int, int]
-"""Urgency of a request: priority, negative time from arrival to deadline, negative stream; the highest is urgent."""
+"""Urgency of a request: priority, negative time from arrival to deadline, negative stream number. All requests of a
+model have the same rank; the model with the highest rank is the urgent model."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Streams(Policy):
 
     def decide(self, view: View) -> Start | None:
         heads = sorted(view.candidates, key=lambda head: rules.edf_key(head.deadline, head.arrival))
-        urgent = max([_rank(request) for request in _all(view)])  # once per decision: there may be many late requests
+        urgent = max(
+            [_rank(request) for request in _all_requests(view)]
+        )  # once per decision: there may be many late requests
         for head in heads:
             lane = self.lane(head, view, urgent)
             if lane is not None and view.lanes[lane].room:
@@ -49,8 +52,8 @@ class Streams(Policy):
         return None
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
-        """Return the lane of a candidate; None: it has to wait. *urgent*: the rank of the urgent model's requests."""
-        return _own(head, view.lanes, self.shares.whole)
+        """Return the lane of a candidate, or None if it has to wait; *urgent*: the rank of the urgent model."""
+        return _lane_of_stream(head, view.lanes, self.shares.whole)
 
 
 @dataclass(frozen=True)
@@ -82,28 +85,29 @@ class FixedSplit(Streams):
 class Orion(Streams):
     """Orion (Strati et al., EuroSys 2024): the urgent model runs at once.
 
-    Others run beside it if another resource bounds them, their multiprocessors fit, and the work of them that was
-    started is below a budget.
+    Another model runs beside it if the two are bound by different resources, if their multiprocessors fit, and if the
+    started work of other models stays within a budget.
     """
 
     sms: int = 100
-    """Percent of the multiprocessors that both may fill together."""
+    """Percent of the multiprocessors that both models may fill together."""
     budget_us: int = 400
-    """Work of others that may be under way beside the urgent model."""
+    """Work of other models that may be started beside the urgent model, in microseconds."""
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:
             return self.shares.high
-        return super().lane(head, view, urgent) if self._fits(head, _first(view, urgent), view) else None
+        return super().lane(head, view, urgent) if self._fits(head, _first_urgent(view, urgent), view) else None
 
     def _fits(self, head: Candidate, urgent: Candidate, view: View) -> bool:
+        """Return whether a candidate may run beside the urgent model, of which *urgent* is a request."""
         kinds, whole = self.shares.kinds, self.shares.sms
-        one, other = kinds[head.program], kinds[urgent.program]
+        kind, urgent_kind = kinds[head.program], kinds[urgent.program]
         segments = [segment for lane in view.lanes for segment in lane.holds]
-        under_way = sum([segment.compute for segment in segments if _rank(segment) != _rank(urgent)])
-        fills = one.fill(whole) + other.fill(whole)
-        differs = one.bound(whole) != other.bound(whole)
-        return differs and fills <= self.sms / 100 and under_way + head.compute <= self.budget_us * 1000
+        started = sum([segment.compute for segment in segments if _rank(segment) != _rank(urgent)])
+        fills = kind.fill(whole) + urgent_kind.fill(whole)
+        differs = kind.bound(whole) != urgent_kind.bound(whole)
+        return differs and fills <= self.sms / 100 and started + head.compute <= self.budget_us * 1000
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ class Reef(Streams):
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:
             return self.shares.high
-        first, kinds, whole = _first(view, urgent), self.shares.kinds, self.shares.sms
+        first, kinds, whole = _first_urgent(view, urgent), self.shares.kinds, self.shares.sms
         free = 1 - kinds[first.program].fill(whole)
         if head.compute > first.compute or kinds[head.program].fill(whole) > free:
             return None
@@ -136,27 +140,31 @@ class TimeSlices(Streams):
             raise InputError(f"slice_us = {self.slice_us} must be from 1 to 1000000000")
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
-        streams = sorted({request.stream for request in _all(view)})
+        streams = sorted({request.stream for request in _all_requests(view)})
         turn = streams[view.device.channel_free // (self.slice_us * 1000) % len(streams)]
         return self.shares.whole[0] if head.stream == turn or not view.lanes[self.shares.whole[0]].holds else None
 
 
-def _own(head: Candidate, lanes: Sequence[LaneState], among: Iterable[int]) -> int | None:
-    """Return, of the lanes *among*, one that holds a segment of the same stream, else an idle one, else None."""
+def _lane_of_stream(head: Candidate, lanes: Sequence[LaneState], among: Iterable[int]) -> int | None:
+    """Return a lane for a candidate: one of *among* that holds a segment of the same stream, else an idle one.
+
+    None if there is neither.
+    """
     numbers = list(among)
     holding = [number for number in numbers if any(held.stream == head.stream for held in lanes[number].holds)]
     return next(iter(holding or [number for number in numbers if not lanes[number].holds]), None)
 
 
-def _all(view: View) -> list[Candidate]:
+def _all_requests(view: View) -> list[Candidate]:
     """Return the waiting candidates and the segments on lanes."""
     return [*view.candidates, *[segment for lane in view.lanes for segment in lane.holds]]
 
 
-def _first(view: View, urgent: Rank) -> Candidate:
+def _first_urgent(view: View, urgent: Rank) -> Candidate:
     """Return the first of the urgent model's requests, waiting or running."""
-    return next(request for request in _all(view) if _rank(request) == urgent)
+    return next(request for request in _all_requests(view) if _rank(request) == urgent)
 
 
 def _rank(head: Candidate) -> Rank:
+    """Return the rank of a candidate's model."""
     return head.priority, head.arrival - head.deadline, -head.stream

@@ -23,7 +23,7 @@ class InOrder(Policy):
 
 @dataclass(frozen=True)
 class Fifo(InOrder):
-    """One model at a time with eager prefetch: by arrival; where all queries wait from the start, model by model."""
+    """One model at a time with eager prefetch: requests by arrival; saturated streams one after another."""
 
     def decide(self, view: View) -> Start:
         return Start(min(view.candidates, key=self._turn))
@@ -35,19 +35,19 @@ class Fifo(InOrder):
 
 @dataclass(frozen=True)
 class Fair(InOrder):
-    """One model at a time, every model the same share of the time (Layerweaver, section IV-B)."""
+    """One model at a time; every model gets the same share of the time (Layerweaver, section IV-B)."""
 
     def decide(self, view: View) -> Start:
         return Start(min(view.candidates, key=lambda c: (_resumes(c), self._share(c), c.stream)))
 
     def _share(self, candidate: Candidate) -> int:
-        """Return the service of its stream so far; the stream with the least is next."""
+        """Return how much service the candidate's stream has had; the stream with the least is next."""
         if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests, not saturated streams
             return candidate.work.served
         return self.share(candidate.stream, candidate.query)
 
     def share(self, stream: int, queries: int) -> int:
-        """Return how many times a saturated stream had its equal part of the time, after a number of queries."""
+        """Return how often a saturated stream has used up its equal part of a run's time, after *queries* queries."""
         programs = self.setting.programs
         served = queries * programs[stream].total_work
         everything = self.setting.rounds * sum(program.total_work for program in programs)
@@ -56,7 +56,7 @@ class Fair(InOrder):
 
 @dataclass(frozen=True)
 class RoundRobin(InOrder):
-    """A query of every model in turn, with eager prefetch: the next model's weights arrive under this one's compute."""
+    """A query of every model in turn, with eager prefetch: weights of the next model are fetched while one computes."""
 
     def decide(self, view: View) -> Start:
         return Start(min(view.candidates, key=lambda c: (_resumes(c), c.query, c.stream)))
@@ -64,11 +64,12 @@ class RoundRobin(InOrder):
 
 @dataclass(frozen=True)
 class DoubleBuffer(InOrder):
-    """``fifo``, but a layer's fetch waits until the layer before it computes: AI-MT's baseline."""
+    """``fifo``, but the fetch of a layer waits until the previous layer begins to compute: AI-MT's baseline."""
 
     def decide(self, view: View) -> Start:
         return Start(Fifo(self.setting).decide(view).candidate, not_before=view.device.array_began)
 
 
 def _resumes(candidate: Candidate) -> int:
+    """Return the sort key that puts begun queries first, the one served last before all others."""
     return rules.resumes(candidate.layer, candidate.last_issued)

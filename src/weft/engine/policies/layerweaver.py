@@ -21,14 +21,15 @@ class Idle(NamedTuple):
 
     candidate: Candidate
     compute: int
-    """The array waits for the weights."""
+    """Ticks that the array waits for the weights."""
     memory: int
-    """The channel waits for space that another order would have left it."""
+    """Ticks that the channel waits for space in the buffer that another order would have left."""
     potential: int
-    """The array may wait for the largest layer if that comes next."""
+    """Ticks that the array would wait if the largest layer came next."""
     inherent: bool
-    """The layer computes longer than the rest of the buffer takes to fill, wherever it is placed."""
+    """Whether the layer computes longer than the rest of the buffer takes to fill: idle time in every order."""
     distance: int
+    """The decoupling distance after the layer: how far fetching is ahead of the array."""
 
     @property
     def total(self) -> int:
@@ -44,7 +45,7 @@ class Layerweaver(Policy):
     """The greedy choice with both starvation rules; falls back to ``fifo`` where weaving cannot pay."""
 
     failsafe: bool = True
-    """Run one model at a time when all models lie on the same side of the balance point."""
+    """Run one model at a time when all models are compute-bound, or all memory-bound."""
 
     @property
     def loop_options(self) -> LoopOptions:
@@ -52,7 +53,7 @@ class Layerweaver(Policy):
 
     @property
     def disabled(self) -> bool:
-        """Whether the failsafe holds for good, because all models lie on one side."""
+        """Whether the failsafe applies to the whole run, because all models are bound by the same resource."""
         sides = {program.compute_bound for program in self.setting.programs}
         return self.failsafe and len(sides) == 1
 
@@ -67,11 +68,15 @@ class Layerweaver(Policy):
         return Start(min(self.unstarved(view), key=lambda idle: idle.rank).candidate)
 
     def one_sided(self, heads: Iterable[Candidate]) -> bool:
-        """Return whether all these models lie on one side of the balance point."""
+        """Return whether the models of *heads* are all compute-bound or all memory-bound."""
         return len({self.setting.programs[head.program].compute_bound for head in heads}) == 1
 
     def unstarved(self, view: View) -> list[Idle]:
-        """Price the candidates; if both starve, keep only models that must go on to reach layers of the other kind."""
+        """Return the idle time of every candidate, or only of the candidates that help a starved resource.
+
+        If every candidate lets the array wait, those of compute-bound models help; if every candidate lets the channel
+        wait, those of memory-bound models (``rules.goes_on``).
+        """
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
         return self._keep_unstarved(costs)

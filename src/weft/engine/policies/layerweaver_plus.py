@@ -33,9 +33,10 @@ class LayerweaverPlus(Policy):
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.WOVEN)
 
     failsafe: bool = True
-    """In mode 1, run by arrival while all models lie on one side of the balance point: there is nothing to weave."""
+    """In mode 1, run by arrival while all models are compute-bound, or all memory-bound: there is nothing to weave."""
     precise: bool = False
-    """Replay the remaining time of a request on an empty device instead of summing the longer half of each layer."""
+    """Replay the remaining time of a request on an empty device, instead of summing the longer of fetch and compute of
+    every layer."""
 
     @property
     def loop_options(self) -> LoopOptions:

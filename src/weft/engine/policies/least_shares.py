@@ -21,19 +21,19 @@ from weft.engine.policies.base import Candidate, Policy, Start, Traits, View
 from weft.engine.policies.bound import alone_ticks, least_share
 
 MARGIN = 0.01
-"""Part by which a least share is exceeded: a layer in between can take longer than when its model runs alone."""
+"""Fraction by which least shares are exceeded: a layer between others may take longer than in a model run alone."""
 
 
 @dataclass(eq=False, slots=True)
 class Weave:
-    """The woven streams as if they had the device to themselves; decisions do not depend on the layers in between."""
+    """The state of the woven streams as if they had the device to themselves, without the layers put in between."""
 
     device: DeviceClocks = field(default_factory=DeviceClocks)
     heads: list[Candidate] = field(default_factory=list)
     steps: int = 0
 
     def advance(self, rule: Policy) -> int:
-        """Issue the layer that a policy chooses, and return its stream."""
+        """Issue the next layer of the weave as the policy *rule* chooses it; return its stream by *rule*'s numbers."""
         programs = rule.setting.programs
         if not self.heads:
             self.heads = [Candidate.of_stream(p, stream=number, query=0, layer=0) for number, p in enumerate(programs)]
@@ -54,7 +54,7 @@ class Weave:
 
 @dataclass(frozen=True)
 class WithLeastShares(Policy):
-    """Issues the next layer of a stream at its least share when that is due, and else goes on with the weave.
+    """Issues a layer of a stream at its least share when that layer is due, and otherwise goes on with the weave.
 
     An object keeps the state of its weave, so it serves one run only.
     """
@@ -62,9 +62,9 @@ class WithLeastShares(Policy):
     traits: ClassVar[Traits] = Traits(serves_requests=False)
 
     weaver: Policy
-    """Decides among the woven streams; its setting is replaced by theirs."""
+    """The policy that decides among the woven streams."""
     at_least: tuple[int, ...]
-    """The streams that are not woven."""
+    """The streams that are not woven but run at their least shares."""
     _weave: Weave = field(default_factory=Weave, init=False, repr=False, compare=False)
 
     @cached_property
@@ -74,13 +74,16 @@ class WithLeastShares(Policy):
 
     @cached_property
     def rule(self) -> Policy:
-        """The weaver for the woven streams alone."""
+        """The weaver with a setting that has only the woven streams."""
         programs, uncut = ([of[stream] for stream in self.woven] for of in (self.setting.programs, self.setting.uncut))
         return replace(self.weaver, setting=replace(self.setting, programs=programs, whole=uncut))
 
     @cached_property
     def _periods(self) -> dict[int, tuple[int, ...]]:
-        """Stream at its least share -> ticks of the weave from the start of a query to each layer, and to its end."""
+        """Stream at its least share -> ticks from the start of a query to each of its layers, and to its end.
+
+        Ticks of the weave's own clock (``Weave.device``).
+        """
         least = least_share(len(self.setting.programs)) * (1 + MARGIN)
         woven_part = 1 - len(self.at_least) * least
         periods = {}
@@ -98,7 +101,7 @@ class WithLeastShares(Policy):
         return Start(heads[self.woven[self._weave.advance(self.rule)]])
 
     def dues(self, stream: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the tick of the weave at which each layer of a stream at its least share is due, until *end*."""
+        """Return the ticks of the weave's own clock at which successive layers of *stream* are due, until *end*."""
         period = np.array(self._periods[stream], np.int64)
         starts = np.arange(end // period[-1] + 1, dtype=np.int64) * period[-1]
         dues: npt.NDArray[np.int64] = np.add.outer(starts, period[:-1]).ravel()
@@ -106,6 +109,9 @@ class WithLeastShares(Policy):
 
 
 def _spread(program: Program, period: int) -> tuple[int, ...]:
-    """Spread the layers of a query over a period, by their work."""
+    """Return the ticks from the start of a period at which each layer of a query is due, and the period itself.
+
+    Every layer takes a part of the period in proportion to its work.
+    """
     reached: Sequence[int] = [0, *accumulate(program.work)]
     return tuple(period * done // reached[-1] for done in reached)

@@ -1,4 +1,4 @@
-"""PREMA (HPCA'20): tokens grow with priority and waiting; among those with enough, the shortest rest goes.
+"""PREMA (HPCA'20): tokens grow with priority and waiting time; of the queries with enough tokens, the shortest goes.
 
 Tokens are priority x (1 + time waited / time alone), where time being served does not count as waiting. They are
 computed from the clock, so their value does not depend on how often the policy is asked.
@@ -21,13 +21,13 @@ class Prema(Policy):
 
     def decide(self, view: View) -> Start:
         now = view.device.channel_free
-        tokens = [_tokens(c, now) for c in view.candidates]
-        reached = max(rules.level(own, c.work.whole) for own, c in zip(tokens, view.candidates, strict=True))
-        rich = [c for own, c in zip(tokens, view.candidates, strict=True) if own >= reached * c.work.whole]
-        return Start(min(rich, key=lambda c: c.remaining))
+        with_tokens = [(candidate, _tokens(candidate, now)) for candidate in view.candidates]
+        threshold = max(rules.level(tokens, candidate.work.whole) for candidate, tokens in with_tokens)
+        rich = [candidate for candidate, tokens in with_tokens if tokens >= threshold * candidate.work.whole]
+        return Start(min(rich, key=lambda candidate: candidate.remaining))
 
 
 def _tokens(candidate: Candidate, now: int) -> int:
-    """Return the tokens times the query's time alone, which keeps them integers."""
+    """Return a candidate's tokens times its time alone on the device: a product that is an integer."""
     whole = candidate.work.whole
     return rules.tokens(candidate.priority, whole, rules.waited(now, candidate.arrival, whole, candidate.remaining))

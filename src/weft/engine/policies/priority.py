@@ -21,7 +21,7 @@ class PriorityClasses(Policy):
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS)
 
     patience: int = 20
-    """Waiting time, in lengths of the request, after which it counts as one class higher."""
+    """A request counts as one class higher for every multiple of *patience* times its own length that it has waited."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.patience <= 1_000_000:
@@ -32,6 +32,6 @@ class PriorityClasses(Policy):
         return Start(min(view.candidates, key=lambda c: (-self._rank(c, now), rules.edf_key(c.deadline, c.arrival))))
 
     def _rank(self, candidate: Candidate, now: int) -> int:
-        """Return the priority, times three for every class climbed by ageing."""
+        """Return the priority, times three for every class that a request has climbed by ageing."""
         waited = rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
         return rules.rank(candidate.priority, waited, candidate.work.whole, self.patience)

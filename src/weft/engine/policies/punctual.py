@@ -1,9 +1,9 @@
 """Policy for hosts: as many requests on time as possible, and among the orders that achieve it the quickest.
 
-Moore and Hodgson's rule gives the largest set of jobs that one machine can finish in time: go through them by deadline,
-and whenever one would be late, leave out the one with the highest cost for its worth. The rest can run in order of
-deadlines with some slack, and the slack is spent on the request with the least remaining time, segment by segment. A
-request's worth grows while it waits, and a missed deadline is extended, so no request starves.
+Moore and Hodgson's rule gives the largest set of jobs that one machine can finish in time: go through the jobs by
+deadline, and whenever a job would be late, leave out the job with the highest cost for its worth. The rest can run in
+order of deadlines with some slack, and the slack is spent on the request with the least remaining time, segment by
+segment. A request's worth grows while it waits, and a missed deadline is extended, so no request starves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from weft.engine.policies.base import (
 from weft.kernels import rules
 
 PATIENCE = 20
-"""Waiting time, in lengths of the request, up to which one that missed its deadline gives way to requests on time; a
-limit, so that it does not starve."""
+"""A request that missed its deadline gives way to requests on time until it has waited this multiple of its own length;
+without a limit it would starve."""
 
 
 class DueWork(NamedTuple):
@@ -36,12 +36,13 @@ class DueWork(NamedTuple):
 
     candidate: Candidate
     need: int
+    """Remaining ticks with the margin, spread over the lanes."""
     due: int
-    """Its deadline, extended if that cannot be met."""
+    """The deadline, extended if it cannot be met."""
     yields: bool
-    """Whether it missed its deadline and gives way."""
+    """Whether the candidate cannot meet its deadline and gives way to candidates that can."""
     cost: float
-    """Remaining time over worth."""
+    """``need`` over worth."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +68,20 @@ class Punctual(Policy):
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
         now = max(view.device.channel_free, view.device.array_free)
-        plans = sorted((self.plan(candidate, now) for candidate in view.candidates), key=in_order)
+        plans = sorted((self.plan(candidate, now) for candidate in view.candidates), key=due_order)
         saved = self.savable(plans, now)
         return Start(self._quickest(saved, now) if saved else min(plans, key=lambda plan: plan.cost).candidate)
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Preempt the layer that loses least work, for a request that would be next and would be late if it waited.
+        """Preempt the running layer that loses least work, for a request that would be next and late if it waited.
 
-        The victim must have the slack for it, or less worth. Its worth grows each time, which ends repeated preemption.
+        The victim must have the slack for that, or less worth. Its worth grows while it waits, so it is not preempted
+        for ever.
         """
         now = max(view.device.channel_free, view.device.array_free)
-        lost = min(
+        victim = min(
             (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.work.whole - layer.rest
-        )
-        victim = lost.candidate
+        ).candidate
         both = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
         chosen = self.decide(both).candidate
         need = self._time_alone(chosen)
@@ -94,25 +95,26 @@ class Punctual(Policy):
         return self.plan(candidate, now).cost
 
     def _time_alone(self, candidate: Candidate) -> int:
+        """Return the remaining ticks of a candidate alone on the device, with the margin."""
         return candidate.remaining * (100 + self.margin) // 100
 
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._time_alone(candidate) // self.setting.lanes
-        return self.weighed(
+        return self.make_due_work(
             candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
         )
 
-    def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
+    def make_due_work(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""
         waited = _waiting_time(candidate, now)
         yields = due > candidate.deadline and waited < PATIENCE * candidate.work.whole
         return DueWork(candidate, need, due, yields, need / _worth(candidate, now))
 
     def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
-        """Return the largest set that can be on time, in order of deadlines (*plans* are sorted with ``in_order``)."""
+        """Return the largest set that can be on time, in order of deadlines (*plans* are sorted with ``due_order``)."""
         left_out: set[int] = set()
-        dearest: list[tuple[bool, float, int]] = []
+        dearest: list[tuple[bool, float, int]] = []  # a heap: those that yield first, then the highest cost
         end = now
         for place, plan in enumerate(plans):
             heappush(dearest, (not plan.yields, -plan.cost, place))
@@ -124,7 +126,7 @@ class Punctual(Policy):
         return [plan for place, plan in enumerate(plans) if place not in left_out]
 
     def _quickest(self, saved: list[DueWork], now: int) -> Candidate:
-        """Return the candidate of lowest cost whose next segment makes none of those due before it late."""
+        """Return the candidate of lowest cost whose next segment makes no candidate with an earlier deadline late."""
         best, end, slack = saved[0], now, NO_DEADLINE
         for plan in saved:
             if plan.cost < best.cost and plan.candidate.compute <= slack:
@@ -134,18 +136,20 @@ class Punctual(Policy):
         return best.candidate
 
 
-def in_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
+def due_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
     """Return the sort key of work by deadline.
 
-    Ties must not depend on the order of the candidates: a segment could otherwise be stopped for a request that is then
+    Ties must not depend on the order of the candidates: otherwise a segment could be stopped for a request that is then
     not chosen.
     """
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query
 
 
 def _waiting_time(candidate: Candidate, now: int) -> int:
+    """Return the ticks since its arrival in which a candidate was not served."""
     return rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
 
 
 def _worth(candidate: Candidate, now: int) -> float:
+    """Return how much a candidate counts: by priority and size, and more the longer it waits."""
     return rules.worth(candidate.priority, candidate.size, _waiting_time(candidate, now), candidate.work.whole)

@@ -1,7 +1,7 @@
-"""Base of policies that refill batches: one step is proposed per stream, and the one with the first deadline is issued.
+"""Base of policies that refill batches: a step is proposed for each stream; the one with the first deadline is issued.
 
-A step goes on with a batch in flight, or begins another one of any size that fits beside those. A batch that catches up
-with another is merged with it.
+A step goes on with a batch in flight, or begins a batch of any size that could be merged with those in flight. A batch
+that catches up with another is merged with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Flight(NamedTuple):
     """The candidates of one stream at one instant."""
 
     batches: tuple[Candidate, ...]
-    """Its batches in flight that wait, the one at the earliest layer first."""
+    """Its batches in flight that are not running, the batch at the earliest layer first."""
     beginnings: tuple[Candidate, ...]
     """The batches that could begin, by size: 1, 2, ..."""
 
@@ -44,7 +44,7 @@ class Refilling(Policy):
         raise TypeError(f"{type(self).__name__} does not say what to propose")
 
     def rest(self, candidate: Candidate, layer: int, size: int) -> int:
-        """Return the ticks from a layer to the end at another batch size."""
+        """Return the ticks from a layer to the end if a candidate's batch had another size."""
         return self.setting.programs[candidate.program - candidate.size + size].remaining[layer]
 
     def at_exit(self, candidate: Candidate) -> bool:
@@ -53,6 +53,7 @@ class Refilling(Policy):
 
 
 def _flights(view: View) -> list[Flight]:
+    """Return the candidates grouped by stream."""
     ordered = sorted(view.candidates, key=lambda head: (head.stream, head.layer == 0, head.layer, head.size))
     flights = []
     for _, group in groupby(ordered, key=lambda head: head.stream):

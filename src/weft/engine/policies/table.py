@@ -1,4 +1,4 @@
-"""Policies by the names that a user may write, as tools register them."""
+"""The registered policies, by the names that a user may write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.engine.policies.base import Policy
 
 
 class PolicyTable(MutableMapping[str, type[Policy]]):
-    """A section of the registry. A policy is imported on first access; a script may add its own."""
+    """The policies of one section of the registry. A policy is imported on first access; a script may add its own."""
 
     def __init__(self, section: str) -> None:
         self._section = section
@@ -42,6 +42,7 @@ class PolicyTable(MutableMapping[str, type[Policy]]):
 
 
 def _load_policy(entry: Entry) -> type[Policy]:
+    """Import a registered policy; InputError if the registered name is not that of a policy class."""
     policy = entry.load()
     if not isinstance(policy, type) or not issubclass(policy, Policy):
         raise InputError(f"tool {entry.tool.name!r}: policy {entry.name!r} is {entry.target}, which is no weft.Policy")

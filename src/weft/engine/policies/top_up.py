@@ -1,9 +1,9 @@
 """Policy for models with early exits: it prices every number of waiting requests that could refill a batch.
 
-Fluid Batching takes all that fits or none. Here every size has a price: a larger one uses the device better for later
-requests, and delays the ones in flight. A missed deadline of a request in flight is expensive; otherwise the few
-requests with many layers left would be put off again and again. Requests that can no longer be on time wait behind the
-others.
+Fluid Batching takes as many requests as fit, or none. Here every number has a price: more requests use the device
+better for later requests, and delay the requests in flight. A missed deadline of a request in flight is expensive;
+otherwise the few requests with many layers left would be put off again and again. Requests that can no longer be on
+time wait behind the others.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from weft.kernels import rules
 NO_REFILL = Refill((), 0)
 """The refill facet in saturated streams, which have no waiting requests and no deadlines."""
 UNDER_WAY = 10
-"""Cost of a missed deadline of a request in flight, in misses of a waiting one: it needs little more work, and others
-have already waited for it."""
+"""A missed deadline of a request in flight costs as much as this number of misses of waiting requests: it needs little
+more work, and others have already waited for it."""
 
 
-class Standing(NamedTuple):
-    """Requests that wait at one layer."""
+class WaitingGroup(NamedTuple):
+    """Requests that wait at the same layer: a batch in flight, or requests that have not begun."""
 
     layer: int
     size: int
     dues: Sequence[int]
-    """Their deadlines, as far as they are known, in order."""
+    """Their known deadlines, ascending; those of requests far back in the queue are not known."""
 
 
-class Road(NamedTuple):
-    """The layers ahead of a stream's requests, with their times."""
+class RemainingLayers(NamedTuple):
+    """The layers that a stream's requests have ahead of them, with their times."""
 
     program: Program
     stops: Sequence[int]
@@ -50,11 +50,11 @@ class Road(NamedTuple):
 class TopUp(Refilling):
     """Goes on with the batch at the earliest layer, or begins 1, 2, ... waiting requests: the step of lowest cost.
 
-    The cost comes from a sweep: from the first layer to the end it takes along every batch it reaches, and gives the
-    time of each exit (samples that leave do not make it shorter). A request costs its time to each exit and, if its
-    deadline is before that, a miss, weighted with the rate of the exit; a miss in flight counts ``UNDER_WAY`` times.
-    Requests left in the queue go in a second sweep, the rest of them in full batches. Finally, every tick until all
-    have ended delays ``backlog`` future requests.
+    The cost is estimated by a sweep: a batch that runs from its layer to the end is merged with every batch that it
+    reaches, which gives the time of each exit (leaving samples are not taken to make it shorter). A request costs its
+    time to each exit and, if its deadline is before that, a miss, both weighted with the rate of the exit; a miss in
+    flight counts ``UNDER_WAY`` times. Requests that would stay in the queue go in a second sweep, and the rest of them
+    in full batches. Finally, every tick until all have ended delays ``backlog`` future requests.
     """
 
     traits: ClassVar[Traits] = replace(Refilling.traits, for_deadlines=True, defers_late=True, late_work=LateWork.LAST)
@@ -64,7 +64,7 @@ class TopUp(Refilling):
     backlog: int = 4
     """Future requests that are assumed to wait until all present ones have ended."""
     foresight: int = 100
-    """Percent of its time alone by which a request counts as late before its deadline."""
+    """A request counts as late if less than this percentage of its remaining time is left to its deadline."""
 
     def __post_init__(self) -> None:
         for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):
@@ -79,65 +79,74 @@ class TopUp(Refilling):
         batches, beginnings = flight
         if not beginnings or (batches and not self.at_exit(batches[0])):
             return batches[0]
-        road = self._road(flight)
-        return min((*batches[:1], *beginnings), key=lambda first: self._cost(first, flight, road, now))
+        path = self._remaining_layers(flight)
+        return min((*batches[:1], *beginnings), key=lambda first: self._cost(first, flight, path, now))
 
-    def _road(self, flight: Flight) -> Road:
+    def _remaining_layers(self, flight: Flight) -> RemainingLayers:
+        """Return the layers ahead of a stream's batches, with times for all sizes that merging can give."""
         seen = flight.beginnings[-1]
         most = sum([batch.size for batch in flight.batches]) + seen.size  # the largest batch that merging can give
         first = seen.program - seen.size + 1
         programs = self.setting.programs[first : first + most]
         ends = {*programs[0].exits, len(programs[0]), *[batch.layer for batch in flight.batches]}
-        return Road(programs[0], sorted(ends), [(*program.remaining, 0) for program in programs])
+        return RemainingLayers(programs[0], sorted(ends), [(*program.remaining, 0) for program in programs])
 
-    def _cost(self, first: Candidate, flight: Flight, road: Road, now: int) -> float:
-        """Return the total cost from now on if *first* is issued."""
+    def _cost(self, first: Candidate, flight: Flight, path: RemainingLayers, now: int) -> float:
+        """Return the total cost of a stream's requests, from *now* on, if *first* is issued next."""
         batches, seen = flight.batches, flight.beginnings[-1]
-        most = len(road.rests)
+        most = len(path.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
-        cost, end = self._sweep(road, [_standing(batch) for batch in under_way], now, now)
+        cost, end = self._sweep(path, [_waiting_group(batch) for batch in under_way], now, now)
         dues, waiting = seen.refill or NO_REFILL
         left = seen.size + waiting - taken
         following = min(left, most)
         if following:
-            more, end = self._sweep(road, [Standing(0, following, sorted(dues[taken:]))], end, now)
+            more, end = self._sweep(path, [WaitingGroup(0, following, sorted(dues[taken:]))], end, now)
             cost += more
         left -= following
         if left:
-            full = road.rests[-1][0]
+            full = path.rests[-1][0]
             cost += rules.backlog_cost(left, most, full, end - now)
             end += rules.backlog_ticks(left, most, full)
         return cost + self.backlog * (end - now)
 
-    def _sweep(self, road: Road, parts: Sequence[Standing], start: int, now: int) -> tuple[float, int]:
-        """Return cost and end of a sweep that begins with the first of *parts*, which are in order of layers."""
-        miss = road.rests[0][0] * self.miss // 100
-        ahead = [(part, leaving(road.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts]
+    def _sweep(self, path: RemainingLayers, parts: Sequence[WaitingGroup], start: int, now: int) -> tuple[float, int]:
+        """Return the cost and the end of a sweep. parts: the requests that it takes along, in order of layers.
+
+        The sweep begins with the first part, at tick *start*. Times in the cost count from *now*.
+        """
+        miss = path.rests[0][0] * self.miss // 100
+        ahead = [
+            (part, remaining_exit_shares(path.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts
+        ]
         layer, time, size, cost = parts[0].layer, start, 0, 0.0
-        for stop in road.stops:
+        for stop in path.stops:
             if stop <= layer:
                 continue
             size += sum([part.size for part in parts if part.layer == layer])
-            rest = road.rests[size - 1]
+            rest = path.rests[size - 1]
             time += rest[layer] - rest[stop]
-            for part, shares, worth in ahead:
+            for part, shares, miss_weight in ahead:
                 share = shares.get(stop)
                 if share:
-                    late = bisect_left(part.dues, time) * worth
+                    late = bisect_left(part.dues, time) * miss_weight
                     cost += rules.leaving_cost(share, part.size, time - now, late, miss)
             layer = stop
         return cost, time
 
 
-def _standing(batch: Candidate) -> Standing:
+def _waiting_group(batch: Candidate) -> WaitingGroup:
     dues, _ = batch.refill or NO_REFILL
-    return Standing(batch.layer, batch.size, sorted(dues))
+    return WaitingGroup(batch.layer, batch.size, sorted(dues))
 
 
 @lru_cache(maxsize=4096)
-def leaving(program: Program, layer: int) -> dict[int, float]:
-    """Return the share of requests at a layer that leaves at each exit ahead; all at the end if no rates are known."""
+def remaining_exit_shares(program: Program, layer: int) -> dict[int, float]:
+    """Return, for the requests at a layer, the share that leaves at each exit ahead, by the exit's number of layers.
+
+    All leave at the end if the exit rates are not known.
+    """
     ends = (*program.exits, len(program))
     rates = program.exit_rates or (0.0,) * (len(ends) - 1) + (1.0,)
     ahead = {end: rate for end, rate in zip(ends, rates, strict=True) if end > layer}

@@ -18,8 +18,8 @@ Ints = npt.NDArray[np.int64]
 NOWHERE = -1
 """The lane of a work that waits."""
 STAY = 0.97
-"""Factor on the throughput of ways other than the present one: its speeds are reached only when all works have changed
-lanes."""
+"""Factor on the throughput of ways in which a work changes lanes: their speeds are reached only when all works have
+changed."""
 MOST_KEPT = 4096
 """Entries of each cache of ways; it is emptied when full, since a server sees ever new combinations of models."""
 
@@ -31,7 +31,7 @@ class SharingWay(NamedTuple):
     """A way to share a GPU among works, which are identified by their places in a list."""
 
     lanes: tuple[int, ...]
-    """The lane of each work, or ``NOWHERE``; the first stream of the whole GPU stands for any of them."""
+    """The lane of each work, or ``NOWHERE``; the first stream of the whole GPU stands for any stream of it."""
     speeds: tuple[float, ...]
     """The speed of each work, over its speed alone on the whole GPU; 0 if it waits."""
     total: float
@@ -43,7 +43,7 @@ class OpenWays(NamedTuple):
 
     ways: tuple[SharingWay, ...]
     counts: Floats
-    """Speeds by way and work, reduced by ``STAY`` for ways other than the present one."""
+    """Expected speeds by way and work; times ``STAY`` for ways in which a work changes lanes."""
 
 
 class _AllWays(NamedTuple):
@@ -58,27 +58,27 @@ class _AllWays(NamedTuple):
     """By way, the factor by which its works may run faster than estimated (``Shares.hope``)."""
 
 
-class _Known(NamedTuple):
-    """Caches for one ``Shares``, by the tags of programs."""
+class _WaysCache(NamedTuple):
+    """Caches of the ways for one ``Shares``; keys begin with the tags of the programs (``Shares.tagged``)."""
 
     ways: dict[tuple[tuple[int, ...], bool], _AllWays]
     open_ways: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool], OpenWays]
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
-    """Return all ways, the highest total speed first.
+    """Return all ways to share a GPU among works that run *programs*, the highest total speed first.
 
     One work alone, two on the sides of a cut, or two and more on streams of the whole GPU. Dominated ways are included,
-    since they may be the only ones in which works stay on their lanes.
+    since they may be the only ways in which works stay on their lanes.
     """
-    return _all(shares, programs, plain=False).ways
+    return _all_ways(shares, programs, plain=False).ways
 
 
-def _all(shares: Shares, programs: tuple[int, ...], *, plain: bool) -> _AllWays:
-    """Return all ways from the cache; plain: only one work alone or two on streams."""
+def _all_ways(shares: Shares, programs: tuple[int, ...], *, plain: bool) -> _AllWays:
+    """Return all ways, from the cache if known. plain: only the ways with one work alone or two on streams."""
     cache, key = _ways_cache(shares).ways, (shares.tagged(programs), plain)
     all_ways = cache.get(key)
-    return _keep(cache, key, _compute_ways(shares, programs, plain)) if all_ways is None else all_ways
+    return _store(cache, key, _compute_ways(shares, programs, plain)) if all_ways is None else all_ways
 
 
 def open_ways(
@@ -92,42 +92,44 @@ def open_ways(
     """Return the ways in which the works at the places *staying* keep their lanes.
 
     held: the lane that holds a segment of each work, or ``NOWHERE``. hurried: only ways with reliable speeds that take
-    effect at once, which are one work alone or two on streams of the whole GPU; all if a work has to stay on a cut.
+    effect at once: one work alone, or two on streams of the whole GPU; all ways if a work has to stay on a cut.
     """
     cache, key = _ways_cache(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     options = cache.get(key)
     if options is None:
         plain = hurried and all([held[place] == shares.whole[0] for place in staying])
-        options = _keep(cache, key, _open(_all(shares, programs, plain=plain), held, staying, hurried))
+        options = _store(cache, key, _filter_ways(_all_ways(shares, programs, plain=plain), held, staying, hurried))
     return options
 
 
-def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
-    at_home, counts = known.lanes == held, known.speeds.copy()
-    moved = ~(at_home | (np.array(held) == NOWHERE)).all(axis=1)
+def _filter_ways(all_ways: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
+    """Return the ways in which the works at the places *staying* keep their lanes; parameters as of ``open_ways``."""
+    on_same_lane, counts = all_ways.lanes == held, all_ways.speeds.copy()
+    moved = ~(on_same_lane | (np.array(held) == NOWHERE)).all(axis=1)
     counts[moved] *= STAY
     if not hurried:
-        counts *= known.hopes[:, None]
+        counts *= all_ways.hopes[:, None]
     if not staying:
-        return OpenWays(known.ways, counts)
-    kept = np.flatnonzero(at_home[:, staying].all(axis=1))
-    return OpenWays(tuple([known.ways[index] for index in kept]), counts[kept])
+        return OpenWays(all_ways.ways, counts)
+    kept = np.flatnonzero(on_same_lane[:, staying].all(axis=1))
+    return OpenWays(tuple([all_ways.ways[index] for index in kept]), counts[kept])
 
 
 @lru_cache(maxsize=64)
-def _ways_cache(shares: Shares) -> _Known:
-    return _Known({}, {})
+def _ways_cache(shares: Shares) -> _WaysCache:
+    return _WaysCache({}, {})
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> V:
+def _store(cache: dict[K, V], key: K, value: V) -> V:
     """Store a value in a cache and return it; a full cache is emptied first."""
-    if len(kept) >= MOST_KEPT:
-        kept.clear()
-    kept[key] = value
+    if len(cache) >= MOST_KEPT:
+        cache.clear()
+    cache[key] = value
     return value
 
 
 def _compute_ways(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
+    """Compute what ``_all_ways`` returns."""
     with_hopes = []
     for members, on, lanes in _seatings_with_lanes(shares, len(programs), plain):
         kinds, speeds = [programs[member] for member in members], [0.0] * len(programs)
@@ -146,18 +148,19 @@ def _compute_ways(shares: Shares, programs: tuple[int, ...], plain: bool) -> _Al
 
 
 class _Seating(NamedTuple):
-    """The works that run, with their lanes."""
+    """Which works run, and on which lanes; works are identified by their places in a list."""
 
     members: tuple[int, ...]
     """Places of the works that run."""
     on: tuple[int, ...]
     """The lane of each member."""
     lanes: tuple[int, ...]
-    """``SharingWay.lanes``: of all works, waiting ones included."""
+    """``SharingWay.lanes``: the lane of every work, or ``NOWHERE`` if it waits."""
 
 
 @lru_cache(maxsize=256)
 def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seating]:
+    """Return every way to put some of *works* works on lanes."""
     seatings = []
     for members, on in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works
@@ -168,7 +171,7 @@ def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seati
 
 
 def _seatings(shares: Shares, works: int, plain: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield the places of the works that run, and their lanes."""
+    """Yield, for every way to put some of *works* works on lanes, the places of the works that run and their lanes."""
     places, most = range(works), min(2 if plain else works, len(shares.whole))
     for place in places:
         yield (place,), (shares.whole[0],)

@@ -1,10 +1,10 @@
 """Policy for saturated streams: rollouts that minimise the priced idle time of both resources.
 
 The dual prices of the two-resource bound give the throughput that a tick of idle array or channel costs; the gap of a
-steady schedule to its bound is exactly its priced idle time. So ``weft`` plays out every candidate for a few dozen
-layers under two simple rules, keeps the play with the least priced idle time, and issues its first layers. The fairness
-rule keeps the streams at the mix of the bound, or the one the user asked for; every stream has a least share, so none
-starves.
+steady schedule to its bound is exactly its priced idle time. So ``weft`` plays every candidate out: it simulates a few
+dozen layers after that candidate under each of two simple rules, keeps the play (a sequence of layers) with the least
+priced idle time, and issues the first layers of that play. The fairness rule keeps the streams at the mix of the bound,
+or at the mix that the user asked for; every stream has a least share, so none starves.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from weft.kernels import rules
 PRICE_UNIT = 2**20
 """Units of a price of 1: prices are integers, so that the plain and the compiled rollouts choose alike."""
 NEARER = 16
-"""Horizon of the second rollout that the trial compares: a shorter one follows quick changes between layers better."""
+"""A shorter horizon that the trial compares as well: it follows quick changes between layers better."""
 THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
-"""Thresholds that the trial gives ``aimt``, coarser than a sweep's: it is seldom the best, and then by little."""
+"""Pairs of thresholds that the trial gives ``aimt``, fewer than a sweep tries: ``aimt`` is seldom the best contender,
+and then by little."""
 
 
 @dataclass(frozen=True)
 class Weft(Policy):
-    """Rollouts over priced idle time. An object keeps the rest of its last plan, so it serves one run only."""
+    """Chooses by rollouts. An object keeps the layers that remain of its last plan, so it serves one run only."""
 
     traits: ClassVar[Traits] = Traits(serves_requests=False, cuts=(1, 2, 4, 8, 16))
 
@@ -69,12 +70,12 @@ class Weft(Policy):
 
     @property
     def length(self) -> int:
-        """Layers of a play."""
+        """The number of layers of a play."""
         return self.horizon * len(self.setting.programs)
 
     @cached_property
     def _demands(self) -> list[QueryDemand]:
-        """The use of each resource by a query; channel idle time that no order avoids counts as used."""
+        """Both resources' use by a query of each stream; channel idle time that no order avoids counts as used."""
         buffer = self.setting.buffer
         return [
             QueryDemand(
@@ -107,7 +108,10 @@ class Weft(Policy):
 
     @cached_property
     def distances(self) -> tuple[int, int]:
-        """Decoupling distances the priced rule stays between: the next layer is covered, the buffer not full."""
+        """The least and the largest decoupling distance (how far fetching runs ahead of the array) of the priced rule.
+
+        The least covers the fetch of the next layer; at the largest, the buffer is not yet full.
+        """
         largest = max(program.largest_fetch for program in self.setting.programs)
         return largest // 2, self.setting.buffer * 9 // 10
 
@@ -119,13 +123,15 @@ class Weft(Policy):
         return Start(on_offer[self._plan.popleft()])
 
     def _best_play(self, view: View) -> list[int]:
+        """Return the play with the least priced idle time, as the stream of each layer; the first among equals."""
         greedy = Layerweaver(self.setting, failsafe=False)
-        by: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
-        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in by]
-        return min(plays, key=lambda play: play[0])[1]
+        rules_of_plays: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
+        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in rules_of_plays]
+        _, streams = min(plays, key=lambda play: play[0])
+        return streams
 
     def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
-        """Return the priced idle time of issuing *head* and then following *rule*, and the streams in order."""
+        """Play *head* and then the choices of *rule*; return the priced idle time and the stream of each layer."""
         began = view.device
         fetched = computed = 0
         streams: list[int] = []
@@ -142,7 +148,7 @@ class Weft(Policy):
         return compute_price * array_idle + memory_price * channel_idle, streams
 
     def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:
-        """Return the view after *issued*."""
+        """Return the view after a layer was issued, on the device as it is then."""
         program = self.setting.programs[issued.stream]
         layer = (issued.layer + 1) % len(program)
         follower = Candidate.of_stream(program, stream=issued.stream, query=issued.query + (layer == 0), layer=layer)
@@ -155,11 +161,14 @@ class Weft(Policy):
 
     @cached_property
     def gains(self) -> tuple[tuple[int, ...], ...]:
-        """The progress of each layer within the band."""
+        """For each stream, the progress within the band that each of its layers adds."""
         return self.band.gains(self.setting.programs)
 
     def _decide_priced(self, view: View) -> Start:
-        """Choose the least priced idle time now; the decoupling distance is kept between ``distances``."""
+        """Choose the candidate that causes the least priced idle time; ties go to the stream that is behind in the mix.
+
+        A decoupling distance outside ``distances`` counts as idle time.
+        """
         compute_price, memory_price = self.prices
         shortest, longest = self.distances
 

@@ -1,8 +1,8 @@
 """Policy for deadlines on NPUs: Layerweaver+'s two modes with better estimates of remaining time.
 
-A woven request shares the device, so its remaining time is estimated as ``stretch`` percent of that alone, for every
-request and not only for the one with the first deadline. A request counts as late as soon as it can no longer meet its
-deadline, so that it stops taking time from requests that can.
+A woven request shares the device, so its remaining time is estimated as ``stretch`` percent of its remaining time
+alone, for every request and not only for the request with the first deadline. A request counts as late as soon as it
+can no longer meet its deadline, so that it stops taking time from requests that can.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class WeftPlus(LayerweaverPlus):
-    """Weaves while every request has slack; otherwise runs the one with the least."""
+    """Weaves while every request has slack; otherwise runs the request with the least slack."""
 
     traits: ClassVar[Traits] = replace(LayerweaverPlus.traits, foresight=100)
 
     stretch: int = 200
-    """Expected remaining time of a woven request, in percent of that alone."""
+    """Expected remaining time of a woven request, in percent of its remaining time alone."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.stretch <= 10_000:

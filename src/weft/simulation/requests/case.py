@@ -42,27 +42,28 @@ Ints = npt.NDArray[np.int64]
 Device = Npu | TiledNpu | Host
 
 MOST_STREAMS = 64
-"""How many streams one device may have."""
+"""Most streams on one device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """Everything a run needs but its policy and its seed."""
+    """A workload on a device, ready to run: all that a run needs except its policy and its seed."""
 
     workload: Workload
     device: Device
     clock: Clock
     setting: Setting
-    """The run for policies that are asked at every layer."""
+    """The setting for policies that are asked at every layer."""
     at_exits: Setting
-    """The run for those that are asked only where samples may leave; the same on an NPU that fetches ahead."""
+    """The setting for policies that are asked only at exits (``Traits.by_layer``); differs on a tiled NPU only."""
     terms: tuple[Terms, ...]
     alone_s: tuple[float, ...]
-    """Standalone time of one request of each stream."""
+    """Standalone time of a request of each stream."""
     on_shares: Setting | None = None
-    """The run for policies that choose shares of the device, where it has any."""
+    """The setting for policies that choose shares of the device; None if the device has no shares."""
 
     def setting_of(self, policy: type[Policy]) -> Setting:
+        """Return the setting for a policy; WorkloadError if the policy needs shares and the device has none."""
         if policy.traits.shares:
             if self.on_shares is None:
                 raise WorkloadError(
@@ -72,14 +73,14 @@ class Case:
         return self.setting if policy.traits.by_layer else self.at_exits
 
     def arrivals(self, index: int, seed: int | None) -> Iterator[Ints]:
-        """Blocks of arrivals of one open stream, in ticks."""
+        """Yield blocks of arrivals of a stream, in ticks; none for a closed stream. seed: None: the workload's own."""
         if self.workload.stream[index].arrival == "closed":
             return
         for block in self.workload.arrivals(index, seed):
             yield np.rint(block / self.clock.tick_s).astype(np.int64)
 
     def leaves(self, index: int, setting: Setting, seed: int | None) -> Iterator[Ints] | None:
-        """Blocks of how many layers each request of a stream needs; None where it has no exits."""
+        """Return blocks with the number of layers after which each request leaves; None for a model without exits."""
         program = setting.programs[self.terms[index].programs]
         if not program.exits:
             return None
@@ -87,14 +88,17 @@ class Case:
         return (after[block] for block in self.workload.fates(index, seed))
 
     def steered(self, index: int) -> Steered | None:
-        """How sure early answers of a stream must be, where that follows the load."""
+        """Return the exit threshold of a stream if it depends on the load, else None."""
         stream = self.workload.stream[index]
         if stream.exit_floor is None:
             return None
         return Steered(Steering(stream.exit_threshold, stream.exit_floor))
 
-    def sure(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
-        """How sure the answers of a stream's successive requests are at each exit, where it is steered."""
+    def confidences(self, index: int, setting: Setting, seed: int | None) -> Iterator[dict[int, float]] | None:
+        """Return, for successive requests, the number of layers of each exit -> the confidence of the answer there.
+
+        None if the stream's threshold does not depend on the load.
+        """
         record = self.workload.record(index) if self.workload.stream[index].exit_floor is not None else None
         if record is None:
             return None
@@ -104,12 +108,12 @@ class Case:
 
     @property
     def is_steered(self) -> bool:
-        """Whether the load decides where samples leave."""
+        """Whether the exit threshold of a stream depends on the load."""
         return any(stream.exit_floor is not None for stream in self.workload.stream)
 
 
 def prepared(workload: Workload, device: Device) -> Case:
-    """``prepare``, once for all rates and lengths of a workload, so that runs at many loads share its programs."""
+    """Prepare a workload like ``prepare``, from a cache that workloads share if only rates or lengths differ."""
     return replace(_prepare_cached(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
 
 
@@ -122,7 +126,10 @@ def _prepare_cached(workload: Workload, device: Device) -> Case:
 
 
 def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:
-    """Price every stream at every batch size on the device and lower all to its clock."""
+    """Estimate the costs of every stream at every batch size on the device, and lower them to the device's clock.
+
+    device: None: that of the workload. cost: the cost model of an NPU.
+    """
     if (streams := len(workload.stream)) > MOST_STREAMS:
         raise WorkloadError(f"{streams} streams, and one device has at most {MOST_STREAMS}; weft place divides them")
     device = device or load_device(workload.device)
@@ -132,7 +139,7 @@ def prepare(workload: Workload, device: Device | None = None, cost: str = "pipel
 
 
 def _prepare_host(workload: Workload, host: Host) -> Case:
-    """The models as the server runs them here. Policies expect what a segment takes while all lanes run."""
+    """Prepare models as measured on a host; policies expect the time of a segment while all other lanes are busy."""
     clock, lanes = Clock.nanoseconds(), host.together()
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
@@ -143,9 +150,9 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {host.name} is a host")
         name = stream.served_name
         model = host.model(name)
-        rates = _leaving(workload, index, model)
+        rates = _exit_rates(workload, index, model)
         terms.append(_host_terms(stream, model, len(programs), clock))
-        slower = slowed(lanes, list(host.models).index(name))
+        slower = slowdown_beside_others(lanes, list(host.models).index(name))
         programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
         kinds += [model.like_at(batch) for batch in range(1, terms[-1].max_batch + 1) if host.gpu]
         alone.append(model.total_s(1))
@@ -155,15 +162,18 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone), on_shares)
 
 
-def slowed(lanes: Lanes, kind: int) -> float:
-    """How many times longer work of a kind takes while all other lanes run, each the other kinds in turn."""
+def slowdown_beside_others(lanes: Lanes, kind: int) -> float:
+    """Return the factor by which work of a kind slows down while all other lanes run one kind, averaged over kinds."""
     kinds = range(len(lanes.losses)) if len(lanes) > 1 else ()
     speeds = [lanes.speeds([kind, *[other] * (len(lanes) - 1)])[0] for other in kinds]
     return len(speeds) / sum(speeds) if speeds else 1.0
 
 
-def _leaving(workload: Workload, index: int, model: HostModel) -> tuple[float, ...]:
-    """Share of a stream's requests that leaves by each exit; none where nothing is said: then all go to the end."""
+def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float, ...]:
+    """Return the share of a stream's requests that leaves by each exit; empty if the stream states none.
+
+    Without rates all requests go to the end. WorkloadError if the model was measured without exits.
+    """
     stream = workload.stream[index]
     if not stream.leaves:
         return ()
@@ -175,13 +185,17 @@ def _leaving(workload: Workload, index: int, model: HostModel) -> tuple[float, .
 def _segments(
     name: str, model: HostModel, batch: int, slower: float, clock: Clock, rates: tuple[float, ...]
 ) -> Program:
+    """Return the program of a measured model at a batch size; *slower*: factor on the measured times."""
     nothing = (0,) * len(model.segments)
     ticks = tuple(max(1, clock.ticks(time_s * slower)) for time_s in model.times_at(batch))
     return Program(name, model.segments, nothing, ticks, nothing, model.exits if rates else (), rates)
 
 
 def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:
-    """What the server does where the stream does not say: batches as far as they pay, and none is waited for."""
+    """Return a stream's terms with the server's defaults: batches up to the size that pays, without waiting for them.
+
+    A closed client's pause also includes the measured overhead of a request.
+    """
     stated = stream.model_fields_set
     terms = _terms(stream, programs, clock)
     most = min(stream.max_batch, model.max_batch) if "max_batch" in stated else model.max_batch
@@ -227,7 +241,7 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {device.name} is tiled")
         terms.append(_terms(stream, len(layered), clock))
         with _add_shape_advice(workload, stream):
-            model = _model(stream, workload.folder)
+            model = _load_stream_model(stream, workload.folder)
         rates = workload.exit_rates(index, len(model.exits))
         for batch in range(1, stream.max_batch + 1):
             times_s = layer_times_s(model, device, batch)
@@ -248,32 +262,32 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
 
 
 def estimates(policy: Policy) -> list[Sequence[int]]:
-    """Remaining time from every layer of every program, as the policy estimates it."""
+    """Return the remaining ticks from every layer of every program, as the policy estimates them."""
     return estimated(policy.setting, precise=policy.loop_options.precise)
 
 
 def estimated(setting: Setting, *, precise: bool) -> list[Sequence[int]]:
-    """Remaining time from every layer of every program; precise: replayed on an empty device."""
+    """Return the remaining ticks from every layer of every program; *precise*: replayed on an empty device."""
     if not precise:
         return [program.remaining for program in setting.programs]
-    return [_precise(program, setting.buffer) for program in setting.programs]
+    return [_replayed_remaining(program, setting.buffer) for program in setting.programs]
 
 
 @lru_cache(maxsize=4096)
-def _precise(program: Program, buffer: int) -> tuple[int, ...]:
+def _replayed_remaining(program: Program, buffer: int) -> tuple[int, ...]:
     out = np.empty(len(program), np.int64)
     remaining_alone(np.array(program.fetch, np.int64), np.array(program.compute, np.int64), buffer, out)
     return tuple(out.tolist())
 
 
 def remaining_alone_s(case: Case, program: Program) -> float:
-    """Seconds from the first layer of a program to its end, with nothing beside it."""
-    return _precise(program, case.setting.buffer)[0] * case.clock.tick_s
+    """Return the seconds from the first layer of a program to its end on an otherwise idle device."""
+    return _replayed_remaining(program, case.setting.buffer)[0] * case.clock.tick_s
 
 
 @contextmanager
 def _add_shape_advice(workload: Workload, stream: Stream) -> Iterator[None]:
-    """Advice on free shapes is given for the place where the stream is asked for."""
+    """Raise ``ShapeNeeded`` errors of the block with advice for the workload file or the command-line option."""
     try:
         yield
     except ShapeNeeded as error:
@@ -281,12 +295,13 @@ def _add_shape_advice(workload: Workload, stream: Stream) -> Iterator[None]:
 
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:
+    """Return the profiles of a stream at batch 1, 2, ...: from its files, or estimated for the NPU."""
     if stream.profiles:
         profiles = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
         if len({len(profile.layers) for profile in profiles}) > 1:
             raise WorkloadError(f"{stream.model}: its profiles have different numbers of layers")
         return profiles
-    name, shapes = _name(stream, folder), tuple(stream.shapes.items())
+    name, shapes = _resolve_name(stream, folder), tuple(stream.shapes.items())
     return [
         _estimate_cached(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)
     ]
@@ -300,9 +315,9 @@ def _estimate_cached(
     return estimate(model, npu, batch=batch, cost=cost)
 
 
-def _model(stream: Stream, folder: str) -> Model:
+def _load_stream_model(stream: Stream, folder: str) -> Model:
     return load_model(
-        _name(stream, folder),
+        _resolve_name(stream, folder),
         shapes=stream.shapes,
         parameters={"seq_len": stream.seq_len},
         exits=stream.exits,
@@ -310,8 +325,8 @@ def _model(stream: Stream, folder: str) -> Model:
     )
 
 
-def _name(stream: Stream, folder: str) -> str:
-    """What to load; a file is looked for beside the workload."""
+def _resolve_name(stream: Stream, folder: str) -> str:
+    """Return the model name for ``load_model``; the path of a file is relative to *folder*, that of the workload."""
     file, _ = file_and_task(stream.model)
     beside = file.endswith(".onnx") and not Path(file).is_absolute()
     name = str(Path(folder) / stream.model) if beside else stream.model
@@ -335,7 +350,7 @@ def _terms(stream: Stream, programs: int, clock: Clock) -> Terms:
 
 
 def _ticks(clock: Clock, seconds: float, key: str) -> int:
-    """A time of the workload on the device's clock; refused where the clock cannot hold it."""
+    """Return a time of the workload in ticks; WorkloadError if the clock cannot hold it. key: for the message."""
     if seconds / clock.tick_s > MAX_TICKS:
         raise WorkloadError(f"{key}: {seconds:g} s are more than the device's clock can count")
     return clock.ticks(seconds)

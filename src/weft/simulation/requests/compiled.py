@@ -29,7 +29,7 @@ from weft.engine.policies.layerweaver_plus import LayerweaverPlus
 from weft.engine.policies.prema import Prema
 from weft.engine.policies.priority import PriorityClasses
 from weft.engine.policies.punctual import PATIENCE, Punctual
-from weft.engine.policies.top_up import UNDER_WAY, TopUp, leaving
+from weft.engine.policies.top_up import UNDER_WAY, TopUp, remaining_exit_shares
 from weft.engine.policies.weft_plus import WeftPlus
 from weft.engine.requests import QUEUE_PLACES
 from weft.engine.tickets import Terms
@@ -61,14 +61,18 @@ RULES: dict[type[Policy], int] = {
 REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp: r.TOP_UP}
 """Policies with a compiled rule that refill batches: for one stream on one lane."""
 ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
-"""Policies for requests on an NPU, of those with a compiled rule."""
+"""The policies with a compiled rule that are compared for requests on an NPU."""
 LATE_RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
 MOST_ON_CHIP = 1 << 17
-"""Layers in an NPU's buffer for which there is room at first, 2 MB; a run that has more makes room."""
+"""Layers in an NPU's buffer for which there is room at first, 2 MB; a run with more layers enlarges the arrays."""
 
 
 def applies(case: Case, policy: Policy) -> bool:
-    """Whether the compiled loop covers a run: a policy with a rule, and lanes that are neither shares nor queues."""
+    """Return whether the compiled loop covers a run.
+
+    The policy must have a compiled rule, lanes must not be shares or take segments ahead, and exit thresholds must not
+    depend on the load.
+    """
     setting, weaves = policy.setting, RULES.get(type(policy), 0) >= k.LAYERWEAVER
     if case.is_steered or setting.shares or setting.ahead:
         return False
@@ -82,15 +86,15 @@ def applies(case: Case, policy: Policy) -> bool:
 
 
 def is_quick(case: Case) -> bool:
-    """Whether a run is over sooner than on the plain engine, the time to compile the loop included.
+    """Return whether the compiled loop is likely to be quicker than the plain engine, with the time to compile it.
 
-    On an NPU, where layers are many and runs are long, it always is taken to be.
+    On an NPU always: it has many layers and long runs. Elsewhere only if the loop is compiled already.
     """
     return isinstance(case.device, Npu) or request_loop.is_compiled()
 
 
 def compile_loop() -> None:
-    """Compile the loop now, where it is not kept on disk."""
+    """Compile the loop now, unless it is in the cache on disk."""
     if request_loop.is_compiled():
         return
     model = HostModel(segments=("all",), times_s={1: (1e-3,)})
@@ -130,19 +134,23 @@ def serve(
     record: bool,
     most_missed: Sequence[float] | None = None,
 ) -> Tally:
-    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
-    models, terms = lowered(case, policy)
+    """Run a case to its end in the compiled loop.
+
+    late: the rule for late requests. seed: None: the workload's own. record: keep issues and answers.
+    most_missed: for each stream, the number of missed deadlines beyond which the run ends early.
+    """
+    models, terms = lower_case(case, policy)
     rules = loop_rules(case, policy, late, models)
     state = _fresh_state(case, policy, late, terms)
     if isinstance(case.device, Host):
-        hand_over, *places = host.drawn_places(case, seed)
-        state.clocks[k.HANDED_OVER] = hand_over % max(1, rules.hand_overs)
-        terms[:, k.RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
+        hand_over, *places = host.draw_places(case, seed)
+        state.clocks[k.NEXT_HAND_OVER] = hand_over % max(1, rules.hand_overs)
+        terms[:, k.FIRST_RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
     if most_missed is not None:
         state.patience[:] = most_missed
     recorded = MOST_RECORDED if record else 0
     log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
-    coming = Coming(case, policy, seed)
+    coming = ArrivalBlocks(case, policy, seed)
     refilling = _refills(policy) if rules.refills else None
     while not request_loop.serve(models, terms, rules, state, log, coming.more(), refilling):
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
@@ -155,8 +163,8 @@ def serve(
     return Tally(clocks, state.counts, state.histogram, answers, log.issues[: clocks[k.LOGGED]])
 
 
-class Coming:
-    """The requests of all streams, handed out block by block."""
+class ArrivalBlocks:
+    """The arrivals and exits of all streams, passed to the loop block by block."""
 
     def __init__(self, case: Case, policy: Policy, seed: int | None) -> None:
         streams = range(len(case.terms))
@@ -169,18 +177,21 @@ class Coming:
         )  # fmt: skip
 
     def more(self) -> k.LoopArrivals:
-        """What is known, with another block for each stream that has used up its last one."""
+        """Return the known arrivals, with another block for every stream that has used up its previous one."""
         now = self._now
-        times, known = _topped_up(now.times, now.known, self._arrivals, now.more)
-        leaves, leaves_known = _topped_up(now.leaves, now.leaves_known, self._leaves)
+        times, known = _refresh_blocks(now.times, now.known, self._arrivals, now.more)
+        leaves, leaves_known = _refresh_blocks(now.leaves, now.leaves_known, self._leaves)
         self._now = k.LoopArrivals(times, known, leaves, leaves_known, now.more)
         return self._now
 
 
-def _topped_up(
+def _refresh_blocks(
     values: Ints, known: Ints, sources: Sequence[Iterator[Ints]], more: npt.NDArray[np.bool_] | None = None
 ) -> tuple[Ints, Ints]:
-    """The values that are left of each stream and, where none is, its next ones; *more* becomes False at the end."""
+    """Return the remaining values of each stream, or its next block if none remain, and their bounds (``known``).
+
+    more: set to False for streams whose source has ended.
+    """
     parts = []
     for stream, source in enumerate(sources):
         part = values[known[stream, k.HEAD] : known[stream, k.LENGTH]]
@@ -196,18 +207,18 @@ def _topped_up(
     return np.concatenate(parts), np.stack([ends - [len(part) for part in parts], ends], axis=1)
 
 
-def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
-    """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
+def lower_case(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
+    """Return the programs and terms of a case as arrays; the programs are shared with other runs, and read-only."""
     setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
     batching = policy.traits.batches, policy.traits.refills
-    models, terms = _lowered(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
+    models, terms = _lower_cached(setting, batching, policy.loop_options.precise, case.terms, case.device, names)
     terms = terms.copy()
     terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
     return models, terms
 
 
 @lru_cache(maxsize=64)
-def _lowered(
+def _lower_cached(
     setting: Setting,
     batching: tuple[bool, bool],
     precise: bool,
@@ -215,13 +226,14 @@ def _lowered(
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
+    """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served."""
     batches, refills = batching
     terms = np.zeros((len(asked), k.TERMS), np.int64)
     for row, term in zip(terms, asked, strict=True):
         most = term.max_batch if batches else 1
         timeout = 0 if refills else term.timeout
         row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
-    terms[:, k.BINS_OF] = range(len(terms))
+    terms[:, k.HISTOGRAM_ROW] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
     if not isinstance(device, Host):
@@ -244,7 +256,7 @@ def _lowered(
 
 
 def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) -> k.Models:
-    """Programs as arrays, one after another, with the estimated ticks from each layer to the end."""
+    """Return programs as arrays, one after another; *rests*: estimated ticks from each layer to the end."""
     layers = np.zeros((sum(map(len, programs)), 4), np.int64)
     rows = np.zeros((len(programs) + 1, 3), np.int64)
     rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
@@ -258,7 +270,7 @@ def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) 
 
 
 def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.LoopRules:
-    """The terms of a policy on the device of a case."""
+    """Return the constants of a run: those of the policy, and those of the case's device and workload."""
     ticks, device = case.clock.ticks, case.device
     rules = policy_rules(policy, late)._replace(
         device=k.NPU if isinstance(device, Npu) else k.HOST,
@@ -281,7 +293,7 @@ def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.Loo
 
 
 def policy_rules(policy: Policy, late: str) -> k.LoopRules:
-    """The terms of a policy, without those of a device."""
+    """Return the constants of a policy, with placeholders for those of the device and the workload."""
     work, options = late_work(policy, late), policy.loop_options
     return k.LoopRules(
         device=k.NPU,
@@ -311,13 +323,14 @@ def policy_rules(policy: Policy, late: str) -> k.LoopRules:
 
 
 def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopState:
+    """Return the state at the start of a run, in which the clients of closed streams are about to send."""
     streams, lanes = len(terms), policy.setting.lanes
     npu = isinstance(case.device, Npu)
     clients = max(1, *(term.clients for term in case.terms), 1)
     refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
     places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
     state = fresh_state(streams, streams, lanes, places, int(terms[:, k.MAX_BATCH].max()), QUEUE_PLACES, clients)
-    state.rings[:, k.BACK, k.LENGTH] = [term.clients for term in case.terms]
+    state.rings[:, k.RETURNING, k.LENGTH] = [term.clients for term in case.terms]
     state.returning[:] = 0
     before, peak = columns(MOST_ON_CHIP if npu else 1)
     return state._replace(before=before, peak=peak)
@@ -326,9 +339,10 @@ def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopSt
 def fresh_state(
     streams: int, bins: int, lanes: int, places: int, batch: int, queue_places: int, clients: int = 1
 ) -> k.LoopState:
-    """Make the state of a run in which nothing has happened, but for the columns of an NPU's buffer.
+    """Return the state at the start of a run; the columns of an NPU's buffer (before, peak) are left to the caller.
 
-    bins: rows of the histogram. places: batches of a stream in flight.
+    bins: rows of the histogram. places: batches of a stream that may be in flight. batch: the largest batch.
+    queue_places: waiting requests of a stream. clients: of a closed stream.
     """
 
     def zeros(*shape: int) -> Ints:
@@ -346,11 +360,11 @@ def fresh_state(
 
 
 def _refills(policy: Policy) -> r.Refills:
-    """The terms of a policy that refills, for its first stream."""
+    """Return the options of a policy that refills, for the only stream of the run."""
     first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
     shares = np.zeros((len(first), len(first) + 1))
     for layer in range(len(first)):
-        for end, share in leaving(first, layer).items():
+        for end, share in remaining_exit_shares(first, layer).items():
             shares[layer, end] = share
     return r.Refills(
         policy=REFILLS[type(policy)],

@@ -1,4 +1,4 @@
-"""A measured host, drawn from: every segment takes what it took in one of the runs that were measured.
+"""A simulated host with durations from measurements: every segment takes as long as in one of the measured runs.
 
 The runs of a stream follow each other as they were measured, from a place that the seed chooses, so that slow spells of
 the machine stay together.
@@ -22,15 +22,15 @@ from weft.engine.tickets import Terms
 from weft.simulation.requests.case import Case, Device
 
 DRAWS = 3
-"""Which of a seed's independent sequences draws the places in the measurements."""
+"""Number of the random sequence, among those of a seed, that draws the places in the measurements."""
 
 
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
-    """The lanes of a case's host."""
+    """Return the lanes of a case's host, with measured durations and contention."""
     host, measured, ticks = host_of(case), measured_work(case.device, case.terms, names_of(case)), case.clock.ticks
-    places = drawn_places(case, seed)
+    places = draw_places(case, seed)
     spreads = [host.model(name).spread for name in names_of(case)]
-    hand_overs = _from(places[0], measured.hand_overs)
+    hand_overs = _cycle_from(places[0], measured.hand_overs)
 
     def work_of(candidate: Candidate) -> DrawnWork:
         taken = measured.work[candidate.program][candidate.layer]
@@ -54,27 +54,28 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
 
 
 def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
-    """For each stream, endless ticks that its requests take besides their segments."""
-    places = drawn_places(case, seed)[1 + len(case.terms) :]
+    """Return, for each stream, an endless iterator over the ticks that requests take besides their segments."""
+    places = draw_places(case, seed)[1 + len(case.terms) :]
     measured = measured_work(case.device, case.terms, names_of(case))
-    return [_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
+    return [_cycle_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
 
 
 class MeasuredWork(NamedTuple):
-    """What segments and requests of a host's models take, in ticks."""
+    """Measured durations of a host's models, in ticks."""
 
     work: tuple[tuple[float, ...], ...]
-    """The mean of each segment of each program."""
+    """For each program, the mean duration of each segment."""
     kinds: tuple[int, ...]
-    """The model of each program, by its number on the host."""
+    """For each program, the number of its model on the host: the kind of work for contention."""
     hand_overs: tuple[int, ...]
+    """Times from the engine to the start of a segment on a lane."""
     overheads: tuple[tuple[int, ...], ...]
-    """What the requests of each stream take besides their segments."""
+    """For each stream, the times that requests take besides their segments."""
 
 
 @lru_cache(maxsize=256)
 def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]) -> MeasuredWork:
-    """The measurements of the streams' models; many runs of a plan share them."""
+    """Return the measurements of the streams' models; cached, since many runs of a plan share them."""
     assert isinstance(host, Host)
     clock = Clock.nanoseconds()
     sizes = [(name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)]
@@ -88,18 +89,22 @@ def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]
 
 
 def names_of(case: Case) -> tuple[str, ...]:
-    """The model of each stream."""
+    """Return the name of each stream's model, as it is served."""
     return tuple(stream.served_name for stream in case.workload.stream)
 
 
-def drawn_places(case: Case, seed: int | None) -> list[int]:
-    """Where in the measurements a run begins: in the hand-overs, in each stream's runs, and in each one's overheads."""
+def draw_places(case: Case, seed: int | None) -> list[int]:
+    """Draw the places in the measurements at which a run begins.
+
+    First the place in the hand-overs, then in each stream's runs, then in each stream's overheads; all unbounded, to be
+    taken modulo the number of measurements.
+    """
     rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
     return [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(case.terms))]
 
 
-def _from(place: int, values: Sequence[int]) -> Iterator[int]:
-    """The values in order and over again, from one of them on."""
+def _cycle_from(place: int, values: Sequence[int]) -> Iterator[int]:
+    """Iterate endlessly over the values in order, from index *place* (modulo their number) on; zeros without values."""
     return islice(cycle(values or (0,)), place % max(1, len(values)), None)
 
 

@@ -1,4 +1,4 @@
-"""The plain engine over simulated requests, counted as the compiled loops count."""
+"""The plain engine over simulated requests, with the same counters as the compiled loops."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from weft.simulation.requests.tally import Tally
 
 
 class LoggedExecutor(RequestExecutor, Protocol):
-    """An executor that remembers what it did."""
+    """An executor that keeps a record of its layers."""
 
     @property
     def log(self) -> Sequence[tuple[Candidate, LayerTimes]]:
-        """What was issued and not aborted, and when it ran."""
+        """The layers that were issued and not aborted, with their times."""
         ...
 
 
@@ -41,22 +41,23 @@ def serve(
     most_missed: Sequence[float] | None = None,
     executor: LoggedExecutor | None = None,
 ) -> Tally:
-    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that.
+    """Run a case to its end in the plain engine.
 
-    executor: what computes, if not the case's device as it is simulated.
+    late: the rule for late requests. seed: None: the workload's own. most_missed: for each stream, the number of missed
+    deadlines beyond which the run ends early. executor: None: the simulated device of the case.
     """
     setting = policy.setting
     executor = executor or _executor(case, setting, seed)
     streams = range(len(case.terms))
-    feed = _Impatient(
+    feed = _LimitedClients(
         [inf] * len(case.terms) if most_missed is None else most_missed,
         case.clock.ticks(case.workload.warmup_s),
         case.terms,
-        [_singly(case.arrivals(index, seed)) for index in streams],
+        [_flatten(case.arrivals(index, seed)) for index in streams],
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
-        leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _singly(blocks) for i in streams],
-        sure=[case.sure(index, setting, seed) for index in streams],
+        leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _flatten(blocks) for i in streams],
+        sure=[case.confidences(index, setting, seed) for index in streams],
     )
     engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
     for index, term in enumerate(case.terms):
@@ -65,20 +66,20 @@ def serve(
         steps = engine.run()
     except _GivenUp:
         steps = len(executor.log)
-    return _make_tally(case, feed, source.queues.deepest, executor, steps, _besides(case, seed))
+    return _make_tally(case, feed, source.queues.deepest, executor, steps, _overheads(case, seed))
 
 
 class _GivenUp(Exception):
-    """A stream has missed more deadlines than it may."""
+    """A stream has missed more deadlines than it may, so the run ends."""
 
 
-class _Impatient(Arrivals):
-    """Clients that end the run when one of them has missed too much."""
+class _LimitedClients(Arrivals):
+    """Clients that end the run, by ``_GivenUp``, when a stream has missed too many deadlines."""
 
     def __init__(
         self, most_missed: Sequence[float], warm: int, terms: Sequence[Terms], *times: Any, **how: Any
     ) -> None:
-        """*most_missed*: of each stream, among the requests that arrive from *warm* on."""
+        """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss."""
         super().__init__(terms, *times, **how)
         self._left, self._warm = list(most_missed), warm
 
@@ -96,12 +97,13 @@ def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | 
     return SimulatedNpu(setting) if isinstance(case.device, Npu) else SimulatedHost(setting)
 
 
-def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
-    """For each stream, what its requests take besides what is simulated."""
+def _overheads(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
+    """Return, for each stream, an endless iterator over the overheads of its requests besides the simulated work."""
     return host.overheads(case, seed) if isinstance(case.device, Host) else [repeat(0) for _ in case.terms]
 
 
-def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
+def _flatten(blocks: Iterator[Ints]) -> Iterator[int]:
+    """Iterate over the values of all blocks."""
     return (int(value) for block in blocks for value in block)
 
 
@@ -113,6 +115,7 @@ def _make_tally(
     steps: int,
     besides: Sequence[Iterator[int]],
 ) -> Tally:
+    """Count a run. steps: issued layers; besides: overheads of each stream's requests (``_overheads``)."""
     warm = case.clock.ticks(case.workload.warmup_s)
     counts, bins = _count_requests(case, feed, warm, besides)
     for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
@@ -136,7 +139,7 @@ def _make_tally(
 def _count_requests(
     case: Case, feed: Arrivals, warm: int, besides: Sequence[Iterator[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """What became of the requests of each stream that arrived from *warm* on, and the bins of their latencies."""
+    """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies."""
     counts = [[0] * 10 for _ in case.terms]
     bins: list[list[int]] = [[] for _ in case.terms]
     for stream, arrival, end, _ in feed.answers:
@@ -158,13 +161,13 @@ def _count_requests(
 
 
 def bin_of(latency: int) -> int:
-    """``request_state.bin_of`` as it is, for some thousand latencies: loading what was compiled takes longer."""
+    """Twin of ``request_state.bin_of``: for some thousand latencies, loading compiled code would take longer."""
     shift = max(0, latency.bit_length() - k.MANTISSA_BITS - 1)
     return (shift << k.MANTISSA_BITS) + (latency >> shift)
 
 
 def _computed_ticks(case: Case, executor: LoggedExecutor) -> int:
-    """Ticks of computing; on a host what segments took, not what was expected of them."""
+    """Return the ticks of computing; on a host the actual ticks of segments, not their expected ones."""
     if isinstance(case.device, Host):
         return sum(times.compute_end - times.compute_start for _, times in executor.log)
     return sum(head.compute for head, _ in executor.log)

@@ -1,4 +1,4 @@
-"""``simulate_requests``: a workload under a policy, and what it came to."""
+"""``simulate_requests``: run a workload under a policy, and report the result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RequestRun:
         return self.report._repr_html_()
 
     def plot(self) -> Figure:
-        """Which share of the requests was answered by when."""
+        """Draw the share of requests that were answered within a time."""
         return self.report.plot()
 
 
@@ -56,9 +56,10 @@ def simulate_requests(
 ) -> RequestRun:
     """Serve a workload under a policy.
 
-    late: what becomes of requests that can no longer be on time (``engine.lateness``).
-    record: keep every answer and every issue (small runs only).
-    most_missed: deadlines that each stream may miss; the run ends as soon as one has missed more.
+    late: the rule for requests that can no longer be on time (``engine.lateness``). options: of the policy.
+    seed: None: the workload's own. record: keep every answer and every issue (small runs only). compiled: use the
+    compiled loop if that covers the run; the result is the same.
+    most_missed: the number of deadlines that each stream may miss; the run ends as soon as a stream has missed more.
     """
     check_late(late)
     chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
@@ -79,9 +80,9 @@ def serve_requests(
     options: Mapping[str, Option] | None = None,
     seed: int | None = None,
 ) -> RequestRun:
-    """Serve a workload under a policy on an executor of the caller's, whose time may be real.
+    """Serve a workload under a policy on an executor of the caller, in simulated or real time.
 
-    executor: makes it for a setting. The reports are those of a simulation.
+    executor: a function that creates the executor for a setting. The report is the same as of a simulation.
     """
     check_late(late)
     setting = case.setting_of(policy_called(policy))
@@ -90,19 +91,19 @@ def serve_requests(
 
 
 def request_trace(case: Case, run: RequestRun) -> Trace:
-    """The spans of a recorded run; a query is a batch of its stream."""
+    """Return the trace of a recorded run; a query of the trace is a batch."""
     setting = case.setting_of(policy_called(run.report.policy))
     stream, query, layer, program, *_ = run.tally.issues.T
     sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
-    first = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
-    sizes = sizes[first[program] + layer]
+    offsets = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)
+    sizes = sizes[offsets[program] + layer]
     fetch_start, fetch_end, compute_start, compute_end = (run.tally.issues[:, 4:] * run.tick_s).T.copy()
     models = tuple(spec.model for spec in case.workload.stream)
     names = tuple(setting.programs[term.programs].names for term in case.terms)
     settings = {
         "weft": __version__,
         "device": case.device.name,
-        **_memory(case.device),
+        **_memory_settings(case.device),
         "policy": run.report.policy,
         "late": run.report.late,
         "workload": case.workload.model_dump(mode="json", exclude={"folder"}),
@@ -112,8 +113,8 @@ def request_trace(case: Case, run: RequestRun) -> Trace:
     )
 
 
-def _memory(device: Device) -> dict[str, float]:
-    """What the occupancy of the weight buffer is drawn with, where there is one."""
+def _memory_settings(device: Device) -> dict[str, float]:
+    """Return the settings from which a trace's page draws the weight buffer; empty for a device without one."""
     if not isinstance(device, Npu):
         return {}
     return {
@@ -141,6 +142,7 @@ def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
     arrived = sum(stream.arrived for stream in streams)
 
     def worth(counts: Sequence[int], seconds: float) -> float:
+        """Return the summed standalone times of requests, counted by stream, per second."""
         return sum(count * alone for count, alone in zip(counts, case.alone_s, strict=True)) / seconds
 
     busy = float(tally.clocks[k.COMPUTED]) * tick_s / makespan if makespan else 0.0

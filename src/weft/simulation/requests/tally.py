@@ -1,4 +1,4 @@
-"""What a run counted, plain or compiled."""
+"""The counters and records of a run, plain or compiled."""
 
 from __future__ import annotations
 
@@ -12,24 +12,27 @@ from weft.engine.arrivals import Ending
 Ints = npt.NDArray[np.int64]
 
 MOST_RECORDED = 1 << 20
-"""Issues and answers kept where a run is recorded; it goes on uncounted beyond."""
+"""Most issues, and most answers, that a recorded run keeps; the run goes on without recording further ones."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tally:
-    """Counts, latencies and, where asked for, every answer and issue."""
+    """Counters and latencies of a run and, if it was recorded, every answer and issue.
+
+    The arrays have the columns of ``LoopState`` (``kernels.request_state``).
+    """
 
     clocks: Ints
     counts: Ints
     histogram: Ints
     answers: tuple[Ending, ...]
-    """Every request's fate, where asked for."""
+    """The end of every request; empty if not recorded."""
     issues: Ints
-    """Stream, query, layer, program and four times of every issue, where asked for."""
+    """Stream, query, layer, program, and start and end of fetch and compute of every issue; empty if not recorded."""
 
     @property
     def counted(self) -> Tally:
-        """The counts alone, as of a run that is not recorded."""
+        """The tally without records of answers and issues."""
         return replace(self, answers=(), issues=self.issues[:0])
 
     @property
