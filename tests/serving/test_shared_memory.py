@@ -44,7 +44,7 @@ from weft.serving.wire import (
     Wanted,
     decode,
     encode,
-    fit,
+    fit_input,
     is_large,
     to_binary,
 )
@@ -252,7 +252,7 @@ def test_regions_belong_to_the_key_that_registered_them(shared: Callable[[int], 
 
 def test_the_regions_of_a_key_that_counts_no_more_are_let_go(shared: Callable[[int], Shared]) -> None:
     regions, made, gone = table(), shared(10), Caller("gone")
-    gone.limit(KeyConfig(name="gone", key="k"))
+    gone.set_limits(KeyConfig(name="gone", key="k"))
     regions.register(gone, "r", made.about(10))
     gone.removed = True
     regions.register(ONE, "mine", shared(10).about(10))
@@ -423,7 +423,7 @@ class Copying:
         """Whether the loop was left meanwhile."""
 
     def input(self, name: str, elements: int, byte_size: int, offset: int = 0) -> Copying:
-        fitted = fit(name, SPECS[name].datatype, [elements], SPECS)
+        fitted = fit_input(name, SPECS[name].datatype, [elements], SPECS)
         self.inputs[name] = RegionPart("pages", offset, byte_size), fitted
         return self
 

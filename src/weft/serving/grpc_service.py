@@ -35,7 +35,7 @@ from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, Unar
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.grpc_messages import InferMessage
-from weft.serving.inference import InferCall, internal
+from weft.serving.inference import InferCall, internal_error
 from weft.serving.openapi import HEALTH as PROBE
 from weft.serving.service import Service
 from weft.serving.telemetry import PARENT
@@ -214,7 +214,7 @@ class GrpcServer:
         except Exception as error:
             log.exception("%s", name)
             code = "INTERNAL"
-            refuse(context, internal(error))
+            refuse(context, internal_error(error))
         finally:
             self._record(context, name, code, began_ns)
         return b""
@@ -400,7 +400,7 @@ class GrpcServer:
             pending.done(error)
         except Exception as error:  # the other requests of the stream go on
             log.exception("%s", STREAM)
-            pending.done(internal(error))
+            pending.done(internal_error(error))
         return pending
 
 

@@ -16,7 +16,7 @@ from weft.base.errors import BadRequest, Failed
 from weft.runtime.client_memory import Input
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire
-from weft.serving.classification import classified
+from weft.serving.classification import classify
 from weft.serving.regions import RegionPart, places
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
@@ -53,7 +53,7 @@ def decode_infer(message: Any, model: ModelSpec, raws: Sequence[bytes | memoryvi
         wire.refuse_request_parameter(key, value)
     wanted = _parse_outputs(message.outputs, model)
     shared = wire.shared_tensors(apart, _places(message.outputs, "output"))
-    return InferRequest(inputs, wire.checked_id(message.id), parameters, wanted, shared)
+    return InferRequest(inputs, wire.check_id(message.id), parameters, wanted, shared)
 
 
 def encode_infer(response: InferResponse) -> Any:
@@ -64,9 +64,9 @@ def encode_infer(response: InferResponse) -> Any:
     specs = model.outputs_by_name
     for wanted in request.wanted:
         spec = specs[wanted.name]
-        array = wire.produced(response.outputs, spec)
+        array = wire.output_array(response.outputs, spec)
         if wanted.classes:
-            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
+            spec, array = classify(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         if spec.name in response.shared:
             fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
@@ -101,13 +101,13 @@ def _inputs(
     inputs: dict[str, Input] = {}
     apart: wire.InRegions = {}
     for tensor in tensors:
-        fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
+        fitted = wire.fit_input(tensor.name, tensor.datatype, list(tensor.shape), specs)
         name = fitted[0].name
         if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")
         if name in lying:
-            apart[name] = wire.in_region(lying[name], fitted, bool(tensor.contents.ListFields()))
+            apart[name] = wire.check_in_region(lying[name], fitted, bool(tensor.contents.ListFields()))
         elif not raws:
             inputs[name] = _from_contents(tensor.contents, fitted)
         elif tensor.HasField("contents") and tensor.contents.ListFields():
@@ -115,7 +115,7 @@ def _inputs(
         else:
             inputs[name] = wire.from_binary(next(left), fitted)
     if len(inputs) + len(apart) != len(model.inputs):
-        raise BadRequest(wire.missing({**inputs, **apart}, model))
+        raise BadRequest(wire.missing_inputs_message({**inputs, **apart}, model))
     return inputs, apart
 
 
@@ -182,6 +182,6 @@ def _from_contents(contents: Any, fitted: Fitted) -> Array:
             f"input {spec.name!r}: {len(values)} elements in {field}, its shape {list(shape)} needs {elements}"
         )
     if dtype.kind == "O":
-        return wire.objects(list(values)).reshape(shape)
+        return wire.bytes_array(list(values)).reshape(shape)
     wire.check_range(values, spec)
     return np.fromiter(values, dtype, elements).reshape(shape)

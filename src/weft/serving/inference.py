@@ -26,7 +26,7 @@ from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import Region, RegionTable
-from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, above_zero, due_of, whole
+from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, due_of, positive_number, whole
 from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -87,7 +87,7 @@ class InferCall:
         self._settled = False
 
     @property
-    def passed_s(self) -> float:
+    def age_s(self) -> float:
         """Seconds since the client sent it."""
         return (self._service.now() - self.arrival) / 1e9
 
@@ -103,7 +103,7 @@ class InferCall:
             if isinstance(request, InferRequest):
                 self._submit(slot, request, began)
             else:
-                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, request))
+                self.waiting = self._service.start_task(self._begin_when_read(slot, slot.served.spec, request))
         except Exception as error:  # the client gets an answer to a fault of ours, too
             self.refuse(error)
 
@@ -128,7 +128,7 @@ class InferCall:
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         trace = self._service.trace
-        ticket.traced = trace.everything or trace.takes(slot.entry.name)
+        ticket.traced = trace.everything or trace.sample(slot.entry.name)
         self.ticket = ticket
 
     async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
@@ -159,7 +159,7 @@ class InferCall:
             "weft_compute_us": ticket.compute_ns // 1000,
             "weft_batch": ticket.batch_size,
         }
-        if ticket.model.leaving:
+        if ticket.model.exit_rules:
             parameters[THRESHOLD] = ticket.threshold
         response = InferResponse(self.request, ticket.model.spec, outcome, parameters, ticket.model.labels)
         if self.regions:
@@ -177,7 +177,7 @@ class InferCall:
         if isinstance(written, InferResponse):
             self._done(written)
         else:
-            self.waiting = self._service.soon(self._answer_when_written(written))
+            self.waiting = self._service.start_task(self._answer_when_written(written))
 
     async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
         try:
@@ -196,7 +196,7 @@ class InferCall:
         """Count a request without a result, and return the error for the client. Internal exceptions are logged."""
         if not isinstance(error, RequestError):
             log.error("%s: a request failed inside the server", self.name, exc_info=error)
-            error = internal(error)
+            error = internal_error(error)
         self.settle(error)
         return error
 
@@ -217,7 +217,7 @@ class InferCall:
             assert error, "a request without a ticket has no result"
             statistics = self.slot.statistics if self.slot else service.refused
             statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
-        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
+        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
         self._done = _ignore  # it refers to the protocol's request, and that to this: the cycle would keep the body
         return error
@@ -292,7 +292,7 @@ class InferenceService:
 
         name: its model; empty where that is not known.
         """
-        if self.telemetry.enabled and self.trace.takes(name):
+        if self.telemetry.enabled and self.trace.sample(name):
             self.telemetry.ended(name, 0, None, error, parent)
 
     def infer(
@@ -324,13 +324,13 @@ class InferenceService:
         elif slot.served:
             call.begin(slot, decode)
         else:
-            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, peek))
+            call.waiting = self.start_task(self._begin_when_loaded(call, slot, decode, peek))
         return call
 
     async def _begin_when_loaded(self, call: InferCall, slot: ModelSlot, decode: Decode, peek: Peek) -> None:
         try:
-            async with asyncio.timeout(_patience_s(call, slot, peek)):
-                await self.library.ensure(slot)
+            async with asyncio.timeout(_loading_timeout_s(call, slot, peek)):
+                await self.library.ensure_loaded(slot)
         except TimeoutError:
             call.refuse(Expired(f"{slot.entry.name}: its deadline passed while it was loading"))
         except RequestError as error:
@@ -355,7 +355,7 @@ class InferenceService:
         parameters, model = request.parameters, slot.entry.config
         threshold, priority = None, 0
         if parameters:
-            threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
+            threshold = positive_number(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
             priority = whole(parameters, "priority")
         weight = _weight(priority, model.priority, rank)
         server = self.config.scheduling
@@ -395,7 +395,7 @@ class InferenceService:
     def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
         self.library.backend.write_region(lender, offset, data)
 
-    def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Continue a request in a task; drain waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -423,7 +423,7 @@ class InferenceService:
             log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
             self._last_reason = why
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until every accepted request is answered."""
         while self.dispatcher.pending or self._tasks:
             await asyncio.sleep(0.005)
@@ -435,7 +435,7 @@ class InferenceService:
         self.cuda_memory.close()
 
 
-def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
+def _loading_timeout_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
     """Return the timeout for loading a request's model, from its strict deadline; None without one."""
     timeouts_s = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
     timeout_us = peek().get("timeout")
@@ -443,7 +443,7 @@ def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
         timeouts_s.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
     if not timeouts_s and slot.config.timeout_ms is not None:
         timeouts_s.append(slot.config.timeout_ms / 1e3)
-    return min(timeouts_s) - call.passed_s if timeouts_s else None
+    return min(timeouts_s) - call.age_s if timeouts_s else None
 
 
 def _weight(requested: int, model: int, rank: ClientRank) -> int:
@@ -455,6 +455,6 @@ def _ignore(outcome: InferResponse | RequestError) -> None:
     """Replace a callback that was called."""
 
 
-def internal(error: Exception) -> Failed:
+def internal_error(error: Exception) -> Failed:
     """Convert an internal exception to the client's error, which does not show its message."""
     return Failed(f"internal error: {type(error).__name__}")

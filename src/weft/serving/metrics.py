@@ -57,7 +57,7 @@ class _ModelRow(NamedTuple):
     seen: Statistics
     memory_bytes: int
     queued: int
-    leaving: ExitRules | None = None
+    exit_rules: ExitRules | None = None
     threshold: float = 0.0
     breaker: Breaker | None = None
     engine: str = ""
@@ -101,11 +101,11 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
     served = slot.served
     if served is None:
         return _ModelRow(labels, slot.statistics, 0, slot.waiters)
-    queued, leaving = served.line.waiting, served.leaving
-    threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
+    queued, exit_rules = served.line.waiting, served.exit_rules
+    threshold = service.dispatcher.exit_threshold(served) if exit_rules else 0.0
     breaker = served.loaded.breaker
     engine = served.loaded.timing.engine
-    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker, engine)
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, exit_rules, threshold, breaker, engine)
 
 
 # The format
@@ -244,7 +244,7 @@ def _batch_rows(seen: Statistics) -> int:
 
 
 def _exits(model: _ModelRow) -> dict[str, float]:
-    count = len(model.leaving.names) if model.leaving else 0
+    count = len(model.exit_rules.names) if model.exit_rules else 0
     return {str(number): model.seen.exits[number] for number in range(1, count + 1)}
 
 
@@ -362,12 +362,12 @@ FAMILIES = (
     _gauge(
         "weft_exit_threshold",
         "How sure an early answer must be where a request does not say.",
-        _model_each(lambda m: m.threshold if m.leaving else None),
+        _model_each(lambda m: m.threshold if m.exit_rules else None),
     ),
     _gauge(
         "weft_exit_accuracy",
         "Share of right answers at that threshold, by the record of the model.",
-        _model_each(lambda m: m.leaving.accuracy if m.leaving else None),
+        _model_each(lambda m: m.exit_rules.accuracy if m.exit_rules else None),
     ),
     _counter(
         "weft_segment_seconds_total",

@@ -133,10 +133,10 @@ def profile(service: Service) -> dict[str, Any]:
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _like(slot.served.loaded),
-                "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
+                "exits": list(slot.served.exit_rules.layers) if slot.served.exit_rules else [],
                 "body": slot.entry.body,
-                "exit_rates": list(slot.served.leaving.shares.published)
-                if slot.served.leaving and slot.served.leaving.layers
+                "exit_rates": list(slot.served.exit_rules.shares.published)
+                if slot.served.exit_rules and slot.served.exit_rules.layers
                 else [],
             }
             for slot in service.library.slots()
@@ -222,14 +222,14 @@ def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) 
 
 def _exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
     served, seen = slot.served, slot.statistics
-    if served is None or served.leaving is None:
+    if served is None or served.exit_rules is None:
         return None
-    leaving = served.leaving
+    exit_rules = served.exit_rules
     return {
-        "names": list(leaving.names),
-        "taken": [seen.exits[number] for number in range(1, len(leaving.names) + 1)],
+        "names": list(exit_rules.names),
+        "taken": [seen.exits[number] for number in range(1, len(exit_rules.names) + 1)],
         "threshold": service.dispatcher.exit_threshold(served),
-        "accuracy": leaving.accuracy,
+        "accuracy": exit_rules.accuracy,
         "merges": seen.merges,
     }
 

@@ -25,10 +25,10 @@ from weft.serving.wire import (
     InferRequest,
     InferResponse,
     SharedTensors,
+    bytes_elements,
     check_size,
     from_binary,
-    produced,
-    strings,
+    output_array,
     to_binary,
 )
 
@@ -136,7 +136,7 @@ class RequestRegions:
         if not outputs:
             return response
         specs = {spec.name: spec for spec in response.model.outputs}
-        arrays = {name: produced(response.outputs, specs[name]) for name in outputs}
+        arrays = {name: output_array(response.outputs, specs[name]) for name in outputs}
 
         def write() -> InferResponse:
             return replace(response, shared=_write_outputs(outputs, arrays))
@@ -206,7 +206,7 @@ def _short(arrays: Mapping[str, Array]) -> bool:
     texts = [array for array in arrays.values() if array.dtype.kind in "OUS"]
     if sum(array.size for array in texts) > STRINGS_HERE:
         return False
-    if sum(len(item) for array in texts for item in strings(array)) > STRING_BYTES_HERE:
+    if sum(len(item) for array in texts for item in bytes_elements(array)) > STRING_BYTES_HERE:
         return False
     return sum(array.nbytes for array in arrays.values()) <= HERE_BYTES
 

@@ -42,7 +42,7 @@ def due_of(
     timeout_us, slo_ms = 0, None
     if parameters:  # most requests have none
         timeout_us = whole(parameters, "timeout")
-        slo_ms = above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
+        slo_ms = positive_number(parameters, "weft_slo_ms", "a number of milliseconds above 0")
     if parameters and _true(parameters, "weft_best_effort"):
         return RequestDue(arrival + round(terms.best_effort_ms * 1e6), False, True)
     strict = [arrival + timeout_us * 1000] if timeout_us else []
@@ -65,7 +65,7 @@ def whole(parameters: Mapping[str, object], key: str) -> int:
     return value
 
 
-def above_zero(parameters: Mapping[str, object], key: str, what: str) -> float | None:
+def positive_number(parameters: Mapping[str, object], key: str, what: str) -> float | None:
     """A number above 0, which is *what* it must be; None where it is not given."""
     value = parameters.get(key)
     if value is None:

@@ -33,7 +33,7 @@ from weft.http.messages import (
 from weft.serving import json_text
 from weft.serving.access import Caller, HostNames, check_origin, names_of
 from weft.serving.endpoints import OPEN, POST, PROBES, Call, Endpoint, Route, find
-from weft.serving.inference import InferCall, internal
+from weft.serving.inference import InferCall, internal_error
 from weft.serving.json_helpers import has_strings
 from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.openapi import HEALTH
@@ -188,7 +188,7 @@ class Routes:
             error = call.fail(error)
         elif not isinstance(error, RequestError):
             log.error("%s %s", exchange.method, exchange.path, exc_info=error)
-            error = internal(error)
+            error = internal_error(error)
         admitted = exchange.passage
         if call is None and isinstance(admitted, _AdmittedInfer):
             self._service.trace_refusal(admitted.route.name, error, exchange.headers.get(PARENT, ""))

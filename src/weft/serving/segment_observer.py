@@ -143,7 +143,7 @@ class SegmentObserver:
             )
         )
         if aborted:
-            for model in work.shares():
+            for model in work.rows_by_model():
                 model.statistics.aborts += 1
         elif not error:
             self._learn(lane, completion, work, took)
@@ -156,7 +156,7 @@ class SegmentObserver:
         expected = round(candidate.compute / contention.speed) if contention else candidate.compute
         error = abs(took + between - expected) if stream.measured else 0
         computed = max(1, candidate.size * stream.rows)
-        for model, rows in work.shares().items():  # others may have joined it while it was computed
+        for model, rows in work.rows_by_model().items():  # others may have joined it while it was computed
             own = min(rows, computed)
             model.statistics.computed(computed, own, took, error)
             if self._sharing:
@@ -194,5 +194,5 @@ class SegmentObserver:
         if self.policy.traits.refills and stream == batch.members[0].stream:
             return  # it waits for others to catch up with it
         if isinstance(before.work, BatchWork):
-            for model in before.work.shares():
+            for model in before.work.rows_by_model():
                 model.statistics.preemptions += 1

@@ -224,7 +224,7 @@ class Server:
             renewal.cancel()
         drain_s = self.config.network.drain_s
         end_s = time.monotonic() + drain_s
-        await self._before(end_s, self.service.drained())
+        await self._before(end_s, self.service.wait_until_drained())
         await self._before(end_s, self._http_finished(), *([self._grpc.finish()] if self._grpc else []))
         lost = self.unfinished
         if lost:

@@ -111,7 +111,7 @@ class Service(InferenceService):
         """Return a model that is loaded, loading it if necessary."""
         slot = self.library.find(name, version)
         if slot.served is None:
-            await self.library.ensure(slot)
+            await self.library.ensure_loaded(slot)
         return slot
 
     async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Service(InferenceService):
             if say:
                 say(slot.entry.name)
             try:
-                await self.library.ensure(slot)
+                await self.library.ensure_loaded(slot)
             except LoadFailed:
                 pass  # logged by the library
             except Overloaded as error:

@@ -14,7 +14,7 @@ from weft.runtime.client_memory import Input
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
-from weft.serving.exit_rules import ExitRules, Reached, RequestRows
+from weft.serving.exit_rules import ExitOutputs, ExitRules, RequestRows
 from weft.serving.streams import ServedModel, ServedStream
 
 
@@ -44,7 +44,7 @@ class ClientTicket(Ticket):
         exit_threshold: float | None = None,
     ) -> None:
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
-        self.model, self.inputs, self.reply = model, model.inward(inputs), reply
+        self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
         self.rows = 0
         self.began = 0
@@ -99,8 +99,8 @@ class BatchWork:
 
     __slots__ = (
         "_answers",
+        "_exit_outputs",
         "_parts",
-        "_reached",
         "batch",
         "began",
         "compute_ns",
@@ -116,12 +116,12 @@ class BatchWork:
         self.model = stream.model
         """The body."""
         self.loaded, self.timing = stream.model.loaded, stream.model.timing
-        self.began = self.shares()
+        self.began = self.rows_by_model()
         """The models, with their rows, at the start of the batch."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
-        self._reached: Reached | None = None
+        self._exit_outputs: ExitOutputs | None = None
         self.compute_ns = 0
 
     @property
@@ -152,8 +152,8 @@ class BatchWork:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
         self._answers = [output.answers for output in outputs]
-        leaving = self.model.leaving
-        self._reached = leaving.reached(segment, outputs[0].answers) if leaving else None
+        exit_rules = self.model.exit_rules
+        self._exit_outputs = exit_rules.outputs_at(segment, outputs[0].answers) if exit_rules else None
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
         """Refuse outputs without exactly one row per row of the requests: they cannot be assigned to requests."""
@@ -168,23 +168,23 @@ class BatchWork:
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
-        for ticket, start, end in self._places():
+        for ticket, start, end in self._row_ranges():
             yield ticket, {name: array[start:end] for name, array in values.items()}
 
-    def shares(self) -> dict[ServedModel, int]:
+    def rows_by_model(self) -> dict[ServedModel, int]:
         """Return the models of the requests that are left, with their rows."""
         rows: dict[ServedModel, int] = {}
         for ticket in self.tickets:
             rows[ticket.model] = rows.get(ticket.model, 0) + ticket.rows
         return rows
 
-    def departing(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
+    def remove_leaving(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
         """Remove the requests that leave at this exit and return them with their answers; drop cancelled ones."""
-        leaving, reached = self.model.leaving, self._reached
-        assert leaving is not None and reached is not None
+        exit_rules, reached = self.model.exit_rules, self._exit_outputs
+        assert exit_rules is not None and reached is not None
         answered, staying, rows = [], list[ClientTicket](), list[int]()
-        for ticket, start, end in self._places():
-            answer = None if ticket.gone else _answer(ticket, leaving, reached, start, end)
+        for ticket, start, end in self._row_ranges():
+            answer = None if ticket.gone else _answer(ticket, exit_rules, reached, start, end)
             if answer is not None:
                 answered.append((ticket, answer))
             elif not ticket.gone:
@@ -208,7 +208,7 @@ class BatchWork:
         """Release the tensors, after the end of the batch."""
         self._parts, self._answers = [], []
 
-    def _places(self) -> Iterator[tuple[ClientTicket, int, int]]:
+    def _row_ranges(self) -> Iterator[tuple[ClientTicket, int, int]]:
         """Yield every ticket with the range of its rows among those of its model."""
         at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
         for ticket in self.tickets:
@@ -236,7 +236,7 @@ class MixedWork(BatchWork):
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
         super().take(segment, outputs)
         if segment == 0:
-            tasks = [model.task for model in self.shares() if model.task]
+            tasks = [model.task for model in self.rows_by_model() if model.task]
             self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
 
     def join(self, other: BatchWork) -> None:
@@ -247,24 +247,26 @@ class MixedWork(BatchWork):
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
-        for ticket, start, end in self._places():
-            model, leaving = ticket.model, ticket.model.leaving
-            outputs = model.outward(values, start, end, model.length(ticket.inputs))
-            if leaving:
-                ticket.threshold = leaving.threshold if ticket.wanted is None else ticket.wanted
-                outputs = leaving.chosen(outputs, ticket.threshold)
+        for ticket, start, end in self._row_ranges():
+            model, exit_rules = ticket.model, ticket.model.exit_rules
+            outputs = model.from_body_outputs(values, start, end, model.length(ticket.inputs))
+            if exit_rules:
+                ticket.threshold = exit_rules.threshold if ticket.wanted is None else ticket.wanted
+                outputs = exit_rules.choose_exits(outputs, ticket.threshold)
             yield ticket, outputs
 
 
 def _answer(
-    ticket: ClientTicket, leaving: ExitRules, reached: Reached, start: int, end: int
+    ticket: ClientTicket, exit_rules: ExitRules, reached: ExitOutputs, start: int, end: int
 ) -> dict[str, Array] | None:
     """Return the answer to a request, with these rows, at an exit; None if it continues."""
-    last, threshold = reached.number == len(leaving.names), ticket.threshold
-    if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # written so that NaN never leaves
+    last, threshold = reached.number == len(exit_rules.names), ticket.threshold
+    if (
+        ticket.rows == 1 and not last and not reached.confidences[start] >= threshold
+    ):  # written so that NaN never leaves
         return None
-    mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])
+    mine = ExitOutputs(reached.number, reached.answers[start:end], reached.confidences[start:end])
     if ticket.rows == 1:
-        return leaving.answer(mine.answers, np.array([mine.number], np.int64), mine.sure)
+        return exit_rules.answer(mine.answers, np.array([mine.number], np.int64), mine.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
-    return ticket.progress.answered(leaving) if ticket.progress.reach(mine, threshold, end=last) else None
+    return ticket.progress.to_answer(exit_rules) if ticket.progress.record_exits(mine, threshold, end=last) else None

@@ -20,7 +20,7 @@ from weft.base.errors import BadRequest, Failed, unknown_name
 from weft.runtime.client_memory import Input
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import json_text
-from weft.serving.classification import Labels, class_count, classified
+from weft.serving.classification import Labels, class_count, classify
 from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
 from weft.serving.regions import RegionPart, part_of, places
@@ -160,21 +160,21 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
         if not 0 < header_length <= len(view):
             raise BadRequest(f"header length {header_length} does not lie within the body of {len(view)} bytes")
         body, tail = view[:header_length], view[header_length:]
-    message = _message(body if isinstance(body, bytes) else bytes(body))
+    message = _parse_message(body if isinstance(body, bytes) else bytes(body))
     parameters = _parameters(message, "request")
     binary = False
     if "binary_data_output" in parameters:
         binary = _flag(parameters, "binary_data_output", False)
         del parameters["binary_data_output"]
-    request_id = checked_id(message.get("id"))
-    inputs, apart = _inputs(message.get("inputs"), tail, model)
+    request_id = check_id(message.get("id"))
+    inputs, apart = _parse_inputs(message.get("inputs"), tail, model)
     outputs = message.get("outputs")
     wanted = _parse_outputs(outputs, binary, model)
-    shared = shared_tensors(apart, _places(outputs) if outputs else {}) if apart or outputs else None
+    shared = shared_tensors(apart, _output_regions(outputs) if outputs else {}) if apart or outputs else None
     return InferRequest(inputs, request_id, parameters, wanted, shared)
 
 
-def _message(text: bytes) -> dict[str, Any]:
+def _parse_message(text: bytes) -> dict[str, Any]:
     """Parse the JSON object of a request, bounded in its parts and without duplicate keys."""
     check_parts(text)
     try:
@@ -217,9 +217,9 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     parts = [b""]
     for wanted in request.wanted:
         spec = specs[wanted.name]
-        array = produced(response.outputs, spec)
+        array = output_array(response.outputs, spec)
         if wanted.classes:
-            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
+            spec, array = classify(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
         if spec.name in response.shared:
             tensor["parameters"] = response.shared[spec.name].parameters()
@@ -250,7 +250,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
-def checked_id(value: object) -> str:
+def check_id(value: object) -> str:
     """Check the id of a request, which the answer repeats."""
     if value is None:
         return ""
@@ -277,13 +277,13 @@ def refuse_request_parameter(key: str, value: object) -> None:
         raise BadRequest(f"parameter {shown(key)} is not supported: names that begin with triton_ are the server's")
 
 
-def fit(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
+def fit_input(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
     """Check an input's description against the model's inputs."""
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
-        raise BadRequest(_unknown("input", name, specs))
+        raise BadRequest(_unknown_name_message("input", name, specs))
     if datatype != spec.datatype:
-        raise BadRequest(_wrong_datatype(spec, datatype))
+        raise BadRequest(_wrong_datatype_message(spec, datatype))
     if type(shape) is not list:
         raise BadRequest(f"input {spec.name!r}: shape must be a list of integers, not {shown(shape)}")
     if len(shape) != len(spec.shape):
@@ -301,7 +301,7 @@ def fit(name: object, datatype: object, shape: object, specs: Mapping[str, Tenso
     return spec, dtype, tuple(shape), elements
 
 
-def missing(inputs: Mapping[str, object], model: ModelSpec) -> str:
+def missing_inputs_message(inputs: Mapping[str, object], model: ModelSpec) -> str:
     """Return the message for a request without all inputs."""
     names = [spec.name for spec in model.inputs if spec.name not in inputs]
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
@@ -324,7 +324,7 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
         if name in model.exits:
             answer = model.outputs[0].name
             raise BadRequest(f"output {name!r} is an exit; ask for {answer!r}, which holds what each row's exit gave")
-        raise BadRequest(_unknown("output", name, [spec.name for spec in model.outputs]))
+        raise BadRequest(_unknown_name_message("output", name, [spec.name for spec in model.outputs]))
     wanted[spec.name] = Wanted(spec.name, binary, 0 if classes is None else class_count(classes, spec))
 
 
@@ -332,7 +332,7 @@ def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
     """Decode a binary tensor: a view of *data* if that is aligned, else a copy."""
     spec, dtype, shape, elements = fitted
     if dtype.kind == "O":
-        return objects(_split_strings(data, spec.name, elements)).reshape(shape)
+        return bytes_array(_split_strings(data, spec.name, elements)).reshape(shape)
     check_size(len(data), fitted)
     # frombuffer takes half as long as ndarray, and refuses a buffer of nothing
     array: Array = np.frombuffer(data, dtype).reshape(shape) if elements else np.ndarray(shape, dtype, data)
@@ -353,20 +353,20 @@ def to_binary(array: Array) -> bytes:
     """A tensor in binary: little-endian, row-major; strings with their lengths before them."""
     if array.dtype.kind not in "OUS":
         return array.tobytes()
-    return b"".join([len(item).to_bytes(4, "little") + item for item in strings(array)])
+    return b"".join([len(item).to_bytes(4, "little") + item for item in bytes_elements(array)])
 
 
-def strings(array: Array) -> list[bytes]:
+def bytes_elements(array: Array) -> list[bytes]:
     """The elements of a BYTES tensor, row-major; text becomes UTF-8."""
     return [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
 
 
 def from_strings(data: bytes | memoryview, shape: tuple[int, ...]) -> Array:
     """Decode a BYTES tensor that ``to_binary`` encoded."""
-    return objects(_split_strings(data, "", math.prod(shape))).reshape(shape)
+    return bytes_array(_split_strings(data, "", math.prod(shape))).reshape(shape)
 
 
-def objects(items: list[bytes]) -> Array:
+def bytes_array(items: list[bytes]) -> Array:
     """A flat BYTES tensor."""
     array = np.empty(len(items), np.object_)
     array[:] = items
@@ -380,7 +380,7 @@ def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
         raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
 
 
-def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
+def output_array(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     """Return the array that was computed for an output; Failed if it is missing or of another type."""
     array = outputs.get(spec.name)
     if array is None:
@@ -390,7 +390,7 @@ def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     return array
 
 
-def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
+def check_in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
     """Check an input in a region; *inline*: whether the request also contains data for it."""
     if inline:
         raise BadRequest(f"input {fitted[0].name!r} lies in region {part.region!r} and has data, too; send one of them")
@@ -422,7 +422,7 @@ def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> Shar
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
-def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
+def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
     """Decode the inputs: those with data, and those in regions."""
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
@@ -434,21 +434,21 @@ def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
-        fitted = fit(name, item.get("datatype"), item.get("shape"), specs)
+        fitted = fit_input(name, item.get("datatype"), item.get("shape"), specs)
         if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
         part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
         data = _binary_data(item, parameters, tail, read) if parameters else None
         if part is not None:
-            apart[name] = in_region(part, fitted, data is not None or "data" in item)
+            apart[name] = check_in_region(part, fitted, data is not None or "data" in item)
         elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
             read += len(data)
     if len(inputs) + len(apart) != len(model.inputs):
-        raise BadRequest(missing({**inputs, **apart}, model))
+        raise BadRequest(missing_inputs_message({**inputs, **apart}, model))
     if tail is not None and read != len(tail):
         raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
     return inputs, apart
@@ -488,7 +488,7 @@ def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Want
     return tuple(wanted.values())
 
 
-def _places(listed: Any) -> dict[str, RegionPart]:
+def _output_regions(listed: Any) -> dict[str, RegionPart]:
     """Return the parts of regions for the requested outputs, of a list that ``_parse_outputs`` has checked."""
     return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
@@ -528,7 +528,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     if spec.datatype == "BYTES":
         if known != 1:
             raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
-        array = objects([bytes(body)]).reshape((1,) * len(spec.shape))
+        array = bytes_array([bytes(body)]).reshape((1,) * len(spec.shape))
         return InferRequest({spec.name: array}, "", {}, model.every_output[True])
     stride = known * DATATYPES[spec.datatype].itemsize
     if free > 1 or (free and not stride):
@@ -536,7 +536,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     if free and len(body) % stride:
         raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
     shape = [len(body) // stride if size < 0 else size for size in spec.shape]
-    array = from_binary(body, fit(spec.name, spec.datatype, shape, {spec.name: spec}))
+    array = from_binary(body, fit_input(spec.name, spec.datatype, shape, {spec.name: spec}))
     return InferRequest({spec.name: array}, "", {}, model.every_output[True])
 
 
@@ -548,14 +548,14 @@ def _from_json(data: object, fitted: Fitted) -> Array:
         value = next(item for item in flat if type(item) not in allowed)
         raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is {expected}, not {shown(value)}")
     if dtype.kind == "f":
-        return _floats(flat, spec, dtype).reshape(shape)
+        return _make_floats(flat, spec, dtype).reshape(shape)
     if dtype.kind == "O":
-        return objects([item.encode() for item in flat]).reshape(shape)
+        return bytes_array([item.encode() for item in flat]).reshape(shape)
     check_range(flat, spec)
     return np.array(flat, dtype).reshape(shape)
 
 
-def _floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
+def _make_floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype)
@@ -614,13 +614,13 @@ def _dims(spec: TensorSpec) -> str:
     return str(list(spec.shape))
 
 
-def _unknown(kind: str, name: object, known: Iterable[str]) -> str:
+def _unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
     if not isinstance(name, str):
         return f"the name of an {kind} must be a string, not {shown(name)}"
     return unknown_name(kind, name[:_SHOWN_CHARS], known)
 
 
-def _wrong_datatype(spec: TensorSpec, datatype: object) -> str:
+def _wrong_datatype_message(spec: TensorSpec, datatype: object) -> str:
     if datatype == "BF16":
         return f"input {spec.name!r}: datatype BF16 is not supported; send {spec.datatype}"
     return f"input {spec.name!r}: datatype {shown(datatype)} does not fit, the model expects {spec.datatype}"
