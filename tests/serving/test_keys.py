@@ -207,11 +207,11 @@ def test_a_key_that_is_gone_is_refused_also_where_it_is_in_use(file: Path, clock
     two = keys.caller(bearer("second"))
     assert two is not None
     change(file, "")
-    keys.look(anyway=True)
+    keys.reload(force=True)
     with pytest.raises(Unauthorised):
         two.begin()
     change(file, TWO)
-    keys.look(anyway=True)
+    keys.reload(force=True)
     two.begin()
 
 

@@ -180,7 +180,7 @@ class Keys:
         if self._anybody is not None:
             return self._anybody
         if self._file is not None and self._now() >= self._next_check_s:
-            self.look()
+            self.reload()
         given = headers.get("x-api-key", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -194,13 +194,13 @@ class Keys:
             raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
         return caller
 
-    def look(self, *, anyway: bool = False) -> None:
+    def reload(self, *, force: bool = False) -> None:
         """Read the keys file again if it has changed, or *anyway*; after an error, which is logged, the keys stay."""
         if self._file is None:
             return
         self._next_check_s = self._now() + LOOK_EVERY_S
         seen = _signature(self._file)
-        if seen == self._seen and not anyway:
+        if seen == self._seen and not force:
             return
         self._seen = seen
         try:

@@ -108,11 +108,8 @@ class RequestRows:
         leaving = (self._exits == 0) & ((confidences >= threshold) | end)
         if self._answers is None:
             self._answers = answers.copy()
-        self._answers[leaving], self._confidences[leaving], self._exits[leaving] = (
-            answers[leaving],
-            confidences[leaving],
-            number,
-        )
+        self._answers[leaving], self._confidences[leaving] = answers[leaving], confidences[leaving]
+        self._exits[leaving] = number
         return bool(self._exits.all())
 
     def to_answer(self, exit_rules: ExitRules) -> dict[str, Array]:

@@ -92,7 +92,7 @@ class History:
         for ring in self._rings.values():
             ring.values[place] = IDLE
         for statistics in seen.values():
-            statistics.shares.look(now_ns)
+            statistics.shares.sample(now_ns)
         total = NOTHING
         latencies_ns: list[int] = []
         for key, change in changes.items():

@@ -88,7 +88,7 @@ class InferCall:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the client sent it."""
+        """Seconds since the client sent the request."""
         return (self._service.now() - self.arrival) / 1e9
 
     def begin(self, slot: ModelSlot, decode: Decode) -> None:
@@ -110,7 +110,10 @@ class InferCall:
     def _fetch(
         self, request: InferRequest, tensors: SharedTensors, *, borrows: bool
     ) -> InferRequest | Awaitable[InferRequest]:
-        """Read inputs that lie in regions."""
+        """Read the inputs of a request that lie in shared memory regions; the regions are released with the answer.
+
+        borrows: whether the model can read inputs directly from a region.
+        """
         assert self.caller
         regions = self.regions = self._service.regions_of(tensors, self.caller)
         done = self._done
@@ -120,9 +123,10 @@ class InferCall:
             done(outcome)
 
         self._done = ended
-        return regions.filled(request, borrows=borrows)
+        return regions.read_inputs(request, borrows=borrows)
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
+        """Submit a decoded request to the dispatcher; *began*: when decoding began (``time.monotonic_ns``)."""
         self.request = request
         ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._reply, self.rank)
         slot.statistics.input_ns += time.monotonic_ns() - began
@@ -147,6 +151,7 @@ class InferCall:
             self.begin(slot, lambda _: request)
 
     def _reply(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
+        """Pass the outputs, or the error, to the protocol; the dispatcher calls this once."""
         now = self._computed_at = self._service.now()
         # A result that is late already is not worth encoding, and its client may use the output regions for other data.
         error = outcome if isinstance(outcome, RequestError) else ticket.late(now) if ticket.strict else None
@@ -170,7 +175,7 @@ class InferCall:
     def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
         """Write outputs into the shared memory regions that were requested, then answer."""
         try:
-            written = regions.delivered(response)
+            written = regions.write_outputs(response)  # a response, or an awaitable of one
         except Exception as error:
             self.refuse(error)
             return
@@ -180,6 +185,7 @@ class InferCall:
             self.waiting = self._service.start_task(self._answer_when_written(written))
 
     async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
+        """Answer after a thread has written the outputs into regions."""
         try:
             response = await writing
         except Exception as error:
@@ -205,7 +211,7 @@ class InferCall:
 
         Returns the error to send instead: *error*, or ``Expired`` after a strict deadline. None: send the result.
         """
-        if self._settled:  # its client disconnected meanwhile: what is sent now is lost
+        if self._settled:  # the client disconnected meanwhile, so the answer is lost
             return error
         self._settled = True
         service, ticket, now = self._service, self.ticket, self._service.now()
@@ -234,7 +240,7 @@ class InferCall:
 
 
 class InferenceService:
-    """Takes inference requests, holds what they share (keys, budgets, regions), and reports readiness."""
+    """Accepts inference requests, holds what they share (keys, budgets, regions), and reports readiness."""
 
     def __init__(
         self,
@@ -278,7 +284,7 @@ class InferenceService:
         return self.keys.known(headers)
 
     def slot_for(self, name: str, version: str) -> ModelSlot:
-        """Find the model of a new inference request, and count a refusal. The request keeps the slot."""
+        """Find the model of a new inference request; NotFound, or Overloaded while draining, which are counted."""
         try:
             if self.draining:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
@@ -307,15 +313,15 @@ class InferenceService:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> InferCall:
-        """Start a request, whose slot ``slot_for`` returned.
+        """Start a request; it is answered even if the server starts to drain meanwhile.
 
+        slot: the model, from ``slot_for``. decode: decodes the request. peek: see ``Peek``.
         done: called once: with an error, perhaps before this returns, or later with a result. An error is counted
         already; a result is counted, or refused as too late, by ``InferCall.settle``, which the caller calls when it is
         encoded and about to be sent.
-        age: nanoseconds since its client sent it, if a gate had it before; its deadlines count from then.
-        parent: the parent span, as ``telemetry`` has it.
-        rank: the priorities of its client's key, if a gate checked that.
-        A request that was accepted is answered even if the server starts to drain meanwhile.
+        deadline: that of the transport (gRPC), on the clock of the lanes. caller: the user of its API key.
+        age: nanoseconds since the client sent the request, if a gate forwarded it; deadlines count from then.
+        parent: the parent span, as in ``telemetry``. rank: the priorities of the client's key, if a gate checked it.
         """
         call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
         call.slot = slot
@@ -328,6 +334,7 @@ class InferenceService:
         return call
 
     async def _begin_when_loaded(self, call: InferCall, slot: ModelSlot, decode: Decode, peek: Peek) -> None:
+        """Load a model, then begin the request; refuse it if its strict deadline passes before."""
         try:
             async with asyncio.timeout(_loading_timeout_s(call, slot, peek)):
                 await self.library.ensure_loaded(slot)
@@ -350,7 +357,11 @@ class InferenceService:
         reply: Reply,
         rank: ClientRank = ANYONE,
     ) -> ClientTicket:
-        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's."""
+        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's.
+
+        arrival, deadline: on the clock of the lanes; *deadline*: that of the transport (gRPC). reply: gets the outcome.
+        rank: the priorities of the client's key.
+        """
         assert slot.served
         parameters, model = request.parameters, slot.entry.config
         threshold, priority = None, 0
@@ -380,8 +391,8 @@ class InferenceService:
             return None
         if served is None:
             return None
-        own, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
-        return ServerEstimate(self.dispatcher.ahead(), own, lanes)
+        compute_ns, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
+        return ServerEstimate(self.dispatcher.ahead(), compute_ns, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
         """Return the shared memory regions that a request uses; they must belong to its caller."""
@@ -393,10 +404,11 @@ class InferenceService:
         return RequestRegions(self.region_tensors, tensors, find)
 
     def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
+        """Write bytes into a client's region in device memory; blocks until the device's worker has done so."""
         self.library.backend.write_region(lender, offset, data)
 
     def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Continue a request in a task; drain waits for it."""
+        """Continue a request in a task, which draining waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -452,7 +464,7 @@ def _weight(requested: int, model: int, rank: ClientRank) -> int:
 
 
 def _ignore(outcome: InferResponse | RequestError) -> None:
-    """Replace a callback that was called."""
+    """Do nothing: replaces a callback that was called."""
 
 
 def internal_error(error: Exception) -> Failed:

@@ -68,6 +68,7 @@ class Library:
         """Cache of ``find``: slots by requested name and version, valid until the next scan of the repository."""
         self._closing: set[asyncio.Future[None]] = set()
         self._retired: set[ServedModel] = set()
+        """Bodies that take no more requests and are closed when their last lease is released."""
         self._loads: dict[ModelSlot, int] = {}
         """Running loads in the order of their requests, with the bytes that are reserved for each."""
         self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
@@ -83,7 +84,7 @@ class Library:
         return sum(body.memory_bytes for body in held) + max((body.moving_bytes for body in held), default=0)
 
     def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
-        """Return the bodies in memory that take requests, each with its models."""
+        """Return the bodies that take requests, each with its models."""
         models: dict[ServedModel, list[ModelSlot]] = {}
         for slot in self._slots.values():
             if slot.served:
@@ -130,13 +131,15 @@ class Library:
         await self.reload(self.find(name), settings)
 
     async def reload(self, slot: ModelSlot, settings: ModelConfig | None = None) -> None:
-        """Load a model as of the last scan, while requests are served by the loaded one."""
+        """Load a model again, with file and settings of the last scan; the loaded one serves requests meanwhile.
+
+        settings: as for ``load``. LoadFailed if the model cannot be loaded.
+        """
         name = slot.entry.name
         slot.shut, slot.failed_on = False, None
         self.refresh(slot)
-        if running := {
-            member.loading for member in self._loaded_together(slot) if member.loading
-        }:  # it began before the scan
+        running = {member.loading for member in self._loaded_together(slot) if member.loading}
+        if running:  # began before the scan, so they may load the old files
             await asyncio.wait(running)
         for member in self._loaded_together(slot):
             self.refresh(member)
@@ -168,9 +171,9 @@ class Library:
     async def rescan(self) -> None:
         """Scan the repository again; models whose files were removed are unloaded."""
         await run_in_background("scan", self.repository.scan, lambda _: None)
-        there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
+        present = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         self._by_request.clear()
-        for key in self._slots.keys() - there:
+        for key in self._slots.keys() - present:
             slot = self._slots.pop(key)
             slot.gone = True
             self._take_from_service([slot], "its file is gone")
@@ -180,8 +183,9 @@ class Library:
         return self._has_room(slot.guess_bytes())
 
     def _has_room(self, needed: int) -> bool:
-        coming = sum(self._loads.values())
-        return self.budget_bytes is None or self.used_bytes + coming + needed <= self.budget_bytes
+        """Tell whether *needed* bytes fit into the budget, next to loaded models and running loads."""
+        reserved = sum(self._loads.values())
+        return self.budget_bytes is None or self.used_bytes + reserved + needed <= self.budget_bytes
 
     def why_unusable(self, slot: ModelSlot) -> str:
         """Return why a model cannot be used, now or on demand; empty if it can."""
@@ -212,6 +216,7 @@ class Library:
         ]
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
+        """Start a task that loads a model, and those with the same body; return the running one if there is one."""
         together = self._loaded_together(slot)
         task = next((member.loading for member in together if member.loading), None)
         if task is None:
@@ -223,7 +228,10 @@ class Library:
         return task
 
     async def _load(self, slots: list[ModelSlot]) -> None:
-        """Open models that share a body, on a thread of their own, and replace the ones that were served."""
+        """Open models that share a body, on a thread of their own, and serve them in place of older copies.
+
+        LoadFailed if that is not possible, Overloaded if there is no room now.
+        """
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
         entry = slots[0].entry
@@ -238,7 +246,7 @@ class Library:
                 slot.origin = origin
             await self._make_room(0, slots)
             if self._learn_s and not body.timing.learned and slots[0].served is body:
-                self.learner.want(slots[0], body, file)
+                self.learner.add(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
             for slot in slots:
                 slot.message = str(error)
@@ -258,7 +266,10 @@ class Library:
                 slot.loading = None
 
     def _open(self, entry: ModelEntry) -> ServedModel:
-        """Open a model for its first requests: learned at once if so configured or if two copies would not fit."""
+        """Open a model for its first requests, on any thread.
+
+        It is learned at once with ``learn_first``, or if the budget has no room for a whole copy and a learned one.
+        """
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
         return self._open_body(entry, self._learn_s or None, learn=learn)
@@ -268,7 +279,10 @@ class Library:
         return self._open_body(entry, learn_s, learn=True)
 
     def _open_body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
-        """Open a model with its settings; callable on any thread."""
+        """Open a model with its settings; callable on any thread.
+
+        learn_s: time limit for learning; None: no limit. learn: cut and measure the model, or open it whole.
+        """
         config = entry.config
         check_device(entry.path, self.backend)
         steering = Steering(config.exit_threshold, config.exit_floor)
@@ -311,7 +325,10 @@ class Library:
         return self._max_compute_s if config.max_compute_s is None else config.max_compute_s or None
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
-        """Direct requests to a loaded body; bodies without models are closed after their last request."""
+        """Direct requests for the models in *slots* to a loaded body; a body left without models is closed when unused.
+
+        Overloaded if all models were unloaded meanwhile.
+        """
         before, now_ns, entry = self._loaded_bodies(), self.backend.now(), slots[0].entry
         self._dispatcher.prepare_for(body)
         for slot in slots:
@@ -327,12 +344,15 @@ class Library:
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
 
     async def _make_room(self, needed: int, wanted: list[ModelSlot]) -> None:
-        """Evict the least recently used models, and wait until their memory is free.
+        """Evict the least recently used models until *needed* bytes are free, and wait until their memory is.
 
-        Idle models are evicted first; a model in use takes no more requests and is closed after its last. A model that
-        requests are waiting for is not evicted, or two clients could evict each other's models for ever. If an old and
-        a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one. Models
-        that are loaded at the same time do not wait for each other, even if they are larger than estimated.
+        wanted: the models that are being loaded. needed: 0 after they were loaded, to correct a wrong estimate.
+        Overloaded if the memory budget is too small.
+
+        Idle models are evicted first; a model in use takes no more requests and is closed after the last one. A model
+        that requests are waiting for is not evicted, or two clients could evict each other's models for ever. If an old
+        and a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one.
+        Models that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
         while self.budget_bytes is not None and self._bytes_before(wanted[0], needed) + needed > self.budget_bytes:
             self._room_changed.clear()
@@ -354,11 +374,12 @@ class Library:
                 raise Overloaded(self._no_room_message(needed, wanted[0]), reason="memory")
 
     def _bytes_before(self, wanted: ModelSlot, needed: int) -> int:
-        """Return the bytes held, plus those reserved for earlier loads if *needed* is not 0."""
+        """Return the bytes that loaded models hold; if *needed* is not 0, plus the bytes reserved for earlier loads."""
         earlier = takewhile(lambda slot: slot is not wanted, self._loads) if needed else ()
         return self.used_bytes + sum(self._loads[slot] for slot in earlier)
 
     def _no_room_message(self, needed: int, wanted: ModelSlot) -> str:
+        """Return the message for a model that does not fit into the memory budget."""
         size = f"about {needed >> 20} MiB" if needed else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
         return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
@@ -374,23 +395,24 @@ class Library:
             self._retire(body)
 
     def _retire(self, body: ServedModel) -> None:
+        """Close a body that takes no more requests: now, or when its last lease is released."""
         self._retired.add(body)
         if not body.leases:
             self._close_if_retired(body)
 
     def _close_if_retired(self, body: ServedModel) -> None:
-        """Close a body without leases if it is being removed; called when its last lease is released."""
+        """Close a body without leases if it was retired; called when its last lease is released."""
         if body in self._retired:
             self._retired.remove(body)
             self._dispatcher.forget(body)
             closing = run_in_background(f"end of {body.name}", body.loaded.close, lambda _: None)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-            self.learner.look()
+            self.learner.start_if_possible()
         self._room_changed.set()
 
     async def close(self, patience_s: float = CLOSING_S) -> None:
-        """Cancel loading and learning, and close all models."""
+        """Cancel loading and learning, and close all models; wait for that at most *patience_s*."""
         self.learner.close()
         for slot in self._slots.values():
             if slot.loading:
@@ -401,14 +423,14 @@ class Library:
 
 
 def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> ExitRules | None:
-    """Return the rules for the exits of a model; None if it has none."""
+    """Return the rules for the exits of a model; None if it has none. ModelError for settings that do not apply."""
     config = entry.config
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits.specs)
         return ExitRules(loaded.exits, steering, read_exit_record(entry.path, name, count) if name else None)
-    chosen = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
-    for key in ("exit_floor", "exit_record") if chosen else ("exit_threshold", "exit_floor", "exit_record"):
-        if key in config.model_fields_set and chosen:
+    tasks_have_exits = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
+    for key in ("exit_floor", "exit_record") if tasks_have_exits else ("exit_threshold", "exit_floor", "exit_record"):
+        if key in config.model_fields_set and tasks_have_exits:
             raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")

@@ -35,7 +35,7 @@ def origin_of(entry: ModelEntry) -> Origin:
 
 
 def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """List the files of a model: all in its own folder, or those with its name."""
+    """List the files of a model as in ``Origin.files``: all in its own folder, or those with its name."""
     folder = path.parent
     files = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
     try:
@@ -75,7 +75,10 @@ class ModelSlot:
         return self.entry.config
 
     def take(self, body: ServedModel, now_ns: int) -> None:
-        """Serve requests with a loaded body, unless unloaded meanwhile; ModelError if the body lacks this model."""
+        """Serve requests for this model with a loaded body; ModelError if the body does not contain the model.
+
+        No effect if a client has unloaded the model meanwhile.
+        """
         if self.shut:
             self.state = "unloaded"
             return
@@ -92,13 +95,12 @@ class ModelSlot:
             return body
         for task in tasks.specs if tasks and self.entry.body else ():
             if task.name == self.entry.name:
-                return body.for_task(
-                    task, queue_size=self.config.queue_size, exit_rules=make_task_exits(task, self.config)
-                )
+                exit_rules = make_task_exits(task, self.config)
+                return body.for_task(task, queue_size=self.config.queue_size, exit_rules=exit_rules)
         raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
 
     def fail(self, message: str) -> None:
-        """Record that the model cannot be loaded from its current file."""
+        """Record that the model cannot be loaded from its current file; *message*: the reason."""
         self.message, self.failed_on = message, signature(self.entry.path)
         self.state = "ready" if self.served else "failed"
 
@@ -131,5 +133,6 @@ def signature(path: Path) -> tuple[int, int] | None:
 
 
 def _load_message(loaded: LoadedModel, entry: ModelEntry) -> str:
+    """Return what the index says about a loaded model: the body it shares with others, and its remarks."""
     family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
     return "; ".join([*family, *loaded.remarks])

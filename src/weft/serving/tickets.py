@@ -56,7 +56,7 @@ class ClientTicket(Ticket):
         self.deaths = self.tries = 0
         """Workers that died while they computed it, and retries for such a reason."""
         self.progress: RequestRows | None = None
-        """If it has several rows, those that have left at an exit so far."""
+        """For a request with several rows: the rows that have left at an exit so far."""
 
     def enter(self, stream: ServedStream, now: int) -> None:
         """Assign the ticket to its stream at its arrival."""
@@ -122,32 +122,36 @@ class BatchWork:
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
         self._exit_outputs: ExitOutputs | None = None
+        """The outputs at the exit after the last computed segment; None if that segment does not end at an exit."""
         self.compute_ns = 0
 
     @property
     def body(self) -> ServedModel:
-        """The body whose memory it uses."""
+        """The body whose memory the batch uses."""
         return self.model
 
     def compute_left_ns(self) -> int:
-        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``."""
-        first_ns = NO_DEADLINE
+        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``.
+
+        NO_DEADLINE if all requests have strict deadlines.
+        """
+        least_ns = NO_DEADLINE
         for ticket in self.tickets:
             if not (ticket.strict or ticket.gone):
                 left_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
-                first_ns = left_ns if left_ns < first_ns else first_ns
-        return first_ns
+                least_ns = left_ns if left_ns < least_ns else least_ns
+        return least_ns
 
     def waiting(self) -> list[ClientTicket]:
         """Return the pending requests without a strict deadline."""
         return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 
     def step(self, segment: int) -> Step:
-        """Return the input of a segment: the tensors of all requests that are left."""
+        """Return the input of a segment: the tensors of all requests that are still in the batch."""
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
-        """Store the outputs of a computed segment; a stopped one changes nothing, so that others may still join."""
+        """Store the outputs of a computed segment. A stopped segment is not stored: other batches may still join."""
         if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
@@ -172,19 +176,19 @@ class BatchWork:
             yield ticket, {name: array[start:end] for name, array in values.items()}
 
     def rows_by_model(self) -> dict[ServedModel, int]:
-        """Return the models of the requests that are left, with their rows."""
+        """Return the models of the requests that are still in the batch, each with its number of rows."""
         rows: dict[ServedModel, int] = {}
         for ticket in self.tickets:
             rows[ticket.model] = rows.get(ticket.model, 0) + ticket.rows
         return rows
 
     def remove_leaving(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
-        """Remove the requests that leave at this exit and return them with their answers; drop cancelled ones."""
-        exit_rules, reached = self.model.exit_rules, self._exit_outputs
-        assert exit_rules is not None and reached is not None
+        """Remove the requests that leave at this exit and return them with their answers; drop cancelled requests."""
+        exit_rules, exit_outputs = self.model.exit_rules, self._exit_outputs
+        assert exit_rules is not None and exit_outputs is not None
         answered, staying, rows = [], list[ClientTicket](), list[int]()
         for ticket, start, end in self._row_ranges():
-            answer = None if ticket.gone else _answer(ticket, exit_rules, reached, start, end)
+            answer = None if ticket.gone else _exit_answer(ticket, exit_rules, exit_outputs, start, end)
             if answer is not None:
                 answered.append((ticket, answer))
             elif not ticket.gone:
@@ -197,7 +201,7 @@ class BatchWork:
 
     def join(self, other: BatchWork) -> None:
         """Merge another batch, which is at the same segment, into this one."""
-        for ticket in other.tickets:
+        for ticket in other.tickets:  # the computing time of this batch is added to all of its tickets at the end
             ticket.compute_ns += other.compute_ns - self.compute_ns
         self.tickets += other.tickets
         self._parts += other._parts
@@ -209,18 +213,18 @@ class BatchWork:
         self._parts, self._answers = [], []
 
     def _row_ranges(self) -> Iterator[tuple[ClientTicket, int, int]]:
-        """Yield every ticket with the range of its rows among those of its model."""
-        at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
+        """Yield every ticket with the start and end of its rows among the rows of its model."""
+        next_row = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
         for ticket in self.tickets:
-            start = at[ticket.model]
-            at[ticket.model] = start + ticket.rows
-            yield ticket, start, start + ticket.rows
+            start = next_row[ticket.model]
+            end = next_row[ticket.model] = start + ticket.rows
+            yield ticket, start, end
 
 
 class MixedWork(BatchWork):
-    """A batch of requests for models that have one body; the rows of each model are in the order of its tickets.
+    """A batch of requests for several models that share a body; the rows of each model are in the order of its tickets.
 
-    The samples of several such batches cannot be joined half-way, where those of all models lie one after another.
+    The tensors of two such batches cannot be concatenated half-way, because the rows of a batch are sorted by model.
     """
 
     __slots__ = ("_named",)
@@ -256,17 +260,19 @@ class MixedWork(BatchWork):
             yield ticket, outputs
 
 
-def _answer(
-    ticket: ClientTicket, exit_rules: ExitRules, reached: ExitOutputs, start: int, end: int
+def _exit_answer(
+    ticket: ClientTicket, exit_rules: ExitRules, exit_outputs: ExitOutputs, start: int, end: int
 ) -> dict[str, Array] | None:
-    """Return the answer to a request, with these rows, at an exit; None if it continues."""
-    last, threshold = reached.number == len(exit_rules.names), ticket.threshold
-    if (
-        ticket.rows == 1 and not last and not reached.confidences[start] >= threshold
-    ):  # written so that NaN never leaves
+    """Return the answer to a request at an exit, None if some of its rows continue.
+
+    start, end: the rows of the request in *exit_outputs*, which are those of its batch.
+    """
+    number, answers, confidences = exit_outputs
+    last, threshold = number == len(exit_rules.names), ticket.threshold
+    if ticket.rows == 1 and not last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
-    mine = ExitOutputs(reached.number, reached.answers[start:end], reached.confidences[start:end])
+    own = ExitOutputs(number, answers[start:end], confidences[start:end])
     if ticket.rows == 1:
-        return exit_rules.answer(mine.answers, np.array([mine.number], np.int64), mine.confidences)
+        return exit_rules.answer(own.answers, np.array([number], np.int64), own.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
-    return ticket.progress.to_answer(exit_rules) if ticket.progress.record_exits(mine, threshold, end=last) else None
+    return ticket.progress.to_answer(exit_rules) if ticket.progress.record_exits(own, threshold, end=last) else None

@@ -23,7 +23,7 @@ from weft.serving import json_text
 from weft.serving.classification import Labels, class_count, classify
 from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
-from weft.serving.regions import RegionPart, part_of, places
+from weft.serving.regions import RegionPart, part_of, region_parts
 
 Parameter = str | int | float | bool
 
@@ -167,15 +167,15 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
         binary = _flag(parameters, "binary_data_output", False)
         del parameters["binary_data_output"]
     request_id = check_id(message.get("id"))
-    inputs, apart = _parse_inputs(message.get("inputs"), tail, model)
+    inputs, in_regions = _parse_inputs(message.get("inputs"), tail, model)
     outputs = message.get("outputs")
     wanted = _parse_outputs(outputs, binary, model)
-    shared = shared_tensors(apart, _output_regions(outputs) if outputs else {}) if apart or outputs else None
+    shared = shared_tensors(in_regions, _output_regions(outputs) if outputs else {}) if in_regions or outputs else None
     return InferRequest(inputs, request_id, parameters, wanted, shared)
 
 
 def _parse_message(text: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request, bounded in its parts and without duplicate keys."""
+    """Parse the JSON object of a request; refuse JSON with too many parts or with duplicate keys."""
     check_parts(text)
     try:
         message = json_text.loads(text)
@@ -202,7 +202,7 @@ def _key_count(message: dict[str, Any]) -> int:
 
 
 def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
-    """Encode a response: the parts of its body, and the length of the JSON part if binary tensors follow it.
+    """Encode a response; return the parts of its body, and the length of the JSON part, None if all of it is JSON.
 
     Elements that are not finite are written as the literals ``NaN``, ``Infinity`` and ``-Infinity``.
     """
@@ -251,7 +251,7 @@ def shown(value: object) -> str:
 
 
 def check_id(value: object) -> str:
-    """Check the id of a request, which the answer repeats."""
+    """Check the id of a request, and return it; empty without an id."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -262,7 +262,7 @@ def check_id(value: object) -> str:
 
 
 def refuse_tensor_parameter(key: str, kind: str) -> None:
-    """Refuse parameters of a tensor that other servers support but this one does not."""
+    """Refuse unknown parameters of an input or output (*kind*), and those that only other servers support."""
     if key.startswith("shared_memory") and key not in REGION_PARAMETERS:
         raise BadRequest(f"{kind} parameter {shown(key)} is unknown; known: {', '.join(sorted(REGION_PARAMETERS))}")
     if key == "classification" and kind == "input":
@@ -278,7 +278,7 @@ def refuse_request_parameter(key: str, value: object) -> None:
 
 
 def fit_input(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
-    """Check an input's description against the model's inputs."""
+    """Check the name, datatype and shape that a client gave for an input; BadRequest if the model's input differs."""
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
         raise BadRequest(_unknown_name_message("input", name, specs))
@@ -302,7 +302,7 @@ def fit_input(name: object, datatype: object, shape: object, specs: Mapping[str,
 
 
 def missing_inputs_message(inputs: Mapping[str, object], model: ModelSpec) -> str:
-    """Return the message for a request without all inputs."""
+    """Return the message for a request in which some of the model's inputs are missing."""
     names = [spec.name for spec in model.inputs if spec.name not in inputs]
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
 
@@ -314,7 +314,10 @@ def check_wanted(count: int) -> None:
 
 
 def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec, classes: object = None) -> None:
-    """Add a requested output; a repeated one is answered once, as requested first."""
+    """Add a requested output to *wanted*; if a name is repeated, only the first request for it counts.
+
+    classes: the client's number of classes, still unchecked; None: the tensor itself.
+    """
     if isinstance(name, str) and name in wanted:
         return
     for spec in model.outputs:
@@ -350,14 +353,14 @@ def check_size(count: int, fitted: Fitted) -> None:
 
 
 def to_binary(array: Array) -> bytes:
-    """A tensor in binary: little-endian, row-major; strings with their lengths before them."""
+    """Encode a tensor: little-endian, row-major; each string is preceded by its length in four bytes."""
     if array.dtype.kind not in "OUS":
         return array.tobytes()
     return b"".join([len(item).to_bytes(4, "little") + item for item in bytes_elements(array)])
 
 
 def bytes_elements(array: Array) -> list[bytes]:
-    """The elements of a BYTES tensor, row-major; text becomes UTF-8."""
+    """Return the elements of a BYTES tensor, row-major; text is encoded as UTF-8."""
     return [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
 
 
@@ -367,14 +370,14 @@ def from_strings(data: bytes | memoryview, shape: tuple[int, ...]) -> Array:
 
 
 def bytes_array(items: list[bytes]) -> Array:
-    """A flat BYTES tensor."""
+    """Make a flat BYTES tensor."""
     array = np.empty(len(items), np.object_)
     array[:] = items
     return array
 
 
 def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
-    """Refuse integers an input's datatype cannot hold; of other datatypes nothing is asked."""
+    """Refuse integers that an input's datatype cannot hold; elements of other datatypes are not checked."""
     least, most = _LIMITS.get(spec.datatype, (0, 0))
     if elements and most and not (least <= min(elements) and max(elements) <= most):
         raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
@@ -414,50 +417,54 @@ def is_large(response: InferResponse) -> bool:
 
 
 def _text_size(array: Array) -> int:
+    """Return the total length of the strings in an array."""
     return sum(len(item) for item in array.reshape(-1).tolist() if isinstance(item, str | bytes))
 
 
 def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> SharedTensors | None:
-    """The tensors of a request that lie in regions, if any do."""
+    """Return the tensors of a request that lie in regions; None if all were sent with it."""
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
 def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
-    """Decode the inputs: those with data, and those in regions."""
+    """Decode the inputs of a request; return those with data, and separately those in regions.
+
+    listed: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
+    """
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
-    apart: InRegions = {}
-    read = 0
+    in_regions: InRegions = {}
+    read = 0  # bytes of the tail that belong to inputs so far
     for item in listed:
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
         fitted = fit_input(name, item.get("datatype"), item.get("shape"), specs)
-        if name in inputs or name in apart:
+        if name in inputs or name in in_regions:
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
         part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
         data = _binary_data(item, parameters, tail, read) if parameters else None
         if part is not None:
-            apart[name] = check_in_region(part, fitted, data is not None or "data" in item)
+            in_regions[name] = check_in_region(part, fitted, inline=data is not None or "data" in item)
         elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
             read += len(data)
-    if len(inputs) + len(apart) != len(model.inputs):
-        raise BadRequest(missing_inputs_message({**inputs, **apart}, model))
+    if len(inputs) + len(in_regions) != len(model.inputs):
+        raise BadRequest(missing_inputs_message({**inputs, **in_regions}, model))
     if tail is not None and read != len(tail):
         raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
-    return inputs, apart
+    return inputs, in_regions
 
 
 def _binary_data(
     item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
 ) -> memoryview | None:
-    """Return the binary data of an input, or None if its data is JSON; *read* bytes of the tail are consumed."""
+    """Return the binary data of an input, from byte *read* of the tail on; None if its data is JSON."""
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -473,6 +480,7 @@ def _binary_data(
 
 
 def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+    """Parse the requested outputs, by default all; *binary*: whether they are binary unless they say otherwise."""
     if listed is None or listed == []:
         return model.every_output[binary]
     if type(listed) is not list:
@@ -489,12 +497,12 @@ def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Want
 
 
 def _output_regions(listed: Any) -> dict[str, RegionPart]:
-    """Return the parts of regions for the requested outputs, of a list that ``_parse_outputs`` has checked."""
-    return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
+    """Return where in regions outputs are to be written, from a list that ``_parse_outputs`` has checked."""
+    return region_parts(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
-    """The parameters of the request, an input or an output."""
+    """Return the checked parameters of *holder*; *kind*: what it is: request, input or output."""
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
@@ -512,6 +520,7 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
 
 
 def _flag(parameters: Mapping[str, Parameter], key: str, default: bool) -> bool:
+    """Return a boolean parameter; BadRequest for another type."""
     value = parameters.get(key, default)
     if value is not True and value is not False:
         raise BadRequest(f"parameter {key!r} must be true or false, not {shown(value)}")
@@ -541,6 +550,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
 
 
 def _from_json(data: object, fitted: Fitted) -> Array:
+    """Decode the data of an input in JSON; BadRequest if it does not fit its shape and datatype."""
     spec, dtype, shape, elements = fitted
     flat = _flatten(data, spec, shape, elements)
     allowed, expected = _ELEMENTS[dtype.kind]
@@ -556,6 +566,7 @@ def _from_json(data: object, fitted: Fitted) -> Array:
 
 
 def _make_floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
+    """Convert numbers to a type of floating point; BadRequest if one is too large for it."""
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype)
@@ -564,7 +575,7 @@ def _make_floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic])
 
 
 def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: int) -> list[Any]:
-    """Flatten the data of a tensor, which is flat or nested exactly like its shape."""
+    """Flatten the data of a tensor, row-major; BadRequest unless it is flat or nested exactly like its shape."""
     if type(data) is not list:
         if shape:
             raise BadRequest(f"input {spec.name!r}: data must be a list, not {shown(data)}")
@@ -583,6 +594,7 @@ def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: i
 
 
 def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
+    """Return the flat data of an output as a value that orjson can write; BadRequest if strings are not UTF-8."""
     if spec.datatype != "BYTES":
         return np.ascontiguousarray(array).reshape(-1)
     try:
@@ -592,7 +604,7 @@ def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
 
 
 def _split_strings(data: bytes | memoryview, name: str, elements: int) -> list[bytes]:
-    """Split strings that are each preceded by their length in four bytes."""
+    """Split *data* into strings, each preceded by its length in four bytes; BadRequest unless it holds *elements*."""
     if elements * 4 > len(data):
         raise BadRequest(f"input {name!r}: {len(data)} bytes are too few for {elements} strings")
     items: list[bytes] = []
@@ -615,6 +627,7 @@ def _dims(spec: TensorSpec) -> str:
 
 
 def _unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
+    """Return the message for an input or output (*kind*) that the model does not have."""
     if not isinstance(name, str):
         return f"the name of an {kind} must be a string, not {shown(name)}"
     return unknown_name(kind, name[:_SHOWN_CHARS], known)
