@@ -167,9 +167,8 @@ class InProcessServer:
 
         A request whose coroutine is cancelled is withdrawn.
         """
-        return await asyncio.wrap_future(
-            self._start_inference(model, inputs, deadline_ms, outputs, version, parameters)
-        )
+        answer = self._start_inference(model, inputs, deadline_ms, outputs, version, parameters)
+        return await asyncio.wrap_future(answer)
 
     # State
 

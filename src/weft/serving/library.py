@@ -157,7 +157,7 @@ class Library:
         """Set a model's file and settings to those of the last scan."""
         slot.entry = self.repository.entry(slot.entry.name, slot.entry.version)
 
-    def changed(self, slot: ModelSlot) -> bool:
+    def has_changed(self, slot: ModelSlot) -> bool:
         """Tell whether the files or settings of a model, as of the last scan, differ from those it was loaded from."""
         return slot.origin != origin_of(self.repository.entry(slot.entry.name, slot.entry.version))
 

@@ -164,9 +164,9 @@ class Routes:
                 return
             endpoint = admitted.route.endpoint
             assert endpoint
-            answer = (
-                endpoint.handle(self._service, _make_call(exchange, admitted, endpoint)) if endpoint.handle else None
-            )
+            answer = None
+            if endpoint.handle:
+                answer = endpoint.handle(self._service, _make_call(exchange, admitted, endpoint))
             if isinstance(answer, Awaitable):
                 self._soon(exchange, self._answer_when_done(exchange, endpoint, answer))
             else:
@@ -229,9 +229,10 @@ class Routes:
             self._soon(exchange, self._send_packed(exchange, response, wanted, call), call)
 
     async def _send_packed(
-        self, exchange: HttpExchange, response: HttpResponse, wanted: str, call: InferCall | None
+        self, exchange: HttpExchange, response: HttpResponse, encoding: str, call: InferCall | None
     ) -> None:
-        self._send(exchange, await asyncio.to_thread(bodies.packed, response, wanted), call)
+        """Compress a response on a thread, then send it."""
+        self._send(exchange, await asyncio.to_thread(bodies.packed, response, encoding), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
         """Send an answer; the deadline of an inference request is checked right before."""
