@@ -30,8 +30,8 @@ from weft.http.messages import (
     error_response,
     header_lines,
     header_name,
+    opening,
     parse_target,
-    status_lines,
 )
 
 logger = logging.getLogger("weft.http")
@@ -528,7 +528,7 @@ class ServerConnection(Receiver):
             b"" if keep and not self._old else b"Connection: keep-alive\r\n" if keep else b"Connection: close\r\n"
         )
         extra = header_lines(response.headers) if response.headers else b""
-        begin = status_lines(response.status, response.content_type)
+        begin = opening(response.status, response.content_type)
         head = b"%b%b%b%b%b\r\n" % (begin, self._server.signature, length, connection, extra)
         if method == "HEAD" or response.status in NO_BODY:
             body, count = b"", 0

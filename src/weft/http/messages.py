@@ -147,7 +147,7 @@ def parse_target(url: bytes) -> RequestTarget | None:
 
 
 @lru_cache(maxsize=512)
-def status_lines(status: int, content_type: str) -> bytes:
+def opening(status: int, content_type: str) -> bytes:
     """Return the status line and the header Content-Type of an answer; ValueError if they cannot be sent."""
     if not 200 <= status <= 599:
         raise ValueError(f"response status is {status}; a final answer has 200 to 599")
