@@ -84,6 +84,7 @@ class LongBody(asyncio.BufferedProtocol):
         return self._room[self._filled_bytes : self._filled_bytes + ROOM_PIECE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Count received bytes; after the last one, give the transport back to the connection."""
         self._filled_bytes += nbytes
         self._connection.count_received(nbytes)
         if self._filled_bytes < len(self._room):

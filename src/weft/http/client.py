@@ -337,6 +337,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(taker.request(number))
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; with a complete answer, free the connection and call the taker."""
         taker = self.taker
         if taker is None:  # bytes without a request
             self.transport.abort()
@@ -358,6 +359,7 @@ class Connection(asyncio.Protocol):
         taker.answered(number, answer, now_s)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Report the open request as answered, if its answer ends with the connection, else as broken."""
         taker, self.taker = self.taker, None
         self._pool.gone(self)
         if taker is None:
@@ -382,6 +384,7 @@ class Pool:
     """Connections to one server; a request takes the idle one used last, or a new one, or waits in a queue."""
 
     def __init__(self, target: ServerAddress, limit: int) -> None:
+        """limit: largest number of connections."""
         self.loop = asyncio.get_running_loop()
         self.target = target
         self.limit = limit

@@ -80,6 +80,7 @@ class ServerConnection(Receiver):
     """
 
     def __init__(self, server: ConnectionTable) -> None:
+        """server: the table that this connection belongs to, with the limits and the handler."""
         self._server = server
         self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
@@ -715,6 +716,7 @@ class ConnectionTable:
         budget: ByteBudget | None,
         vital: frozenset[str],
     ) -> None:
+        """See ``HttpServer``."""
         self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
         self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)

@@ -170,12 +170,10 @@ class AnswerContents:
 
 
 class AnswerReader:
-    """Reads class and exit of the answers of one stream.
-
-    labels: the right class of each sample, if classes are read; exits: whether exits are read.
-    """
+    """Reads class and exit of the answers of one stream."""
 
     def __init__(self, labels: Ints | None, *, exits: bool) -> None:
+        """labels: the right class of each sample, None: classes are not read. exits: whether exits are read."""
         self._labels, self._exits = labels, exits
         self.wanted = labels is not None or exits
         self._exit, self._class = array("h"), array("q")

@@ -88,6 +88,7 @@ class Caller:
     """The user of one key, with counters that outlive a change of the keys file."""
 
     def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
+        """name: of the key, in metrics and logs. now: clock in seconds."""
         self.name, self._now = name, now
         self.config: KeyConfig | None = None
         """None: no limits."""

@@ -54,14 +54,12 @@ MOST_QUARANTINED = 256
 
 
 class ClientFeed:
-    """Answers each admitted request exactly once; the engine calls its methods when batches and requests progress.
-
-    now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds.
-    """
+    """Answers each admitted request exactly once; the engine calls its methods when batches and requests progress."""
 
     arrivals = None
 
     def __init__(self, now: Callable[[], int], retry: Callable[[ClientTicket, float], None]) -> None:
+        """now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds."""
         self._now, self._retry = now, retry
         self.streams: ServedStreams
         """Set by the dispatcher, after the source whose queues these are."""

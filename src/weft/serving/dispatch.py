@@ -334,10 +334,7 @@ def refusal_error(model: ServedModel, refusal: Refusal, all_requests: WaitingLin
 
 
 class ComputeLimits:
-    """Enforces limits on the time of running segments; one timer, for the limit that ends first, serves all of them.
-
-    withdraw: answers a request with an error. freed: called after a lane that overran was replaced by a new one.
-    """
+    """Enforces limits on the time of running segments; one timer, for the limit that ends first, serves all of them."""
 
     def __init__(
         self,
@@ -347,6 +344,10 @@ class ComputeLimits:
         withdraw: Callable[[ClientTicket, RequestError], None],
         freed: Callable[[], None],
     ) -> None:
+        """source: the queues. withdraw: answers a request with an error.
+
+        freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
+        """
         self._loop, self._lanes, self._source = loop, lanes, source
         self._withdraw, self._freed = withdraw, freed
         self._timer: asyncio.TimerHandle | None = None

@@ -79,7 +79,9 @@ class History:
     """Samples of the last ten minutes."""
 
     def __init__(self, now_ns: int) -> None:
+        """now_ns: start of the first sample's interval."""
         self._taken = 0
+        """Number of samples so far; the next one overwrites the row with this number modulo ``KEPT``."""
         self._last_ns = now_ns
         self._times_s = np.zeros(KEPT)
         self._totals = _empty_ring()

@@ -235,6 +235,7 @@ class InProcessServer:
         thread, left_ns = self._running, None if deadline_ms is None else round(deadline_ms * 1e6)
 
         def begin(answer: Answer) -> None:
+            """Start the request, on the server's loop, and let its outcome complete *answer*."""
             service = thread.server.service
             try:
                 slot = service.slot_for(model, version)

@@ -70,6 +70,7 @@ class InferCall:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> None:
+        """name: of the model. Other parameters are as for ``InferenceService.infer``."""
         self._service, self.name, self._done, self.caller, self._parent = service, name, done, caller, parent
         own = caller.rank if caller else ANYONE
         self.rank = own if rank is None else rank.within(own)
@@ -250,6 +251,7 @@ class InferenceService:
         telemetry: Telemetry | None,
         keys: Keys | None,
     ) -> None:
+        """telemetry, keys: None: no spans; the keys of *config*."""
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
         self.now = dispatcher.lanes.now

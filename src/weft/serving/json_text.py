@@ -177,6 +177,7 @@ def _find_repeated_key(text: bytes) -> str | None:
     """Return a duplicate key, None if there is none; the JSON is known to be valid and within the limits."""
 
     def check_object(pairs: list[tuple[str, Any]]) -> None:
+        """Raise _Repeated if a key occurs twice; the parser calls this for every object."""
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:

@@ -109,6 +109,7 @@ class Regions(ABC, Generic[R]):
         return self._refusal is None
 
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
+        """Return the status of a region of the owner, or of all its regions; NotFound if there is none of that name."""
         own = self._regions.get(owner, {})
         if not name:
             return [region.status() for region in own.values()]
@@ -117,6 +118,7 @@ class Regions(ABC, Generic[R]):
         return [own[name].status()]
 
     def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
+        """Open a region with the client's parameters *about*, and register it; RequestError if that is refused."""
         self._check_offered()
         self._forget_removed()
         if not name or len(name) > LONGEST_NAME_CHARS:

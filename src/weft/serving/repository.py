@@ -256,6 +256,7 @@ class _Directory:
     """Whether programs of torch may be loaded."""
 
     def scan(self) -> _Scan:
+        """List the usable models in the directory, and why others cannot be used."""
         scan = _Scan()
         try:
             root = Path(os.path.realpath(self.path, strict=True))
@@ -309,6 +310,7 @@ class _ModelFile:
     """Its settings; None: those of a TOML file in the same folder."""
 
     def scan(self) -> _Scan:
+        """List the models in the file: several if it is stitched; none, with the reason, if it cannot be used."""
         scan = _Scan()
         if not _is_file(self.path):
             kind = kind_at(self.path)

@@ -97,6 +97,7 @@ class Routes:
     """Answers exchanges from a service."""
 
     def __init__(self, service: Service) -> None:
+        """Take the limits and the host names from the settings of the service."""
         self._service = service
         self._most_bytes = service.config.limits.max_body_bytes
         self._most_json_bytes = min(service.config.limits.max_json_bytes, self._most_bytes)

@@ -93,10 +93,7 @@ def _event(span: LaneSpan) -> dict[str, Any]:
 
 
 class SegmentObserver:
-    """Counts ended segments and learns their times; on the engine's thread.
-
-    policy: the current policy. If the policy refills batches, the learned times include the gap between segments.
-    """
+    """Counts ended segments and learns their times; on the engine's thread."""
 
     def __init__(
         self,
@@ -106,6 +103,10 @@ class SegmentObserver:
         recorder: Recorder,
         sharing: GpuSharing | None,
     ) -> None:
+        """policy: the current policy; if it refills batches, the learned times include the gap between segments.
+
+        recorder: gets a span per segment. sharing: learns contention; None if models do not share a GPU.
+        """
         self.policy = policy
         self._lanes, self._streams, self._recorder, self._sharing = lanes, streams, recorder, sharing
         self._last_batch: dict[int, Batch] = {}

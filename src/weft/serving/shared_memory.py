@@ -47,6 +47,7 @@ class SystemRegion:
         return self._opened.number
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill *buffer* from byte *offset* of the region on; BadRequest if the client has truncated the object."""
         start = self.offset + offset
         try:
             complete = read_fully(self._opened.number, buffer, start)
@@ -56,6 +57,7 @@ class SystemRegion:
             raise BadRequest(self._truncated_message(start + len(buffer)))
 
     def write_from(self, data: memoryview, offset: int) -> None:
+        """Write *data* at byte *offset* of the region; BadRequest if the client has truncated the object."""
         at, start = 0, self.offset + offset
         if os.fstat(self._opened.number).st_size < start + len(data):  # writing would make it grow
             raise BadRequest(self._truncated_message(start + len(data)))
@@ -101,6 +103,7 @@ class SystemMemory(Regions[SystemRegion]):
         super().__init__(_refusal(enabled), most_regions, most_bytes)
 
     def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> SystemRegion:
+        """Open a part of a shared memory object, given by ``key`` and ``offset``; RequestError if that fails."""
         key, offset = about.get("key"), whole(about.get("offset", 0), f"region {name!r}: offset")
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
@@ -193,6 +196,7 @@ class CudaRegion:
         return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Refuse: the server cannot read the memory of a GPU; only models on the GPU can."""
         raise BadRequest(
             f"region {self.name!r} lies on a GPU, where only tensors of numbers are read, and only for models that run "
             "there; use system shared memory, or send the tensor itself"
@@ -213,6 +217,7 @@ class CudaMemory(Regions[CudaRegion]):
         self._devices, self._write = sorted(devices), write
 
     def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
+        """Note memory of a GPU, given by ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
         device = whole(about.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
             here = ", ".join(map(str, self._devices))

@@ -65,6 +65,10 @@ class ServedModel:
         exit_rules: ExitRules | None = None,
         labels: Mapping[str, Labels] | None = None,
     ) -> None:
+        """queue_size: limit on waiting requests. batch_timeout_ms: how long the first request of a batch waits.
+
+        max_compute_s: limit on the computing time of a request, None: no limit. exit_rules: None without early exits.
+        """
         self.name, self.version, self.loaded, self.exit_rules = name, version, loaded, exit_rules
         # read for every segment and every request: looked up once here
         self.timing, self.residency = loaded.timing, loaded.residency or ModelResidency()

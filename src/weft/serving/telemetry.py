@@ -99,6 +99,7 @@ class OpenTelemetry(Telemetry):
     def ended(
         self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
     ) -> None:
+        """Send the span of a request that ends now and lasted *lasted_ns*; see ``Telemetry.ended``."""
         end_ns = time.time_ns()
         name = f"infer {model[:MOST_NAME_CHARS]}".rstrip()
         span = self._tracer.start_span(name, self._context(parent), self._kind, start_time=end_ns - lasted_ns)
@@ -113,6 +114,7 @@ class OpenTelemetry(Telemetry):
         span.end(end_ns)
 
     def passes(self, model: str, parent: str) -> Hop:
+        """Begin the span of a request in a gate; the server's span will be its child."""
         span = self._tracer.start_span(f"gate {model}", self._context(parent), self._kind)
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._within(span))

@@ -19,12 +19,7 @@ from weft.serving.streams import ServedModel, ServedStream
 
 
 class ClientTicket(Ticket):
-    """A request of a real client: its inputs, deadline and priority, and its progress.
-
-    due: on the clock of the lanes, in nanoseconds. strict: no result is sent after the deadline.
-    best_effort: the deadline only orders it, and is not counted as met or missed.
-    exit_threshold: confidence at which rows leave early; by default that of its model.
-    """
+    """A request of a real client: its inputs, deadline and priority, and its progress."""
 
     __slots__ = (
         "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "met", "model", "progress", "reply",
@@ -43,6 +38,12 @@ class ClientTicket(Ticket):
         best_effort: bool = False,
         exit_threshold: float | None = None,
     ) -> None:
+        """reply: called once with the outcome. due: the deadline, on the clock of the lanes, in nanoseconds.
+
+        strict: no result is sent after the deadline. best_effort: the deadline only orders the request, and is not
+        counted as met or missed. priority: its weight. exit_threshold: confidence at which rows leave early; by default
+        that of its model.
+        """
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
         self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
@@ -112,6 +113,7 @@ class BatchWork:
     )
 
     def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
+        """Begin the work of a batch with the inputs of its tickets."""
         self.stream, self.batch, self.tickets = stream, batch, tickets
         self.model = stream.model
         """The body."""
@@ -238,6 +240,7 @@ class MixedWork(BatchWork):
         """Check nothing: the number of rows of every model was checked when the body was measured."""
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
+        """Store the outputs of a segment; after the first, note which models' outputs this batch must contain."""
         super().take(segment, outputs)
         if segment == 0:
             tasks = [model.task for model in self.rows_by_model() if model.task]
@@ -249,6 +252,7 @@ class MixedWork(BatchWork):
         self._named += other._named
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
+        """Yield every ticket with the outputs of its model, for its rows; each row's exit is chosen here."""
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._row_ranges():
