@@ -48,7 +48,7 @@ def request_of(
     check_wanted(len(names))
     wanted: dict[str, Wanted] = {}
     for name in names:
-        add_wanted(wanted, name, True, model)
+        add_wanted(wanted, name, binary=True, model=model)
     return InferRequest(tensors, "", dict(parameters or {}), tuple(wanted.values()) or model.every_output[True])
 
 

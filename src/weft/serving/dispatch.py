@@ -407,7 +407,7 @@ class ComputeLimits:
         work, limit = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):
             while began + work.compute_left_ns() <= now:
-                oldest = max(work.waiting(), key=lambda ticket: ticket.compute_ns)
+                oldest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
                 self._withdraw(oldest, _too_long_error(oldest.model))
             limit = began + work.compute_left_ns()
         if task.reported and (batch is None or batch.forsaken):

@@ -142,10 +142,10 @@ class GpuSharing:
         overlaps, followed = self._overlaps(ran, running)
         self._ended.append(ran)
         if ran.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
-            return ObservedContention(False, 1.0)
+            return ObservedContention(alone=False, speed=1.0)
         if sum(overlaps.values()) <= ALONE * ticks:
             whole = self.shares.lanes[ran.lane].sms == self.shares.sms
-            return ObservedContention(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
+            return ObservedContention(alone=whole, speed=self.shares.speeds([ran.kind], [ran.lane])[0])
         main_neighbours = [neighbour for neighbour, overlap in overlaps.items() if overlap > ticks / 2]
         # Learn only from a clean observation: exactly one neighbour, during nearly all of the segment's time; and the
         # lane must have been busy before, because an idle lane starts with a delay.
@@ -156,7 +156,7 @@ class GpuSharing:
         self._publish(ran.end)
         kinds = [ran.kind, *[kind for kind, _ in main_neighbours]]
         lanes = [ran.lane, *[lane for _, lane in main_neighbours]]
-        return ObservedContention(False, self.shares.speeds(kinds, lanes)[0])
+        return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
 
     def _overlaps(self, ran: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return for how many ticks a segment ran at the same time as others, by their kind and lane.

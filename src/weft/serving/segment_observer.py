@@ -161,7 +161,7 @@ class SegmentObserver:
         computed = max(1, candidate.size * stream.rows)
         for model, rows in work.rows_by_model().items():  # requests may have joined the batch while it was computed
             own = min(rows, computed)
-            model.statistics.computed(computed, own, took, error)
+            model.statistics.computed(computed, own, took_ns=took, error_ns=error)
             if self._sharing:
                 model.statistics.shares.total_ns[self._sharing.name(lane)] += took * own // computed
         if contention is None or contention.alone:

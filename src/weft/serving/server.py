@@ -307,6 +307,7 @@ class _Signals:
     """
 
     def __init__(self, drain_s: float) -> None:
+        """Install the handlers; *drain_s*: time that the first signal leaves to answer requests."""
         self._drain_s = drain_s
         self.exit_timer = ExitTimer(lambda: 0 if self.server and self.server.answered else 1)
         self.stop_requested = asyncio.Event()

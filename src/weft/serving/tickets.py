@@ -80,7 +80,7 @@ class ClientTicket(Ticket):
             error = self.late(now)
         statistics, latency = self.model.statistics, now - self.arrival
         if error:
-            self.met = statistics.failed(now, latency, error.reason, not self.best_effort)
+            self.met = statistics.failed(now, latency, error.reason, had_deadline=not self.best_effort)
         else:
             self.met = None if self.best_effort else now <= self.due
             statistics.queue_ns += self.began - self.arrival
@@ -144,7 +144,7 @@ class BatchWork:
                 least_ns = left_ns if left_ns < least_ns else least_ns
         return least_ns
 
-    def waiting(self) -> list[ClientTicket]:
+    def soft_tickets(self) -> list[ClientTicket]:
         """Return the pending requests without a strict deadline."""
         return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 

@@ -164,7 +164,7 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
     parameters = _parameters(message, "request")
     binary = False
     if "binary_data_output" in parameters:
-        binary = _flag(parameters, "binary_data_output", False)
+        binary = _flag(parameters, "binary_data_output", default=False)
         del parameters["binary_data_output"]
     request_id = check_id(message.get("id"))
     inputs, in_regions = _parse_inputs(message.get("inputs"), tail, model)
