@@ -15,7 +15,7 @@ from weft.base.errors import InputError, ModelError
 from weft.base.files import replacing, write_text
 from weft.models.onnx_import.importer import read_onnx
 from weft.runtime.onnxruntime_cpu.sessions import open_model
-from weft.serving.exit_rules import record_beside
+from weft.serving.exit_rules import read_exit_record
 from weft_stitch.reading.onnx_program import takes_whole_numbers
 
 PRINTS = "from weft.base.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"
@@ -72,7 +72,7 @@ def test_a_model_that_is_a_pipe_is_named_and_not_opened(tmp_path: Path, read: Ca
 def test_a_record_of_exits_that_is_a_pipe_is_named_and_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "exits.npz")
     with pytest.raises(ModelError, match=r"exits\.npz is a named pipe"):
-        record_beside(tmp_path / "net.onnx", "exits.npz", 2)
+        read_exit_record(tmp_path / "net.onnx", "exits.npz", 2)
 
 
 def test_an_open_file_that_only_reads_is_refused(tmp_path: Path) -> None:

@@ -573,7 +573,7 @@ class Machine:
         steering = scripted.pop("steering", None)
         prepared: Any = Scripted(self.stage, *ms, **scripted)
         if steering:
-            terms["leaving"] = ExitRules(prepared.exits, steering)
+            terms["exit_rules"] = ExitRules(prepared.exits, steering)
         return ServedModel(name or f"m{len(self.sent)}", prepared, **terms)
 
     def send(

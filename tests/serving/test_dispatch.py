@@ -1336,7 +1336,7 @@ def test_a_deadline_that_passed_since_the_last_step_is_seen_though_no_lane_is_fr
     strict = one.send(one.model([1], name="other"), 110, strict=True)
     one.run(50)
     one.clock.ticks = one.start + 120 * MS
-    one.dispatcher._watch_batches()
+    one.dispatcher._set_batch_timer()
     one.loop.turn()
     assert strict.fate == "expired"
     one.run()

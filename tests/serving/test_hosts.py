@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.base.errors import BadRequest, Forbidden
-from weft.serving.access import HostNames, check_origin, name_in, names_of
+from weft.serving.access import HostNames, check_origin, host_name, names_of
 from weft.serving.config import ServerConfig
 
 
@@ -62,7 +62,7 @@ def test_a_name_may_be_set_with_a_port_that_does_not_matter(name: str) -> None:
 
 @given(st.text(max_size=30))
 def test_any_host_has_a_name(host: str) -> None:
-    name = name_in(host)
+    name = host_name(host)
     assert name == name.lower() and not name.endswith(".")
 
 

@@ -208,7 +208,7 @@ def test_a_server_that_goes_down_ends_what_it_has_begun_to_say() -> None:
 def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who reads at once gets it in many turns of the loop, not in one."""
     given: list[int] = []
-    pour = connections.ServerConnection._pour
+    pour = connections.ServerConnection._write_pieces
 
     def counted(connection: Any) -> None:
         left = sum(map(len, connection._pieces))
@@ -219,7 +219,7 @@ def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pyte
         async with bench.client() as client:
             assert (await client.ask(post(text(LONG)))).body == text(LONG)
 
-    monkeypatch.setattr(connections.ServerConnection, "_pour", counted)
+    monkeypatch.setattr(connections.ServerConnection, "_write_pieces", counted)
     run(test, echo)
     assert max(given) <= _PIECE_BYTES and sum(given) >= LONG
 

@@ -185,12 +185,12 @@ def test_what_was_asked_before_the_end_is_answered(model: Path) -> None:
 
 def test_who_asks_a_loop_that_has_ended_is_told(model: Path) -> None:
     thread = _ServerThread(weft.Server(model).config)
-    answer = thread.ask(lambda _: None)
-    thread._refuse_the_rest()
+    answer = thread.start_call(lambda _: None)
+    thread._fail_remaining()
     with pytest.raises(Overloaded, match="not running"):
         answer.result()
     with pytest.raises(Overloaded, match="not running"):
-        thread.ask(lambda _: None)
+        thread.start_call(lambda _: None)
     thread._loop.close()
 
 

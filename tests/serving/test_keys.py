@@ -106,7 +106,7 @@ def test_a_file_without_keys_lets_nobody_in(tmp_path: Path) -> None:
 
 def test_requests_per_second(clock: Clock) -> None:
     caller = Caller("x", clock)
-    caller.limit(KeyConfig(name="x", key="k", requests_per_s=4))
+    caller.set_limits(KeyConfig(name="x", key="k", requests_per_s=4))
     for _ in range(4):
         caller.begin()
         caller.end()
@@ -128,7 +128,7 @@ def test_requests_per_second(clock: Clock) -> None:
 
 def test_a_rate_below_one_a_second(clock: Clock) -> None:
     caller = Caller("x", clock)
-    caller.limit(KeyConfig(name="x", key="k", requests_per_s=0.1))
+    caller.set_limits(KeyConfig(name="x", key="k", requests_per_s=0.1))
     caller.begin()
     with pytest.raises(OverQuota) as refused:
         caller.begin()
@@ -139,7 +139,7 @@ def test_a_rate_below_one_a_second(clock: Clock) -> None:
 
 def test_requests_in_flight(clock: Clock) -> None:
     caller = Caller("x", clock)
-    caller.limit(KeyConfig(name="x", key="k", in_flight=2))
+    caller.set_limits(KeyConfig(name="x", key="k", in_flight=2))
     caller.begin()
     caller.begin()
     with pytest.raises(OverQuota, match="2 requests in flight"):
@@ -151,7 +151,7 @@ def test_requests_in_flight(clock: Clock) -> None:
 
 def test_who_was_admitted_enters_only_where_there_is_room_still() -> None:
     caller = Caller("x")
-    caller.limit(KeyConfig(name="x", key="k", in_flight=1))
+    caller.set_limits(KeyConfig(name="x", key="k", in_flight=1))
     caller.admit()
     caller.admit()
     caller.enter()
@@ -167,7 +167,7 @@ def test_who_was_admitted_enters_only_where_there_is_room_still() -> None:
 def test_no_more_come_than_the_rate_allows(rate: float, pauses: list[float]) -> None:
     clock = Clock()
     caller = Caller("x", clock)
-    caller.limit(KeyConfig(name="x", key="k", requests_per_s=rate))
+    caller.set_limits(KeyConfig(name="x", key="k", requests_per_s=rate))
     for pause_s in pauses:
         clock.now_s += pause_s
         try:
@@ -207,11 +207,11 @@ def test_a_key_that_is_gone_is_refused_also_where_it_is_in_use(file: Path, clock
     two = keys.caller(bearer("second"))
     assert two is not None
     change(file, "")
-    keys.look(anyway=True)
+    keys.reload(force=True)
     with pytest.raises(Unauthorised):
         two.begin()
     change(file, TWO)
-    keys.look(anyway=True)
+    keys.reload(force=True)
     two.begin()
 
 

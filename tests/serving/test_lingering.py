@@ -31,7 +31,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Nobody's turn comes by itself; what was thrown away in those that were made to come."""
     taken: list[int] = []
-    throw_away = bodies.thrown_away
+    throw_away = bodies.discard_received
 
     def counted(endpoint: object) -> int:
         taken.append(0)
@@ -39,7 +39,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return taken[-1]
 
     monkeypatch.setattr(bodies, "PAUSE_S", PATIENCE_S)
-    monkeypatch.setattr(bodies, "thrown_away", counted)
+    monkeypatch.setattr(bodies, "discard_received", counted)
     yield taken
 
 
@@ -156,7 +156,7 @@ def test_nobody_is_waited_for_whatever_the_process_says_of_its_sockets() -> None
     try:
         one, other = socket.socketpair()
         with one, other, pytest.raises(BlockingIOError):
-            bodies.thrown_away(one)
+            bodies.discard_received(one)
     finally:
         socket.setdefaulttimeout(before)
 

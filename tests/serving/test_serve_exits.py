@@ -89,7 +89,7 @@ def served(machine: Machine, model: CpuModel, *, ms: float = 1, each_ms: float =
         return len(next(each for name, each in values.items() if name not in model.rowless))
 
     staged: Any = Staged(machine, model, ms, each_ms, rows_of)
-    return ServedModel("net", staged, leaving=ExitRules(model.exits, Steering(**steering)))
+    return ServedModel("net", staged, exit_rules=ExitRules(model.exits, Steering(**steering)))
 
 
 def send(machine: Machine, model: ServedModel, inputs: np.ndarray, due_ms: float = 1000, **ask: Any) -> Sent:
@@ -256,7 +256,7 @@ def test_the_programs_of_a_model_say_where_and_how_many_leave(machine, prepared,
         send(one, model, inputs[[at]])
     one.run()
     learned = one.dispatcher.streams.programs[0].exit_rates
-    assert learned == model.leaving.shares.published and learned[0] > 0.5 and sum(learned) == pytest.approx(1)
+    assert learned == model.exit_rules.shares.published and learned[0] > 0.5 and sum(learned) == pytest.approx(1)
 
 
 def test_a_queue_that_presses_lowers_the_threshold_of_those_who_state_none(machine, prepared, references):
@@ -392,7 +392,7 @@ def test_metrics_and_state_tell_of_exits_threshold_and_accuracy(live, references
     for number in (1, 2, 3):
         key = f'weft_exits_total{{model="marked",version="1",exit="{number}"}}'
         assert after[key] - before[key] == answer["weft_exit"].tolist().count(number)
-    record = live.server.service.library.find("marked").served.leaving.record
+    record = live.server.service.library.find("marked").served.exit_rules.record
     assert after[f"weft_exit_threshold{labels}"] == 0.8
     assert after[f"weft_exit_accuracy{labels}"] == pytest.approx(record.accuracy(0.8))
     assert 'weft_exit_accuracy{model="conv",version="1"}' not in after
@@ -416,7 +416,7 @@ def test_what_is_told_has_the_shape_that_is_promised(live, references, schema, p
 
 
 def test_shares_begin_with_what_the_record_says(live):
-    leaving = live.server.service.library.find("marked").served.leaving
+    leaving = live.server.service.library.find("marked").served.exit_rules
     assert sum(leaving.record.rates(0.8)) == pytest.approx(1)
     assert leaving.shares.published == pytest.approx(leaving.record.rates(0.8), abs=0.1)
 

@@ -46,7 +46,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settle(server: live.Live) -> None:
     """Wait until nothing is being learned."""
-    server.call(server.server.service.library.learner.settled())
+    server.call(server.server.service.library.learner.wait_until_idle())
 
 
 def learners() -> list[str]:

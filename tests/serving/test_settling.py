@@ -187,7 +187,7 @@ def into(region: str, size: int) -> list[dict[str, Any]]:
 
 
 def test_a_result_that_reaches_its_region_too_late_is_a_504(server, service, region, made_late):
-    made_late(service, RequestRegions, "delivered")
+    made_late(service, RequestRegions, "write_outputs")
     assert http(server, STRICT, outputs=into(region, 40))[0] == 504
     assert books(service) == TOO_LATE
 

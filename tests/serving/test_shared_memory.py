@@ -34,7 +34,7 @@ from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
 from weft.serving.access import Caller, KeyConfig
 from weft.serving.region_tensors import HERE_BYTES, STRING_BYTES_HERE, STRINGS_HERE, RegionTensors, RequestRegions
-from weft.serving.regions import RegionPart, places
+from weft.serving.regions import RegionPart, region_parts
 from weft.serving.shared_memory import FOLDER, CudaMemory, SystemMemory
 from weft.serving.wire import (
     InferRequest,
@@ -44,7 +44,7 @@ from weft.serving.wire import (
     Wanted,
     decode,
     encode,
-    fit,
+    fit_input,
     is_large,
     to_binary,
 )
@@ -252,7 +252,7 @@ def test_regions_belong_to_the_key_that_registered_them(shared: Callable[[int], 
 
 def test_the_regions_of_a_key_that_counts_no_more_are_let_go(shared: Callable[[int], Shared]) -> None:
     regions, made, gone = table(), shared(10), Caller("gone")
-    gone.limit(KeyConfig(name="gone", key="k"))
+    gone.set_limits(KeyConfig(name="gone", key="k"))
     regions.register(gone, "r", made.about(10))
     gone.removed = True
     regions.register(ONE, "mine", shared(10).about(10))
@@ -423,7 +423,7 @@ class Copying:
         """Whether the loop was left meanwhile."""
 
     def input(self, name: str, elements: int, byte_size: int, offset: int = 0) -> Copying:
-        fitted = fit(name, SPECS[name].datatype, [elements], SPECS)
+        fitted = fit_input(name, SPECS[name].datatype, [elements], SPECS)
         self.inputs[name] = RegionPart("pages", offset, byte_size), fitted
         return self
 
@@ -435,11 +435,11 @@ class Copying:
         return RequestRegions(self.copier, SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
 
     def filled(self, *, borrows: bool = False) -> InferRequest:
-        return self._run(lambda: self.regions().filled(InferRequest({}, "", {}, ()), borrows=borrows))
+        return self._run(lambda: self.regions().read_inputs(InferRequest({}, "", {}, ()), borrows=borrows))
 
     def delivered(self, **arrays: np.ndarray) -> InferResponse:
         request = InferRequest({}, "", {}, tuple(Wanted(name, True) for name in arrays))
-        return self._run(lambda: self.regions().delivered(InferResponse(request, MODEL, arrays)))
+        return self._run(lambda: self.regions().write_outputs(InferResponse(request, MODEL, arrays)))
 
     def _run(self, work: Callable[[], Any]) -> Any:
         async def main() -> Any:
@@ -504,7 +504,7 @@ def test_tensors_lie_within_their_region() -> None:
 def test_what_is_read_counts_until_the_request_is_over() -> None:
     copying = Copying(Pages(200_000), budget=200_000).input("x", 50_000, 200_000)
     regions = copying.regions()
-    regions.filled(InferRequest({}, "", {}, ()), borrows=False)
+    regions.read_inputs(InferRequest({}, "", {}, ()), borrows=False)
     assert copying.budget.held_bytes == 200_000
     with pytest.raises(OverBudget):
         copying.filled()
@@ -551,10 +551,10 @@ def test_an_output_that_has_no_room_says_how_much_it_needs_and_none_is_written()
 
 def test_outputs_over_each_other_are_refused() -> None:
     arrays = {"y": np.ones(4, np.float32), "t": np.array([b"ab"], np.object_)}
-    Copying(Pages(64)).output("y", 64).output("t", 48, offset=16).delivered(**arrays)
+    Copying(Pages(64)).output("y", 64).output("t", 48, offset=16).write_outputs(**arrays)
     said = "output 'y' ends at byte 16 of region 'pages', beyond byte 15, where output 't' begins; set its"
     with pytest.raises(BadRequest, match=said):
-        Copying(Pages(64)).output("y", 64).output("t", 48, offset=15).delivered(**arrays)
+        Copying(Pages(64)).output("y", 64).output("t", 48, offset=15).write_outputs(**arrays)
 
 
 def test_a_request_over_grpc_says_where_its_tensors_lie() -> None:
@@ -609,7 +609,7 @@ def test_classes_do_not_go_into_a_region() -> None:
     message.outputs[0].parameters["classification"].int64_param = 2
     with pytest.raises(BadRequest, match=said):
         grpc_wire.decode_infer(message, MODEL)
-    assert places([("y", part | {"classification": 0})], "output") == {"y": RegionPart("r", 0, 4)}
+    assert region_parts([("y", part | {"classification": 0})], "output") == {"y": RegionPart("r", 0, 4)}
 
 
 def test_an_output_in_a_region_beside_one_of_which_classes_are_asked_for() -> None:
@@ -633,7 +633,7 @@ def test_an_output_in_a_region_beside_one_of_which_classes_are_asked_for() -> No
 def test_of_an_output_that_is_named_again_the_first_time_counts() -> None:
     one, other = RegionPart("r", 0, 4), RegionPart("s", 8, 4)
     named = [("y", one.parameters()), ("t", {}), ("y", other.parameters()), ("t", one.parameters()), ("y", {})]
-    assert places(named, "output") == {"y": one}
+    assert region_parts(named, "output") == {"y": one}
 
 
 def test_where_tensors_lie_is_known_to_the_processes_that_read_large_json() -> None:

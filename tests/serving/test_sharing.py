@@ -141,15 +141,15 @@ def test_nothing_is_learned_of_a_pair_that_did_not_run_together_all_the_time(sha
 
 def test_the_last_minutes_of_a_model_are_told_by_share() -> None:
     times, second = ShareTimes(), 1_000_000_000
-    times.look(0)
+    times.sample(0)
     assert times.lately(second) == {}
     times.total_ns["84"] += second
-    times.look(2 * second)
+    times.sample(2 * second)
     times.total_ns["84"] += second
     times.total_ns["132"] += second // 2
     assert times.lately(4 * second) == {"84": 0.5, "132": 0.25}
     for at in range(SHARES_KEPT):
-        times.look((4 + at) * second)
+        times.sample((4 + at) * second)
     assert times.lately((4 + SHARES_KEPT) * second) == {"84": 0.0, "132": 0.0}
 
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_set_changes_nothing(log: Log, wanted: Any, error: type[R
 
 def taken(settings: TraceSettings, count: int, model: str = "net") -> list[int]:
     """Which of so many requests are traced."""
-    return [number for number in range(1, count + 1) if settings.takes(model)]
+    return [number for number in range(1, count + 1) if settings.sample(model)]
 
 
 def test_everything_is_traced_until_somebody_says_otherwise() -> None:

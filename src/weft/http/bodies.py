@@ -67,13 +67,14 @@ class Receiver(asyncio.Protocol, ABC):
 
     @abstractmethod
     def take_room(self) -> None:
-        """Continue with the complete body."""
+        """Take over the transport again, with the complete body in memory."""
 
 
 class LongBody(asyncio.BufferedProtocol):
     """The protocol of a transport in place of its connection, from the first piece of a long body to the last."""
 
     def __init__(self, connection: Receiver, transport: asyncio.Transport, room: memoryview, filled_bytes: int) -> None:
+        """Become the protocol of *transport*; *room*: memory for the whole body, of which *filled_bytes* are here."""
         self._connection, self._transport = connection, transport
         self._room, self._filled_bytes = room, filled_bytes
         transport.set_protocol(self)
@@ -83,6 +84,7 @@ class LongBody(asyncio.BufferedProtocol):
         return self._room[self._filled_bytes : self._filled_bytes + ROOM_PIECE_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Count received bytes; after the last one, give the transport back to the connection."""
         self._filled_bytes += nbytes
         self._connection.count_received(nbytes)
         if self._filled_bytes < len(self._room):
@@ -92,7 +94,7 @@ class LongBody(asyncio.BufferedProtocol):
             self._connection.take_room()
 
     def _pause(self) -> None:
-        """Read on in the next turn of the loop."""
+        """Stop reading until the next turn of the loop."""
         self._transport.pause_reading()
         asyncio.get_running_loop().call_soon(self._resume)
 
@@ -124,72 +126,79 @@ class LingeringClose:
         self._turning = False
 
     def wait(self, transport: asyncio.Transport) -> None:
-        """Stop reading from a transport until its turn comes."""
+        """Stop reading from a transport until it is its turn; its received bytes are discarded then."""
         if transport.is_closing():
             return
         transport.pause_reading()
         self._waiting[transport] = None
         if not self._turning:
-            self._turn_later()
+            self._schedule_turn()
 
-    def _turn_later(self) -> None:
+    def _schedule_turn(self) -> None:
         self._turning = bool(self._waiting)
         if self._turning:
             asyncio.get_running_loop().call_later(PAUSE_S, self._turn)
 
     def _turn(self) -> None:
+        """Discard bytes of the first transport that has some; check at most ``MOST_SILENT`` transports."""
         try:
             for transport in [*self._waiting][:MOST_SILENT]:
                 del self._waiting[transport]
                 if not transport.is_closing() and self._discard(transport):
                     break
         finally:
-            self._turn_later()
+            self._schedule_turn()
 
     def _discard(self, transport: asyncio.Transport) -> bool:
-        """Throw bytes of a transport away; returns whether that took time."""
+        """Discard received bytes of a transport; return whether there was something to read, which takes time."""
         if transport.get_extra_info("sslcontext") is not None:
             # TLS needs every byte: the transport reads them, and its protocol lets it wait again
             transport.resume_reading()
             return True
         try:
-            more = thrown_away(transport.get_extra_info("socket"))
+            count = discard_received(transport.get_extra_info("socket"))
         except BlockingIOError:
             transport.resume_reading()  # silent for now: the loop reports further bytes, and the end
         except OSError:
             transport.abort()
         else:
             # close, not abort: the client may still have to read its answer
-            self.wait(transport) if more else transport.close()
+            self.wait(transport) if count else transport.close()
             return True
         return False
 
 
-def thrown_away(endpoint: socket.socket) -> int:
-    """Discard received bytes of a transport's socket; returns their number, 0 if the client has ended its side."""
-    same = socket.socket(endpoint.family, endpoint.type, endpoint.proto, endpoint.fileno())
+def discard_received(endpoint: socket.socket) -> int:
+    """Discard received bytes of a transport's socket; return their number, 0 if the client has ended its side.
+
+    BlockingIOError if nothing was received.
+    """
+    duplicate = socket.socket(endpoint.family, endpoint.type, endpoint.proto, endpoint.fileno())
     try:
-        same.setblocking(False)
-        return same.recv_into(_VOID, PIECE_BYTES, _UNCOPIED)
+        duplicate.setblocking(False)
+        return duplicate.recv_into(_VOID, PIECE_BYTES, _UNCOPIED)
     finally:
-        same.detach()  # the descriptor is the transport's
+        duplicate.detach()  # without closing the descriptor, which belongs to the transport
 
 
 # Slow transfers
 
 
 class TransferProgress:
-    """The progress of one transfer over windows of time, from the first look at it."""
+    """The progress of one transfer, measured over successive windows of time."""
 
     __slots__ = ("_least", "_since_s", "_start", "_window_s")
 
     def __init__(self, window_s: float, bytes_per_s: float, now_s: float, start: int) -> None:
-        """*start*: bytes that have passed so far."""
+        """window_s, bytes_per_s: the least rate, on average over a window. start: bytes that have passed so far."""
         self._window_s, self._least = window_s, window_s * bytes_per_s
         self._since_s, self._start = now_s, start
 
     def stalled(self, now_s: float, passed: int) -> bool:
-        """Tell whether a whole window went by in which too few bytes passed; *passed*: bytes so far, in total."""
+        """Tell whether too few bytes passed in the window that ended; False within a window.
+
+        passed: bytes in total so far.
+        """
         if now_s - self._since_s <= self._window_s:
             return False
         if passed - self._start < self._least:
@@ -217,6 +226,7 @@ class Unpacker:
     """Decompression of one body in steps, within a limit."""
 
     def __init__(self, body: bytes | memoryview, encoding: str, most_bytes: int) -> None:
+        """encoding: one of ``ENCODINGS``. most_bytes: limit on the decompressed body."""
         self._machine = zlib.decompressobj(ENCODINGS[encoding])
         self._body, self._position, self._encoding = memoryview(body), 0, encoding
         self._rest = b""
@@ -224,9 +234,12 @@ class Unpacker:
         self._most_bytes, self._unpacked_bytes = most_bytes, 0
 
     def step(self) -> bytes:
-        """Return the next piece, empty after the last; BadRequest for a damaged body, TooLarge beyond the limit."""
+        """Decompress and return the next piece; empty at the end.
+
+        BadRequest for a damaged body, TooLarge beyond the limit.
+        """
         while not self._machine.eof:
-            data = self._rest or self._slice()
+            data = self._rest or self._next_slice()
             try:
                 piece = self._machine.decompress(data, STEP_BYTES)
             except zlib.error as error:
@@ -241,7 +254,8 @@ class Unpacker:
                 raise BadRequest(f"the {self._encoding} body ends too early")
         return b""
 
-    def _slice(self) -> memoryview:
+    def _next_slice(self) -> memoryview:
+        """Return the next bytes of the body to pass to zlib; empty at the end."""
         start, self._position = self._position, self._position + SLICE_BYTES
         return self._body[start : self._position]
 
@@ -253,7 +267,7 @@ def body_bytes(response: HttpResponse) -> int:
 
 @lru_cache(maxsize=256)
 def wanted_encoding(accepted: str) -> str:
-    """Return the encoding that a header ``Accept-Encoding`` prefers; empty for an answer as it is."""
+    """Return the supported encoding that a header ``Accept-Encoding`` prefers; empty for an uncompressed answer."""
     weights: dict[str, float] = {}
     for part in accepted.lower().split(","):
         name, _, rest = part.strip().partition(";")
@@ -265,6 +279,7 @@ def wanted_encoding(accepted: str) -> str:
 
 
 def _weight(text: str) -> float:
+    """Parse the weight of an encoding, such as ``q=0.5``; 1 without a weight, 0 if it is malformed."""
     key, _, value = text.strip().partition("=")
     if key.strip() != "q":
         return 1.0

@@ -53,10 +53,11 @@ class NotHttp(ValueError):
 
 
 class AnswerParser:
-    """Parser of answers that arrive in pieces of any size."""
+    """Parser of answers that arrive in pieces of any size: a state machine whose state is its next parsing method."""
 
     __slots__ = (
-        "_buffer", "_json_bytes", "_kept", "_left", "_read", "_reusable", "_room", "_status", "_take", "keep_bytes",
+        "_buffer", "_head_bytes", "_json_bytes", "_kept", "_left_bytes", "_reusable", "_room_bytes", "_state",
+        "_status", "keep_bytes",
     )  # fmt: skip
 
     def __init__(self, *, keep_bytes: int = 0) -> None:
@@ -65,27 +66,32 @@ class AnswerParser:
         self._reset()
 
     def _reset(self) -> None:
+        """Start with the head of the next answer."""
         self._buffer = b""
         self._kept: list[bytes] = []
-        self._read = b""
+        self._head_bytes = b""
         self._status = 0
-        self._left = 0
-        self._room = 0
+        self._left_bytes = 0  # of the body or the chunk, still to be received
+        self._room_bytes = 0  # of the body, still to be kept
         self._json_bytes: int | None = None
         self._reusable = True
-        self._take = self._head
+        self._state = self._parse_head
 
     def feed(self, data: bytes) -> Answer | None:
-        """Parse a piece; returns the answer if it is complete. Bytes after it make the connection not reusable."""
-        return self._take(data)
+        """Parse a piece; return the answer if it is complete, else None. NotHttp for bytes that are no HTTP/1 answer.
+
+        Bytes after the answer make the connection not reusable.
+        """
+        return self._state(data)
 
     def end(self) -> Answer | None:
         """Return the answer if its body ends with the connection; None if the connection ended too early."""
-        if self._take != self._rest:
+        if self._state != self._parse_unsized_body:
             return None
         return self._finish_answer(b"")
 
-    def _head(self, data: bytes) -> Answer | None:
+    def _parse_head(self, data: bytes) -> Answer | None:
+        """Collect the head up to the empty line; skip interim answers (status 1xx)."""
         if self._buffer:
             data = self._buffer + data
         end = data.find(b"\r\n\r\n")
@@ -95,22 +101,23 @@ class AnswerParser:
             self._buffer = data
             return None
         self._buffer = b""
-        self._begin(data[:end])
+        self._interpret_head(data[:end])
         rest = data[end + 4 :]
         if 100 <= self._status < 200:  # an interim answer; the real one follows
             self._reset()
-            return self._head(rest) if rest else None
-        if self._take == self._length and self._left == 0:
+            return self._parse_head(rest) if rest else None
+        if self._state == self._parse_sized_body and self._left_bytes == 0:
             return self._finish_answer(rest)
-        return self._take(rest) if rest else None
+        return self._state(rest) if rest else None
 
-    def _begin(self, head: bytes) -> None:
+    def _interpret_head(self, head: bytes) -> None:
+        """Read status and headers, and choose the method that parses the body."""
         if not _STATUS_LINE.match(head):
             raise NotHttp(f"it begins with {head[:40]!r}")
-        self._read, self._status = head, int(head[9:12])
+        self._head_bytes, self._status = head, int(head[9:12])
         self._reusable = head[7:8] == b"1"
-        self._room = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
-        lengths, self._take = set(), self._rest
+        self._room_bytes = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
+        lengths, self._state = set(), self._parse_unsized_body
         for name, value in _HEADERS.findall(head):
             key = name.lower()
             if key == b"content-length":
@@ -118,34 +125,37 @@ class AnswerParser:
             elif key == b"connection":
                 self._reusable = b"close" not in value.lower()
             elif key == b"inference-header-content-length":
-                self._json_bytes = _number(value.strip())
+                self._json_bytes = _parse_number(value.strip())
             elif value.strip().lower() == b"chunked":
-                self._take = self._chunk_size
+                self._state = self._parse_chunk_size
             else:
                 raise NotHttp(f"its transfer encoding is {value[:40]!r}")
-        if self._take == self._chunk_size:
+        if self._state == self._parse_chunk_size:
             return
         if self._status in (204, 304):
-            self._left, self._take = 0, self._length
+            self._left_bytes, self._state = 0, self._parse_sized_body
         elif lengths:
-            self._left, self._take = _length_of(lengths), self._length
+            self._left_bytes, self._state = _parse_length(lengths), self._parse_sized_body
         else:
             self._reusable = False
 
-    def _length(self, data: bytes) -> Answer | None:
-        if len(data) < self._left:
-            self._left -= len(data)
+    def _parse_sized_body(self, data: bytes) -> Answer | None:
+        """Parse a body whose length is known."""
+        if len(data) < self._left_bytes:
+            self._left_bytes -= len(data)
             self._keep(data)
             return None
-        if self._room:
-            self._keep(data[: self._left])
-        return self._finish_answer(data[self._left :])
+        if self._room_bytes:
+            self._keep(data[: self._left_bytes])
+        return self._finish_answer(data[self._left_bytes :])
 
-    def _rest(self, data: bytes) -> Answer | None:
+    def _parse_unsized_body(self, data: bytes) -> Answer | None:
+        """Parse a body that ends with the connection."""
         self._keep(data)
         return None
 
-    def _chunk_size(self, data: bytes) -> Answer | None:
+    def _parse_chunk_size(self, data: bytes) -> Answer | None:
+        """Parse the sizes of chunks, and all chunks that have arrived as a whole."""
         data = self._buffer + data
         self._buffer = b""
         while True:
@@ -161,25 +171,26 @@ class AnswerParser:
             size = int(text, 16)
             data = data[end + 2 :]
             if size == 0:
-                self._take = self._trailer
-                return self._trailer(data)
-            self._left, self._take = size + 2, self._chunk  # with the line end after it
-            if len(data) < self._left:
-                return self._chunk(data)
+                self._state = self._parse_trailer
+                return self._parse_trailer(data)
+            self._left_bytes, self._state = size + 2, self._parse_chunk  # with the line end after it
+            if len(data) < self._left_bytes:
+                return self._parse_chunk(data)
             self._keep(data[:size])
-            data, self._take = data[size + 2 :], self._chunk_size
+            data, self._state = data[size + 2 :], self._parse_chunk_size
 
-    def _chunk(self, data: bytes) -> Answer | None:
+    def _parse_chunk(self, data: bytes) -> Answer | None:
         """Parse the rest of a chunk that arrived in pieces."""
-        if len(data) < self._left:
-            self._keep(data[: max(0, self._left - 2)])
-            self._left -= len(data)
+        if len(data) < self._left_bytes:
+            self._keep(data[: max(0, self._left_bytes - 2)])
+            self._left_bytes -= len(data)
             return None
-        self._keep(data[: max(0, self._left - 2)])
-        self._take = self._chunk_size
-        return self._chunk_size(data[self._left :])
+        self._keep(data[: max(0, self._left_bytes - 2)])
+        self._state = self._parse_chunk_size
+        return self._parse_chunk_size(data[self._left_bytes :])
 
-    def _trailer(self, data: bytes) -> Answer | None:
+    def _parse_trailer(self, data: bytes) -> Answer | None:
+        """Skip the trailer after the last chunk."""
         data = self._buffer + data
         if data.startswith(b"\r\n"):
             return self._finish_answer(data[2:])
@@ -192,25 +203,30 @@ class AnswerParser:
         return None
 
     def _keep(self, data: bytes) -> None:
-        if self._room:
-            self._kept.append(data[: self._room])
-            self._room -= len(self._kept[-1])
+        """Keep bytes of the body as far as there is room; the others are dropped."""
+        if self._room_bytes:
+            self._kept.append(data[: self._room_bytes])
+            self._room_bytes -= len(self._kept[-1])
 
     def _finish_answer(self, beyond: bytes) -> Answer:
-        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._read)
+        """Return the complete answer, and start with the next one; *beyond*: the bytes received after it."""
+        answer = Answer(
+            self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._head_bytes
+        )
         self._reset()
         return answer
 
 
-def _length_of(values: set[bytes]) -> int:
+def _parse_length(values: set[bytes]) -> int:
+    """Parse the values of Content-Length; NotHttp if they differ or are no numbers."""
     text = min(values)
-    length = _number(text)
+    length = _parse_number(text)
     if len(values) > 1 or length < 0:
         raise NotHttp(f"its content length is {b', '.join(sorted(values))[:40]!r}")
     return length
 
 
-def _number(text: bytes) -> int:
+def _parse_number(text: bytes) -> int:
     """Parse a whole number of at most 18 digits; -1 for other text."""
     return int(text) if text.isdigit() and len(text) <= 18 else -1
 
@@ -228,24 +244,32 @@ class ServerAddress(NamedTuple):
 
 
 class Taker(Protocol):
-    """Builds requests and takes their answers, by number; ``answered`` or ``broken`` is called once for each."""
+    """The sender of requests, which identifies them by numbers; ``answered`` or ``broken`` is called once for each."""
 
     @property
     def keep_bytes(self) -> int:
         """Bytes of the body that are kept of an answer with status 200."""
         ...
 
-    def request(self, number: int) -> bytes: ...
+    def request(self, number: int) -> bytes:
+        """Return a request as bytes."""
+        ...
 
-    def sent(self, number: int, now_s: float) -> None: ...
+    def sent(self, number: int, now_s: float) -> None:
+        """Note that a request is written to a connection; called before ``request``."""
+        ...
 
-    def answered(self, number: int, answer: Answer, now_s: float) -> None: ...
+    def answered(self, number: int, answer: Answer, now_s: float) -> None:
+        """Take the answer to a request."""
+        ...
 
-    def broken(self, number: int, why: str, now_s: float) -> None: ...
+    def broken(self, number: int, why: str, now_s: float) -> None:
+        """Note that a request has no answer because its connection failed."""
+        ...
 
 
 def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
-    """Parse the URL of a server; https takes the system's certificates without a *context*."""
+    """Parse the URL of a server; InputError if it is malformed. *context*: for https, by default the system's."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -276,7 +300,10 @@ def request_bytes(
     head: str = "",
     body: bytes | memoryview = b"",
 ) -> bytes:
-    """Return a whole request as bytes; *head*: further header lines with their line ends."""
+    """Return a whole request as bytes.
+
+    path: without a leading slash. key: API key, None for none. head: further header lines with their line ends.
+    """
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("--api-key holds characters that no HTTP header can carry")
     lines = f"{method} {target.prefix}/{path} HTTP/1.1\r\nHost: {target.authority}\r\n{head}"
@@ -310,6 +337,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(taker.request(number))
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes; with a complete answer, free the connection and call the taker."""
         taker = self.taker
         if taker is None:  # bytes without a request
             self.transport.abort()
@@ -331,6 +359,7 @@ class Connection(asyncio.Protocol):
         taker.answered(number, answer, now_s)
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Report the open request as answered, if its answer ends with the connection, else as broken."""
         taker, self.taker = self.taker, None
         self._pool.gone(self)
         if taker is None:
@@ -355,6 +384,7 @@ class Pool:
     """Connections to one server; a request takes the idle one used last, or a new one, or waits in a queue."""
 
     def __init__(self, target: ServerAddress, limit: int) -> None:
+        """limit: largest number of connections."""
         self.loop = asyncio.get_running_loop()
         self.target = target
         self.limit = limit
@@ -382,7 +412,7 @@ class Pool:
     def send(self, taker: Taker, number: int) -> None:
         """Send a request now, or as soon as a connection is idle."""
         idle = self._idle
-        # the one used last: it is the most likely one to be open, and its buffers are warm
+        # the connection used last is the most likely one to be open, and its buffers are warm
         while idle:
             connection = idle.pop()
             if not connection.transport.is_closing():
@@ -391,7 +421,7 @@ class Pool:
         self._waiting.append((taker, number))
         if len(self._live) + self._opening >= self.limit:
             self.held_back += 1
-        self._grow()
+        self._open_more()
 
     def free(self, connection: Connection) -> None:
         """Give an idle connection the next waiting request, or keep it."""
@@ -405,7 +435,7 @@ class Pool:
         self._live.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
-        self._grow()
+        self._open_more()
 
     def abandon(self, taker: Taker) -> None:
         """Cancel the requests of a taker without calling it; their connections are closed, which tells the server."""
@@ -415,7 +445,7 @@ class Pool:
             connection.transport.abort()
 
     def lose(self) -> None:
-        """Break all requests, as the server is gone."""
+        """Abort all connections, because the server is gone; their requests are reported as broken."""
         for connection in list(self._live):
             connection.transport.abort()
 
@@ -433,7 +463,8 @@ class Pool:
         while self._live and self.loop.time() < until_s:  # transports report their end in later turns of the loop
             await asyncio.sleep(0)
 
-    def _grow(self) -> None:
+    def _open_more(self) -> None:
+        """Start to open a connection for every waiting request, up to the limit."""
         while self._opening < len(self._waiting) and len(self._live) + self._opening < self.limit and not self._closed:
             self._opening += 1
             task = self.loop.create_task(self._open())
@@ -441,7 +472,7 @@ class Pool:
             task.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> None:
-        """Open a connection for waiting requests; if that fails and no other is left, break the first of them."""
+        """Open a connection for waiting requests; if that fails and there is no other, break the first request."""
         try:
             connection = await self._connect()
         except OSError as error:
@@ -450,12 +481,13 @@ class Pool:
                 return
             taker, number = self._waiting.popleft()
             taker.broken(number, f"cannot connect: {reason_of(error)}", self.loop.time())
-            self._grow()
+            self._open_more()
         else:
             self._opening -= 1
             self.free(connection)
 
     async def _connect(self) -> Connection:
+        """Open a connection; OSError if that fails or takes longer than ``CONNECT_TIMEOUT_S``."""
         target = self.target
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await self.loop.create_connection(
@@ -467,7 +499,7 @@ class Pool:
 
 
 class _Call:
-    """A single request whose answer is a future."""
+    """The sender of a single request, whose answer is a future."""
 
     keep_bytes = sys.maxsize
 
@@ -491,7 +523,7 @@ class _Call:
 
 
 async def call(pool: Pool, request: bytes) -> Answer:
-    """Send a request and wait for its answer; OSError if there is none, or none in time."""
+    """Send a request and wait for its answer; OSError if the connection fails or the answer does not come in time."""
     single = _Call(request)
     pool.send(single, 0)
     async with asyncio.timeout(CALL_TIMEOUT_S):

@@ -59,11 +59,13 @@ AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
 _NO_TARGET = RequestTarget("", "", "")
 
 
-def _busy(error: str) -> HttpResponse:
+def _busy_response(error: str) -> HttpResponse:
+    """Return an answer with status 503 that asks the client to retry after a second."""
     return error_response(503, error, (("Retry-After", "1"),))
 
 
 def _peer_name(transport: asyncio.Transport) -> str:
+    """Return address and port of the client, for the access log."""
     name = transport.get_extra_info("peername")
     if not isinstance(name, tuple):
         return str(name or "")
@@ -73,11 +75,12 @@ def _peer_name(transport: asyncio.Transport) -> str:
 class ServerConnection(Receiver):
     """The connection of one client: feeds the parser, hands over one request at a time, writes the answers.
 
-    ``_rest[_position:]`` are the bytes received and not parsed. While there are any, one of these will call
-    ``_advance``: the answer to the open exchange, the client that reads on, or a scheduled turn.
+    ``_rest[_position:]`` are the bytes received and not parsed. While there are any, ``_advance`` will be called again:
+    after the answer to the open exchange, when the client has read earlier answers, or in a scheduled turn of the loop.
     """
 
     def __init__(self, server: ConnectionTable) -> None:
+        """server: the table that this connection belongs to, with the limits and the handler."""
         self._server = server
         self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
@@ -90,7 +93,7 @@ class ServerConnection(Receiver):
         self._began_s: float | None = None
         self._idle_since_s = time.monotonic()
         self._linger_until_s: float | None = None
-        self._taking: TransferProgress | None = None
+        self._answer_progress: TransferProgress | None = None
         self._received_bytes = self._unsent_bytes = 0
         self._held_bytes = self._unread_bytes = 0
         self._passage: Passage | None = None
@@ -103,6 +106,7 @@ class ServerConnection(Receiver):
         self._clear()
 
     def _clear(self) -> None:
+        """Reset what belongs to one request, before the next one."""
         self._url = b""
         self._headers: dict[str, str] = {}
         self._method, self._target = "", _NO_TARGET
@@ -115,19 +119,21 @@ class ServerConnection(Receiver):
         self._keep_alive = True
         self._declined: HttpResponse | None = None
         self._body_bytes, self._easy_bytes = self._limits.body_bytes, self._server.easy_bytes
-        self._reading: TransferProgress | None = None
+        self._body_progress: TransferProgress | None = None
 
     # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a slot for the new connection, or refuse it."""
         self._transport = cast(asyncio.Transport, transport)
         self._peer = _peer_name(self._transport)
         self._slots, error = self._server.admit(self)
         if error:
-            self._refuse(_busy(error))
+            self._refuse(_busy_response(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lose()
+        """Release everything after the connection has ended."""
+        self._drop_exchange()
         self._release_unread()
         self._pieces.clear()
         self._transport = None
@@ -136,24 +142,27 @@ class ServerConnection(Receiver):
 
     def eof_received(self) -> bool:
         """Take the end of the client's bytes; a long answer is written on, unless the end of TLS forbids it."""
-        self._lose()
+        self._drop_exchange()
         self._keeps = False
         return bool(self._pieces) and self._transport is not None and not self._transport.get_extra_info("ssl_object")
 
     def pause_writing(self) -> None:
+        """Stop parsing while the client does not read; its unread answers count towards the byte budget."""
         self._write_paused = True
         self._unread_bytes = self._unsent()
         self._server.budget.add(self._unread_bytes)
 
     def resume_writing(self) -> None:
+        """Continue with a long answer, or with parsing, now that the client reads."""
         self._write_paused = False
         self._release_unread()
         if self._pieces:
-            self._pour()
+            self._write_pieces()
         else:
-            self._turn_later()
+            self._schedule_advance()
 
     def data_received(self, data: bytes) -> None:
+        """Parse received bytes, or keep them behind those that wait."""
         if self._closing:
             if self._transport is not None:
                 self._server.lingering.wait(self._transport)
@@ -170,6 +179,7 @@ class ServerConnection(Receiver):
     # Callbacks of the parser. They must not raise: llhttp would lose its position.
 
     def on_message_begin(self) -> None:
+        """Note when the request began; refuse bytes after a request that was not handed over yet."""
         if self._complete:
             self._refusal = error_response(400, "malformed HTTP: a request begins before the last one ended")
         self._began_s = time.monotonic()
@@ -178,6 +188,7 @@ class ServerConnection(Receiver):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header; refuse the repetition of headers that must be given once."""
         if self._in_body:
             return  # trailers are dropped: they come after the checks of the head
         key = header_name(name)
@@ -190,6 +201,7 @@ class ServerConnection(Receiver):
             self._headers[key] += ", " + text
 
     def on_headers_complete(self) -> None:
+        """Judge the request by its head, before its body is received."""
         self._in_body = True
         parser = self._parser
         version = parser.get_http_version()
@@ -205,9 +217,10 @@ class ServerConnection(Receiver):
             or (self._judge_size() if self._left_bytes > self._easy_bytes else None)
         )
         if self._declined is not None:
-            self._slots.idle[self] = None  # its answer is ready, so its slot may go to a new connection
+            self._slots.idle[self] = None  # the answer is ready, so a new connection may take the slot
 
     def on_body(self, piece: bytes) -> None:
+        """Keep a piece of the body: in its own memory if it is long, or chunked, else in a list of parts."""
         if self._chunks is None:
             self._left_bytes -= len(piece)
             if self._room is not None:
@@ -216,7 +229,7 @@ class ServerConnection(Receiver):
             elif not self._parts:
                 self._parts.append(piece)
             elif self._declined is None:
-                self._keep(piece)
+                self._keep_piece(piece)
             return
         self._framing_bytes = 0
         self._refusal = self._refusal or self._judge_growth(len(self._chunks) + len(piece))
@@ -226,17 +239,18 @@ class ServerConnection(Receiver):
     def on_message_complete(self) -> None:
         self._complete = True
 
-    def _keep(self, piece: bytes) -> None:
-        """Keep a piece of the body."""
+    def _keep_piece(self, piece: bytes) -> None:
+        """Keep a piece of a short body; small pieces are joined to the one before."""
         parts = self._parts
         if len(piece) < _CRUMB_BYTES and len(parts[-1]) < _JOINED_BYTES:
             parts[-1] += piece
         else:
             parts.append(piece)
 
-    # Judging a request by its head.
+    # Judging a request by its head: each returns the refusal, or None.
 
     def _judge_request(self, version: str) -> HttpResponse | None:
+        """Check the HTTP version, the header Host and the target, and keep the target."""
         if version not in ("1.0", "1.1"):
             return error_response(505, f"HTTP version {version} is not served; use 1.1")
         if not self._old and "host" not in self._headers:
@@ -248,10 +262,11 @@ class ServerConnection(Receiver):
             )
         self._target = target
         if target.authority:
-            self._headers["host"] = target.authority  # checks of host and origin must see the one that counts
+            self._headers["host"] = target.authority  # overrides Host, so checks of host and origin must see it
         return None
 
     def _judge_body(self, upgrade: bool) -> HttpResponse | None:
+        """Check the headers of the body, and keep its length; *upgrade*: whether another protocol is requested."""
         headers = self._headers
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
         if coding is not None:
@@ -272,6 +287,7 @@ class ServerConnection(Receiver):
         return self._judge_expectation(headers["expect"], has_body) if "expect" in headers else None
 
     def _judge_expectation(self, expect: str, has_body: bool) -> HttpResponse | None:
+        """Check the header Expect; HTTP/1.0 has none, so it is ignored there."""
         if self._old:
             return None
         if expect.lower() != "100-continue":
@@ -280,11 +296,12 @@ class ServerConnection(Receiver):
         return None
 
     def _judge_at_the_gate(self) -> HttpResponse | None:
+        """Ask the server's gate; a connection of the reserve may only request vital paths."""
         server = self._server
         if self._slots is server.reserve:
             self._keep_alive = False
             if self._target.raw_path not in server.vital or self._left_bytes or self._chunks is not None:
-                return _busy(server.all_taken)
+                return _busy_response(server.all_taken)
         if server.gate is None:
             return None
         try:
@@ -301,7 +318,10 @@ class ServerConnection(Receiver):
         return None
 
     def _decline(self, answer: HttpResponse) -> HttpResponse | None:
-        """Answer at once, or after a body that is so short that reading it is cheaper than a new connection."""
+        """Return the gate's refusal, to be sent at once; None to send it after a short body.
+
+        Reading a short body is cheaper than a new connection, which an answer before the body would require.
+        """
         if self._chunks is not None or self._expects or self._left_bytes > _SKIPPED_BYTES:
             return answer
         self._declined = answer
@@ -310,7 +330,7 @@ class ServerConnection(Receiver):
     def _judge_size(self) -> HttpResponse | None:
         """Take room for a body that counts towards the byte budget, or refuse it."""
         if self._left_bytes <= self._body_bytes:
-            return self._hold(self._left_bytes) or self._make_room()
+            return self._take_budget(self._left_bytes) or self._make_room()
         return None if self._declined else self._too_large(f"body has {self._left_bytes} bytes, more than")
 
     def _judge_growth(self, size: int) -> HttpResponse | None:
@@ -319,14 +339,14 @@ class ServerConnection(Receiver):
             return self._too_large("body is longer than")
         missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes
         most_bytes = self._body_bytes - self._held_bytes
-        return self._hold(min(max(missing_bytes, _GROWTH_BYTES), most_bytes)) if missing_bytes > 0 else None
+        return self._take_budget(min(max(missing_bytes, _GROWTH_BYTES), most_bytes)) if missing_bytes > 0 else None
 
-    def _hold(self, count: int) -> HttpResponse | None:
-        """Take bytes of the byte budget for the body."""
+    def _take_budget(self, count: int) -> HttpResponse | None:
+        """Take *count* bytes of the byte budget for the body, or refuse it."""
         try:
             self._server.budget.take(count, self._held_bytes)
         except OverBudget as error:
-            return _busy(str(error))
+            return _busy_response(str(error))
         self._held_bytes += count
         return None
 
@@ -336,27 +356,32 @@ class ServerConnection(Receiver):
             try:
                 self._room = np.empty(self._left_bytes, np.uint8).data
             except MemoryError:
-                return _busy(f"there is no memory for a body of {self._left_bytes} bytes; try again later")
+                return _busy_response(f"there is no memory for a body of {self._left_bytes} bytes; try again later")
         return None
 
     def _too_large(self, what: str) -> HttpResponse:
+        """Return the refusal of a body that is too large; *what*: how its message begins."""
         return error_response(413, f"{what} the limit of {self._body_bytes} bytes; send a smaller one")
 
     # Parsing
 
     def _advance(self) -> None:
-        """Parse and hand over until no byte is left, a request waits for its answer, or others have their turn."""
-        self._turning = True  # an answer given from inside the handler must not come back here
+        """Parse received bytes and hand over requests, until no byte is left or a request waits for its answer.
+
+        It also stops if the client does not read its answers, and after ``pipeline`` requests, so that other
+        connections get their turn.
+        """
+        self._turning = True  # an answer given from inside the handler must not call this method again
         for _ in range(2 * self._limits.pipeline):
             if self._position >= len(self._rest):
                 self._rest, self._position = b"", 0
                 break
             if self._exchange is not None or self._write_paused or self._closing or self._pieces:
                 break
-            self._step()
+            self._parse_slice()
         self._turning = False
         if self._rest or self._throttled:
-            self._turn_later()
+            self._schedule_advance()
             self._throttle()
         elif self._room is not None and self._transport is not None:
             LongBody(self, self._transport, self._room, self._filled_bytes)
@@ -370,14 +395,18 @@ class ServerConnection(Receiver):
         self._parser = httptools.HttpRequestParser(self)
         self._hand_over()
 
-    def _turn_later(self) -> None:
+    def _schedule_advance(self) -> None:
+        """Call ``_advance`` in the next turn of the loop, if there are bytes that can be parsed."""
         waits = self._turning or self._write_paused or self._closing or self._pieces
         if self._rest and self._exchange is None and not waits:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _throttle(self) -> None:
-        """Read while few bytes wait; reading is also how a disconnect is noticed while a request is open."""
+        """Stop reading while many bytes wait to be parsed, and resume when few do.
+
+        Otherwise the transport reads on even while a request is open, because only so a disconnect is noticed.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -400,7 +429,8 @@ class ServerConnection(Receiver):
         cut = data.find(_EMPTY_LINE, start)
         return len(data) if cut < 0 else cut + len(_EMPTY_LINE)
 
-    def _step(self) -> None:
+    def _parse_slice(self) -> None:
+        """Feed the parser bytes, not beyond the end of the request, and hand the request over once it is complete."""
         start, end = self._position, self._slice_end()
         data = self._rest if end - start == len(self._rest) else memoryview(self._rest)[start:end]
         self._position = end
@@ -419,6 +449,7 @@ class ServerConnection(Receiver):
             self._await_more(data)
 
     def _await_more(self, fed: bytes | memoryview) -> None:
+        """Prepare for the next bytes of an incomplete request; send ``100 Continue`` to a client that waits for it."""
         if self._left_bytes <= 0:  # with a known length there is no empty line to look for
             self._tail = (self._tail + bytes(fed[-3:]))[-3:]
         if self._expects and self._transport is not None and self._position >= len(self._rest):
@@ -426,10 +457,11 @@ class ServerConnection(Receiver):
             self._transport.write(_CONTINUE)
 
     def _feed(self, data: bytes | memoryview) -> None:
+        """Feed bytes to the parser; its errors become refusals."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            return  # it goes on as HTTP/1.1, which every upgrade allows
+            return  # continue with HTTP/1.1: a server may ignore a request to upgrade
         except httptools.HttpParserCallbackError as error:
             logger.exception("parsing a request of %s failed", self._peer)
             self._refusal = self._refusal or error_response(500, f"the request could not be parsed: {error}")
@@ -437,6 +469,7 @@ class ServerConnection(Receiver):
             self._refusal = self._refusal or error_response(400, f"malformed HTTP: {error}")
 
     def _hand_over(self) -> None:
+        """Pass a complete request to the handler, or answer one that the gate has declined."""
         body = self._whole_body()
         exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
         exchange.passage, exchange.held_bytes = self._passage, self._held_bytes
@@ -465,6 +498,7 @@ class ServerConnection(Receiver):
     # Answers
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
+        """Write the answer to the open exchange, and release what the request held."""
         keep = self._keep_alive and not self._server.draining
         sent_bytes = self._write(exchange.method, response, keep)
         exchange.end()
@@ -479,16 +513,16 @@ class ServerConnection(Receiver):
             self._after_answer()
 
     def _after_answer(self) -> None:
-        """Go on with the next request, or end the connection, after an answer was written to its end."""
+        """Continue with the next request, or close the connection, after an answer was written to its end."""
         if not self._keeps or self._server.draining:
             self._finish()
             return
         self._idle_since_s = time.monotonic()
         self._slots.idle[self] = None
-        self._turn_later()
+        self._schedule_advance()
 
     def _write(self, method: str, response: HttpResponse, keep: bool) -> int:
-        """Send an answer; returns the number of bytes of its body."""
+        """Write an answer, and return the number of bytes of its body; *keep*: whether the connection stays open."""
         body, count = response.body, body_bytes(response)
         length = b"" if response.status in NO_BODY else b"Content-Length: %d\r\n" % count
         connection = (
@@ -511,16 +545,16 @@ class ServerConnection(Receiver):
             for piece in pieces:
                 view = memoryview(piece)
                 self._pieces.extend(view[at : at + _PIECE_BYTES] for at in range(0, len(view), _PIECE_BYTES))
-            self._pour()
+            self._write_pieces()
         return count
 
-    def _pour(self) -> None:
+    def _write_pieces(self) -> None:
         """Write the next piece of a long answer, one in each turn of the loop, until the transport asks to pause."""
         if not self._pieces or self._transport is None or self._write_paused:
             return
         self._transport.write(self._pieces.popleft())
         if self._pieces and not self._write_paused:
-            asyncio.get_running_loop().call_soon(self._pour)
+            asyncio.get_running_loop().call_soon(self._write_pieces)
         elif not self._pieces and self._exchange is None:
             self._after_answer()
 
@@ -560,7 +594,7 @@ class ServerConnection(Receiver):
         if transport is None:
             return
         self._slots.free(self)
-        self._server.let_go(self)
+        self._server.count_leaving(self)
         self._server.lingering.wait(transport)
         try:
             if transport.can_write_eof():
@@ -568,7 +602,7 @@ class ServerConnection(Receiver):
         except OSError:
             transport.abort()
 
-    def _lose(self) -> None:
+    def _drop_exchange(self) -> None:
         """Drop the open exchange of a client that disconnected, and call its callback."""
         self._closing = True
         self._release()
@@ -599,7 +633,7 @@ class ServerConnection(Receiver):
 
     def abort(self) -> None:
         """Close at once, without sending further bytes."""
-        self._lose()
+        self._drop_exchange()
         if self._transport is not None:
             self._transport.abort()
 
@@ -618,7 +652,7 @@ class ServerConnection(Receiver):
         self._closing, self._began_s = True, None
         self._linger_until_s = time.monotonic() + LINGER_S
         if self._transport is not None:
-            self._server.let_go(self)
+            self._server.count_leaving(self)
             self._transport.close()
 
     def close_if_idle(self) -> None:
@@ -634,7 +668,7 @@ class ServerConnection(Receiver):
         if self.unread:
             self._sweep_unread(transport, now_s)
             return
-        self._taking = None
+        self._answer_progress = None
         if self._linger_until_s is not None:
             if now_s > self._linger_until_s:
                 transport.abort()
@@ -644,25 +678,28 @@ class ServerConnection(Receiver):
             self.close_if_idle()
 
     def _sweep_unread(self, transport: asyncio.Transport, now_s: float) -> None:
+        """Abort the connection if its client reads an answer too slowly; progress is the negative of unsent bytes."""
         unsent_bytes = self._unsent() + kernel_unsent_bytes(transport.get_extra_info("socket"))
-        if self._taking is None or unsent_bytes > self._unsent_bytes:
-            self._taking = self._start_progress(now_s, -unsent_bytes)
-        elif self._taking.stalled(now_s, -unsent_bytes):
+        if self._answer_progress is None or unsent_bytes > self._unsent_bytes:
+            self._answer_progress = self._start_progress(now_s, -unsent_bytes)
+        elif self._answer_progress.stalled(now_s, -unsent_bytes):
             self.abort()
         self._unsent_bytes = unsent_bytes
 
     def _sweep_unfinished(self, now_s: float, began_s: float) -> None:
+        """Refuse a request whose head takes too long, or whose body arrives too slowly; *began_s*: its first byte."""
         limits = self._limits
         if not self._in_body:
             if now_s - began_s > limits.read_s:
                 self._refuse(error_response(408, f"the head did not end within {limits.read_s:g} s; send it faster"))
-        elif self._reading is None:
-            self._reading = self._start_progress(now_s, self._received_bytes)
-        elif self._reading.stalled(now_s, self._received_bytes):
+        elif self._body_progress is None:
+            self._body_progress = self._start_progress(now_s, self._received_bytes)
+        elif self._body_progress.stalled(now_s, self._received_bytes):
             least = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
             self._refuse(error_response(408, f"the body did not come at {least}; send it faster"))
 
     def _start_progress(self, now_s: float, passed: int) -> TransferProgress:
+        """Start to measure a transfer of which *passed* bytes have passed."""
         return TransferProgress(self._limits.read_s, self._limits.bytes_per_s, now_s, passed)
 
 
@@ -679,6 +716,7 @@ class ConnectionTable:
         budget: ByteBudget | None,
         vital: frozenset[str],
     ) -> None:
+        """See ``HttpServer``."""
         self.handler, self.gate, self.vital = handler, gate, vital
         self.limits = limits
         self.budget = budget or ByteBudget(limits.connections * limits.body_bytes)
@@ -698,14 +736,18 @@ class ConnectionTable:
         self._empty = asyncio.Event()
 
     def _open(self) -> list[ServerConnection]:
+        """Return the connections that hold a slot, of the reserve included."""
         return [*self._connections, *self.reserve.taken]
 
     def _all(self) -> list[ServerConnection]:
-        """Return all connections, those that are being closed included."""
+        """Return all connections, including those that are being closed."""
         return [*dict.fromkeys([*self._open(), *self._leaving])]
 
     def admit(self, connection: ServerConnection) -> tuple[ConnectionSlots, str]:
-        """Give a new connection a slot; the text is the reason of a refusal."""
+        """Give a new connection a slot, in the reserve if all others are taken.
+
+        Returns the slots it belongs to, and the reason for a refusal; empty if it was admitted, or aborted.
+        """
         for slots in (self.slots, self.reserve):
             if not self.draining and slots.take(connection):
                 return slots, ""
@@ -714,8 +756,8 @@ class ConnectionTable:
             return self.slots, ""
         return self.slots, "the server is going down" if self.draining else self.all_taken
 
-    def let_go(self, connection: ServerConnection) -> None:
-        """Stop counting a connection that is being closed; of too many such ones the oldest is aborted."""
+    def count_leaving(self, connection: ServerConnection) -> None:
+        """Count a connection as being closed, which holds no slot; if too many are, the oldest is aborted."""
         self._leaving[connection] = None
         if len(self._leaving) > self.limits.connections:
             oldest = next(iter(self._leaving))

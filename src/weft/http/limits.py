@@ -45,10 +45,10 @@ class SlotHolder(Protocol):
 
     @property
     def owed(self) -> bool:
-        """Whether it has a request whose answer is not sent to its last byte."""
+        """Whether the connection has a request whose answer is not sent to its last byte."""
 
     def leave(self) -> None:
-        """Close it now: its slot was given to another connection."""
+        """Close the connection now: its slot was given to another one."""
 
 
 class ConnectionSlots:
@@ -61,7 +61,7 @@ class ConnectionSlots:
         """Connections without a complete request head, the one idle longest first."""
 
     def take(self, holder: SlotHolder) -> bool:
-        """Give a connection a slot, that of an idle one if none is free; False if there is none."""
+        """Give a connection a slot, if necessary that of an idle connection; False if there is neither."""
         if len(self.taken) >= self.limit and not self.evict_idle():
             return False
         self.taken.add(holder)
@@ -86,8 +86,8 @@ class ConnectionSlots:
 class ByteBudget:
     """A limit on the bytes that all requests hold together.
 
-    A request gets at most half of the bytes that are left, unless no other request holds any: a large request thus
-    leaves room for smaller ones, and those for smaller ones still.
+    A request gets at most half of the bytes that are left, unless no other request holds any. Thus a large request
+    always leaves room for smaller ones.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -108,7 +108,7 @@ class ByteBudget:
         self.add(count)
 
     def add(self, count: int) -> None:
-        """Count bytes that are held whether there is room or not, such as an answer that its client does not read."""
+        """Hold *count* more bytes even beyond the limit, such as an answer that its client does not read."""
         self.held_bytes += count
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 

@@ -39,7 +39,7 @@ class Passage(Protocol):
         """Most bytes that its body may have."""
 
     def end(self) -> None:
-        """End the admission; called once."""
+        """Release what the admission holds; called once."""
 
 
 class HttpResponse(NamedTuple):
@@ -104,7 +104,7 @@ class HttpExchange:
             self._answer(self, response)
 
     def end(self) -> Callable[[], None] | None:
-        """Drop later answers; returns the callback for a client that disconnected."""
+        """Close the exchange, so that later answers are dropped; return the callback ``gone``, if it was set."""
         gone, self._answer, self.gone = self.gone, None, None
         return gone
 
@@ -148,7 +148,7 @@ def parse_target(url: bytes) -> RequestTarget | None:
 
 @lru_cache(maxsize=512)
 def opening(status: int, content_type: str) -> bytes:
-    """Return the status line and the content type of an answer; ValueError if they cannot be sent."""
+    """Return the status line and the header Content-Type of an answer; ValueError if they cannot be sent."""
     if not 200 <= status <= 599:
         raise ValueError(f"response status is {status}; a final answer has 200 to 599")
     if not _VALUE.fullmatch(content_type):
@@ -160,7 +160,7 @@ def opening(status: int, content_type: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Return further headers of an answer as bytes; ValueError for one that cannot be sent."""
+    """Return the lines of the handler's own headers; ValueError for a header that cannot be sent."""
     lines = []
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
@@ -193,7 +193,7 @@ class ClientRank(NamedTuple):
     """Highest priority that the key allows; 1 is the highest of all."""
 
     def within(self, other: ClientRank) -> ClientRank:
-        """Return the priorities that both keys allow: a second key raises no request above the first."""
+        """Return these priorities, limited by *other*: a request gets no higher priority than both keys allow."""
         return ClientRank(self.priority or other.priority, max(self.top, other.top))
 
     def header(self) -> str:
@@ -219,11 +219,11 @@ class ServerEstimate(NamedTuple):
     """A server's estimate for another request; times are nanoseconds."""
 
     ahead: int
-    """Until a lane is free for it."""
+    """Time until a lane is free for the request."""
     own: int
-    """Its own computing time."""
+    """Computing time of the request."""
     lanes: int
-    """How many such requests are computed at a time."""
+    """Number of such requests that are computed at a time."""
 
     def header(self) -> tuple[str, str]:
         """Return the header of an answer."""

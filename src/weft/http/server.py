@@ -42,11 +42,11 @@ _SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HttpServer(ConnectionTable):
-    """Listens, and calls ``handler`` for each request in the thread of the event loop.
+    """Listens, and calls *handler* for each request in the thread of the event loop.
 
-    ``log`` is called for every answer, also for those to requests that were refused before the handler saw them
-    (method and path are then empty if they are unknown). ``gate`` judges requests by their heads. Their bodies count
-    towards ``budget`` until they are answered. Paths in ``vital`` are also served when all connections are taken.
+    log: called for every answer, also for refusals before the handler; method and path are empty if unknown.
+    answers: counts the answers by status. gate: admits or refuses requests by their heads. budget: bodies count towards
+    it until they are answered. vital: paths that are served even when all connections are taken.
     """
 
     def __init__(
@@ -78,25 +78,30 @@ class HttpServer(ConnectionTable):
         return sum(1 for connection in self._all() if connection.unread)
 
     async def start(self, host: str, port: int, ssl: tls.SSLContext | None = None) -> int:
-        """Listen; returns the port (chosen by the system if *port* is 0). May be called for several addresses."""
-        listener = Listener(lambda accepted: self._greet(accepted, ssl), self._spare_a_file)
+        """Listen, and return the port, which the system chooses if *port* is 0; *ssl*: for TLS.
+
+        May be called for several addresses. OSError if an address cannot be bound.
+        """
+        listener = Listener(lambda accepted: self._start_connection(accepted, ssl), self._spare_a_file)
         bound = await listener.start(host, port, min(self.limits.connections, 1024))
         self._listeners.append(listener)
         if self._sweeper is None:
             self._sweep()
         return bound
 
-    def _greet(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
+    def _start_connection(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
+        """Set up an accepted connection in a task."""
         task = asyncio.get_running_loop().create_task(self._connect(accepted, ssl))
         self._accepted.add(task)
         task.add_done_callback(self._accepted.discard)
 
     async def _connect(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
-        this = asyncio.current_task()
-        assert this is not None
+        """Create the transport of an accepted connection, after the TLS handshake if there is one."""
+        task = asyncio.current_task()
+        assert task is not None
         if ssl is not None and len(self._greeting) >= self.limits.connections:
             self._drop_greeting()
-        self._greeting[this] = None
+        self._greeting[task] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: ServerConnection(self),
@@ -108,23 +113,23 @@ class HttpServer(ConnectionTable):
         except OSError as error:
             logger.debug("a connection was not made: %s", error)
         finally:
-            self._greeting.pop(this, None)
+            self._greeting.pop(task, None)
 
     def _drop_greeting(self) -> None:
-        """End the connection whose setup began first: it is the most likely one to never end."""
+        """Cancel the connection setup that began first: of all, it is the most likely to hang."""
         oldest = next(iter(self._greeting))
         del self._greeting[oldest]
         oldest.cancel()
 
     def _spare_a_file(self) -> None:
-        """Close a connection without a request to free a file descriptor, one that is being set up first."""
+        """Free a file descriptor: close a connection that is being set up, or else an idle one."""
         if self._greeting:
             self._drop_greeting()
         elif not self.slots.evict_idle():
             self.reserve.evict_idle()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Stop accepting, close idle connections and wait for the others; True if none is left in time."""
+        """Stop accepting, close idle connections and wait for the others; return whether all closed within the time."""
         self.draining = True
         self._stop_listening()
         for connection in self._open():
@@ -152,9 +157,10 @@ class HttpServer(ConnectionTable):
             self._listeners.pop().close()
 
     def _sweep(self) -> None:
+        """Check the timeouts of all connections, at least once a second."""
         period_s = min(1.0, self.limits.idle_s, self.limits.read_s)
         self._sweeper = asyncio.get_running_loop().call_later(period_s, self._sweep)
-        # the header Date has seconds, so the lines of all answers are made once a sweep
+        # the header Date has a resolution of seconds, so it is enough to format it in every sweep
         self.signature = f"Server: weft\r\nDate: {formatdate(usegmt=True)}\r\n".encode()
         now_s = time.monotonic()
         for connection in self._all():
@@ -162,10 +168,10 @@ class HttpServer(ConnectionTable):
 
 
 class Listener:
-    """Listening sockets on every address of a host, which go on accepting after the limit of open files was reached.
+    """Listening sockets on every address of a host, which survive the limit of open files.
 
-    asyncio's own listeners do not report that limit, or close the listening socket. *accepted* gets the sockets;
-    *short* is called when files are short.
+    asyncio's own listeners do not report that limit, or close the listening socket. accepted: called with each accepted
+    socket. short: called when there is no file descriptor for another connection, to free one.
     """
 
     def __init__(self, accepted: Callable[[socket.socket], None], short: Callable[[], None]) -> None:
@@ -177,7 +183,7 @@ class Listener:
         """Pauses so far."""
 
     async def start(self, host: str, port: int, backlog: int) -> int:
-        """Listen; returns the port of the first address. OSError if an address cannot be bound."""
+        """Listen, and return the port of the first address; OSError if an address cannot be bound."""
         self._loop = loop = asyncio.get_running_loop()
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
@@ -207,6 +213,7 @@ class Listener:
             listening.close()
 
     def _accept(self, listening: socket.socket) -> None:
+        """Accept waiting connections, at most ``IN_A_ROW``."""
         for _ in range(IN_A_ROW):
             try:
                 connection, _ = listening.accept()
@@ -223,6 +230,7 @@ class Listener:
             self._accepted(connection)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
+        """Stop accepting on a socket for ``PAUSE_S`` after an error."""
         self.paused += 1
         self._log(error)
         self._loop.remove_reader(listening)
@@ -235,6 +243,7 @@ class Listener:
         self._loop.add_reader(listening, self._accept, listening)
 
     def _log(self, error: OSError) -> None:
+        """Log why no connection can be accepted, at most every ``SAY_EVERY_S``."""
         now_s = time.monotonic()
         if now_s - self._logged_s < SAY_EVERY_S:
             return

@@ -34,13 +34,13 @@ from weft.load.payload import (
     BINARY,
     DEADLINES,
     Payload,
-    announced,
     build_payload,
+    has_extension,
+    inputs_without_shape,
     model_path,
     read_inputs,
     read_shapes,
     served_name,
-    unshaped,
 )
 from weft.load.report import (
     BROKEN,
@@ -82,14 +82,15 @@ ANSWER_HEAD_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class _Preparation:
-    """The server's metadata, and the requests built from it."""
+    """What is known before a run: the server's metadata, the requests built from it, and the round trip time."""
 
     server: dict[str, Any]
     payloads: tuple[Payload, ...]
     """Requests of each stream."""
     have_exits: tuple[bool, ...]
-    """Whether the answers of each stream have the exits."""
+    """For each stream, whether its answers have an output with the exits of the rows."""
     transport_s: float
+    """Median round trip of a health probe."""
 
 
 async def drive(
@@ -106,37 +107,39 @@ async def drive(
 ) -> LoadResult:
     """Send a workload to the server at *url* and wait for the answers.
 
-    deadlines: strict: the server gives up at the deadline; soft: it knows the deadline; none: it does not.
-    connections: the limit. grace_s: grace period for answers after the last arrival; later ones are lost. context: for
-    https, instead of the system's certificates. alone: requests of every stream that are sent one after another before
-    the run, to measure their time besides queueing and computing.
+    deadlines: what the server is told: strict: to drop requests at their deadlines; soft: the deadlines; none: nothing.
+    connections: limit on connections. grace_s: grace period for answers after the last arrival; requests without an
+    answer by then are lost. context: for https, instead of the system's certificates. alone: number of requests of
+    every stream that are sent one after another before the run, to measure the time besides queueing and computing.
+    InputError if the server cannot be reached, WorkloadError if the workload does not fit its models.
     """
-    _check(deadlines, connections, grace_s)
+    _check_arguments(deadlines, connections, grace_s)
     target = parse_url(url, context)
     clock = _Clock(asyncio.get_running_loop(), workload.duration_s, grace_s)
     control, pool = Pool(target, 1), Pool(target, connections)
     try:
-        plan = await _prepare(workload, control, deadlines, api_key)
-        overheads = [await _overhead_s(control, payload.requests[0], alone) for payload in plan.payloads]
-        run = _LoadRun(workload, plan, pool, clock)
-        await _reach(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
+        preparation = await _prepare(workload, control, deadlines, api_key)
+        overheads = [await _measure_overhead_s(control, payload.requests[0], alone) for payload in preparation.payloads]
+        run = _LoadRun(workload, preparation, pool, clock)
+        # the second 4: without closed streams, max() needs two arguments
+        await _open_connections(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
         cpu_s = time.thread_time() - cpu_s
         await pool.close()  # later answers are lost
-        profile = await _profile(control, api_key)
+        profile = await _get_profile(control, api_key)
     finally:
         await pool.close()
         await control.close()
     return LoadResult(
         url=target.url,
-        server=plan.server,
+        server=preparation.server,
         workload=workload,
         deadlines=deadlines,
         streams=run.results(profile),
         started=started.isoformat(timespec="milliseconds"),
         elapsed_s=clock.ended_s,
-        transport_s=plan.transport_s,
+        transport_s=preparation.transport_s,
         cpu_s=cpu_s,
         connections=pool.opened,
         held_back=pool.held_back,
@@ -148,7 +151,7 @@ async def drive(
 def _blocking(
     send: Callable[Arguments, Coroutine[Any, Any, LoadResult]],
 ) -> Callable[Arguments, LoadResult]:
-    """Return *send* for callers without an event loop: it runs in one of its own, undisturbed."""
+    """Convert the coroutine function *send* to a blocking one, which runs it in an event loop of its own."""
 
     @wraps(send)
     def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> LoadResult:
@@ -162,8 +165,11 @@ run_load = _blocking(drive)
 """``drive`` for callers without an event loop."""
 
 
-async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
-    """Return the median time of a lone request besides queueing and computing, which a weft server reports."""
+async def _measure_overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
+    """Return the median time of *count* lone requests besides queueing and computing, which a weft server reports.
+
+    None if no answer reports them, or *count* is 0.
+    """
     overheads_s = []
     for _ in range(count):
         began_s = time.perf_counter()
@@ -176,7 +182,7 @@ async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
 
 
 def _server_time_us(body: bytes) -> int | None:
-    """Return the time of queueing and computing in an answer's parameters; None if it has none."""
+    """Return the time of queueing and computing in an answer's parameters; None if they are missing."""
     try:
         answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
         parameters = answer["parameters"]
@@ -185,7 +191,8 @@ def _server_time_us(body: bytes) -> int | None:
         return None
 
 
-def _check(deadlines: str, connections: int, grace_s: float) -> None:
+def _check_arguments(deadlines: str, connections: int, grace_s: float) -> None:
+    """Raise InputError for arguments that are out of range."""
     if deadlines not in DEADLINES:
         raise InputError(unknown_name("rule for deadlines", deadlines, DEADLINES))
     if connections < 1:
@@ -210,15 +217,16 @@ def _quiet_interpreter() -> Iterator[None]:
 
 
 class _Clock:
-    """Time since the start of a run; the start may still lie ahead."""
+    """The times of a run, for all of its streams."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, duration_s: float, grace_s: float) -> None:
         self.loop = loop
         self.duration_s = duration_s
         self.grace_s = grace_s
         self.start_s = 0.0
-        """Start of the run on the loop's clock."""
+        """Start of the run on the loop's clock; may be in the future."""
         self.ended_s = 0.0
+        """End of the run, in seconds since its start."""
 
 
 class _StreamContext(NamedTuple):
@@ -232,11 +240,11 @@ class _StreamContext(NamedTuple):
     clock: _Clock
     pool: Pool
     end_one: Callable[[], None]
-    """Called when a request has ended for good."""
+    """Called when a request of an open stream, or a closed client, has ended."""
 
 
 class _OpenStream:
-    """The requests of an open stream, which ``_LoadRun`` sends."""
+    """The requests of an open stream and their outcomes; ``_LoadRun`` sends them. Implements ``client.Taker``."""
 
     def __init__(self, context: _StreamContext) -> None:
         self.stream, self.clock = context.stream, context.clock
@@ -249,7 +257,7 @@ class _OpenStream:
         self.scheduled, self.lag, self.latency, self.status = array("d"), array("d"), array("d"), array("h")
 
     def schedule(self, times_s: Sequence[float]) -> None:
-        """Add requests; until they end they count as lost."""
+        """Add requests at these times since the start; they count as lost until they end."""
         count = len(times_s)
         self.scheduled.extend(times_s)
         self.lag.extend([math.nan] * count)
@@ -263,9 +271,11 @@ class _OpenStream:
         return self._payload.requests[self._rows[number] if self._rows else 0]
 
     def sent(self, number: int, now_s: float) -> None:
+        """Record by how much a request is sent later than scheduled."""
         self.lag[number] = now_s - self.clock.start_s - self.scheduled[number]
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
+        """Record status and latency of an answer, and read its class and exit if they are wanted."""
         self.latency[number] = now_s - self.clock.start_s - self.scheduled[number]
         self.status[number] = answer.status
         self.answers += 1
@@ -276,16 +286,17 @@ class _OpenStream:
             self._reader.read(number, answer)
 
     def broken(self, number: int, why: str, now_s: float) -> None:
+        """Record a request whose connection failed."""
         self.status[number] = BROKEN
         self.messages.setdefault(BROKEN, _one_line(why))
         self.ended(now_s, at_least_s=PAUSE_S)
 
     def ended(self, now_s: float, at_least_s: float = 0.0) -> None:
-        """Count the end of a request; *at_least_s*: shortest pause before a closed client's next one."""
+        """Count the end of a request; *at_least_s*: shortest pause before a closed client sends again."""
         self._end_one()
 
     def result(self, workload: Workload, exit_count: int) -> StreamLoad:
-        """Return the outcomes and figures of the stream."""
+        """Return the outcomes and figures of the stream; *exit_count*: number of the model's exits, 0 if unknown."""
         rows = np.array(self._rows, np.int64) if self._payload.sampled else None
         lag_s, scheduled_s = np.array(self.lag), np.array(self.scheduled)
         waited_s = np.maximum(0.0, self.clock.ended_s - scheduled_s)
@@ -315,6 +326,7 @@ class _ClosedStream(_OpenStream):
             self._pool.send(self, number)
 
     def ended(self, now_s: float, at_least_s: float = 0.0) -> None:
+        """Schedule the client's next request after the think time, unless the run is over by then."""
         pause_s = max(self.stream.think_ms / 1e3, at_least_s)
         next_s = now_s - self.clock.start_s + pause_s
         if next_s >= self.clock.duration_s:
@@ -329,29 +341,31 @@ class _ClosedStream(_OpenStream):
 
 
 class _LoadRun:
-    """The streams of a workload, and the order in which the open ones send."""
+    """A run: the streams of a workload, and the order in which the requests of open streams are sent."""
 
-    def __init__(self, workload: Workload, plan: _Preparation, pool: Pool, clock: _Clock) -> None:
+    def __init__(self, workload: Workload, preparation: _Preparation, pool: Pool, clock: _Clock) -> None:
         self.workload = workload
         self.pool = pool
         self.clock = clock
         self._finished = clock.loop.create_future()
         self._unfinished = 0
         """Requests of open streams without an outcome, and closed clients that send further requests."""
-        self.streams = [self._stream(index, plan) for index in range(len(workload.stream))]
+        self.streams = [self._make_stream(index, preparation) for index in range(len(workload.stream))]
         self._next = 0
-        self._order()
+        """Position of the next request to send in ``_times``, ``_owners`` and ``_numbers``."""
+        self._order_requests()
 
-    def _stream(self, index: int, plan: _Preparation) -> _OpenStream:
+    def _make_stream(self, index: int, preparation: _Preparation) -> _OpenStream:
+        """Create the open or closed stream with this number in the workload."""
         stream = self.workload.stream[index]
         # a random sequence of its own: with samples or without, the arrivals are the same
         rng = np.random.default_rng([self.workload.seed, index, SAMPLING])
-        payload, has_exits = plan.payloads[index], plan.have_exits[index]
+        payload, has_exits = preparation.payloads[index], preparation.have_exits[index]
         context = _StreamContext(stream, payload, has_exits, rng, self.clock, self.pool, self._end_one)
         return _ClosedStream(context) if stream.arrival == "closed" else _OpenStream(context)
 
-    def _order(self) -> None:
-        """Sort the requests of all open streams by their times; of equal times the first stream goes first."""
+    def _order_requests(self) -> None:
+        """Sort the requests of all open streams by their times; at equal times the first stream sends first."""
         times, owners, numbers = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         total = 0
         for index, stream in enumerate(self.streams):
@@ -372,7 +386,7 @@ class _LoadRun:
         self._numbers: list[int] = np.concatenate(numbers)[order].tolist()
 
     async def go(self, progress: Progress | None) -> None:
-        """Send all requests; returns after the last answer, or at the end of the grace period."""
+        """Send all requests, and wait for the last answer or the end of the grace period."""
         loop, clock = self.clock.loop, self.clock
         clock.start_s = loop.time() + LEAD_S
         closed = [stream for stream in self.streams if isinstance(stream, _ClosedStream)]
@@ -383,11 +397,11 @@ class _LoadRun:
             loop.call_at(clock.start_s, stream.begin)
         if self._times:
             loop.call_at(clock.start_s + self._times[0], self._send_due)
-        cut = loop.call_at(clock.start_s + clock.duration_s + clock.grace_s, self._end)
+        grace_timer = loop.call_at(clock.start_s + clock.duration_s + clock.grace_s, self._finish)
         if progress:
             self._report(progress)
         await self._finished
-        cut.cancel()
+        grace_timer.cancel()
         clock.ended_s = loop.time() - clock.start_s
 
     def results(self, profile: Any) -> tuple[StreamLoad, ...]:
@@ -409,15 +423,18 @@ class _LoadRun:
             loop.call_at(start_s + times[self._next], self._send_due)
 
     def _end_one(self) -> None:
+        """Count an open request or a closed client as ended; the last one finishes the run."""
         self._unfinished -= 1
         if not self._unfinished:
-            self._end()
+            self._finish()
 
-    def _end(self) -> None:
+    def _finish(self) -> None:
+        """Finish the run, after the last answer or the grace period."""
         if not self._finished.done():
             self._finished.set_result(None)
 
     def _report(self, progress: Progress) -> None:
+        """Report the progress, now and every ``PROGRESS_S`` until the run is finished."""
         if self._finished.done():
             return
         gone_s = max(0.0, self.clock.loop.time() - self.clock.start_s)
@@ -428,16 +445,16 @@ class _LoadRun:
 
 async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _Preparation:
     """Read the metadata of the server and its models, and build the requests of every stream."""
-    await _reach(control, 1)
-    server = await _get(control, "v2", key)
+    await _open_connections(control, 1)
+    server = await _get_json(control, "v2", key)
     if not isinstance(server, dict):
         raise InputError(f"{control.target.url}: GET v2 does not describe a server of the Open Inference Protocol")
     payloads, have_exits = [], []
     for index, stream in enumerate(workload.stream):
-        metadata = await _metadata(control, stream, key)
+        metadata = await _get_metadata(control, stream, key)
         inputs = read_inputs(stream.model, metadata)
-        if unknown := unshaped(stream, inputs):
-            answer = await _call(control, "GET", f"{model_path(stream)}/config", key)
+        if unknown := inputs_without_shape(stream, inputs):
+            answer = await _call_server(control, "GET", f"{model_path(stream)}/config", key)
             known = read_shapes(_parse_json(answer.body) if answer.status == OK else None)
             stated = {name: shape for name, shape in known.items() if name in unknown}
             stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
@@ -448,7 +465,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
                 inputs,
                 control.target,
                 deadlines=deadlines,
-                binary=announced(server, BINARY),
+                binary=has_extension(server, BINARY),
                 key=key,
                 seed=(workload.seed, index),
                 folder=workload.folder,
@@ -456,17 +473,19 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
         except ShapeNeeded as error:
             raise workload.advised(stream, error) from error
         payloads.append(payload)
-    return _Preparation(server, tuple(payloads), tuple(have_exits), await _round_trip_s(control, key))
+    return _Preparation(server, tuple(payloads), tuple(have_exits), await _measure_round_trip_s(control, key))
 
 
-async def _reach(pool: Pool, count: int) -> None:
+async def _open_connections(pool: Pool, count: int) -> None:
+    """Open connections of a pool; InputError if the server cannot be reached."""
     try:
         await pool.open(count)
     except OSError as error:
         raise InputError(unreachable(pool.target.url, error, "weft serve")) from error
 
 
-async def _call(control: Pool, method: str, path: str, key: str | None, body: bytes = b"") -> Answer:
+async def _call_server(control: Pool, method: str, path: str, key: str | None, body: bytes = b"") -> Answer:
+    """Send a request besides the load, and return its answer; InputError if the server does not answer."""
     try:
         return await call(control, request_bytes(control.target, method, path, key=key, body=body))
     except OSError as error:
@@ -474,12 +493,13 @@ async def _call(control: Pool, method: str, path: str, key: str | None, body: by
         raise InputError(f"{control.target.url}: the server does not answer: {why}") from error
 
 
-async def _get(control: Pool, path: str, key: str | None) -> Any:
-    """Return the JSON under a path that every server of the protocol has."""
-    return _content(control, path, await _call(control, "GET", path, key))
+async def _get_json(control: Pool, path: str, key: str | None) -> Any:
+    """GET a path that every server of the protocol has, and return its JSON; InputError for an error status."""
+    return _checked_json(control, path, await _call_server(control, "GET", path, key))
 
 
-def _content(control: Pool, path: str, answer: Answer) -> Any:
+def _checked_json(control: Pool, path: str, answer: Answer) -> Any:
+    """Return the JSON of an answer, None if it is no JSON; InputError for an error status."""
     if answer.status == 401:
         raise InputError(f"{control.target.url}: the server wants another key than this one; give --api-key")
     if answer.status != OK:
@@ -487,30 +507,31 @@ def _content(control: Pool, path: str, answer: Answer) -> Any:
     return _parse_json(answer.body)
 
 
-async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
+async def _get_metadata(control: Pool, stream: Stream, key: str | None) -> Any:
     """Return the metadata of a stream's model; InputError with near names if the server does not have the model."""
     path, name = model_path(stream), served_name(stream.model)
-    answer = await _call(control, "GET", path, key)
+    answer = await _call_server(control, "GET", path, key)
     if answer.status not in (400, 404):
-        return _content(control, path, answer)
-    index = await _call(control, "POST", "v2/repository/index", key, b"{}")
+        return _checked_json(control, path, answer)
+    index = await _call_server(control, "POST", "v2/repository/index", key, b"{}")
     rows = _parse_json(index.body) if index.status == OK else None
     known = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row] if rows else []
     hint = unknown_name("model", name, known) if known else f"unknown model {name!r}; {_error_text(answer.body)}"
     raise InputError(f"{control.target.url}: {hint}")
 
 
-async def _round_trip_s(control: Pool, key: str | None) -> float:
+async def _measure_round_trip_s(control: Pool, key: str | None) -> float:
+    """Return the median round trip of health probes."""
     loop, times = control.loop, []
     for _ in range(ROUND_TRIPS):
         before_s = loop.time()
-        await _call(control, "GET", "v2/health/live", key)
+        await _call_server(control, "GET", "v2/health/live", key)
         times.append(loop.time() - before_s)
     return statistics.median(times)
 
 
-async def _profile(control: Pool, key: str | None) -> Any:
-    """Return the profile of a weft server; None from any other server, or if it is gone."""
+async def _get_profile(control: Pool, key: str | None) -> Any:
+    """Return the profile of a weft server; None from any other server, or if the server does not answer any more."""
     try:
         answer = await call(control, request_bytes(control.target, "GET", "weft/profile", key=key))
     except OSError:
@@ -528,6 +549,8 @@ def _exit_count(profile: Any, stream: Stream) -> int:
 
 
 def _parse_json(body: bytes) -> Any:
+    """Parse JSON; None if it is invalid, NaN and Infinity included."""
+
     def refuse(token: str) -> Any:
         raise ValueError(f"{token} is no JSON")
 
@@ -548,6 +571,7 @@ def _error_text(body: bytes) -> str:
 
 
 def _one_line(text: str) -> str:
+    """Return text on one line, without control characters, cut to ``SHOWN_CHARACTERS``."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(line.split())
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."

@@ -78,14 +78,17 @@ def read_inputs(model: str, metadata: Any) -> tuple[TensorSpec, ...]:
     return inputs
 
 
-def unshaped(stream: Stream, inputs: Sequence[TensorSpec]) -> set[str]:
-    """Return the inputs with a free dimension besides the batch for which the stream has no shape."""
-    shaped = set(stream.shapes) if stream.samples is None else {spec.name for spec in inputs}
-    return {spec.name for spec in inputs if any(size < 0 for size in spec.shape[1:])} - shaped
+def inputs_without_shape(stream: Stream, inputs: Sequence[TensorSpec]) -> set[str]:
+    """Return the inputs with a free dimension besides the batch whose shape neither stream nor samples set."""
+    with_shape = set(stream.shapes) if stream.samples is None else {spec.name for spec in inputs}
+    return {spec.name for spec in inputs if any(size < 0 for size in spec.shape[1:])} - with_shape
 
 
 def read_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Return input -> shape with which a weft server measures the model, by its configuration; else nothing."""
+    """Return the shapes at which a weft server measures a model, by input; empty if *config* does not have them.
+
+    config: the model's configuration, as the server describes it.
+    """
     try:
         shapes = literal_eval(config["parameters"]["weft_shapes"]["string_value"])
         return {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
@@ -94,7 +97,10 @@ def read_shapes(config: Any) -> dict[str, tuple[int, ...]]:
 
 
 def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
-    """Return the shape to send: the stream's, or the model's with 1 for a free first dimension, the batch."""
+    """Return the shape of an input to send: the stream's, or the model's with a batch of 1.
+
+    ShapeNeeded if another dimension is free, WorkloadError if the stream's shape does not fit the model.
+    """
     stated = stream.shapes.get(spec.name)
     if stated is None:
         shape = tuple(1 if size < 0 and axis == 0 else size for axis, size in enumerate(spec.shape))
@@ -103,7 +109,7 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
             raise ShapeNeeded(problem, spec.name, example(spec.shape), model=stream.model)
         return shape
     if len(stated) != len(spec.shape) or any(
-        want not in (-1, have) for have, want in zip(stated, spec.shape, strict=True)
+        expected not in (-1, size) for size, expected in zip(stated, spec.shape, strict=True)
     ):
         raise WorkloadError(
             f"{stream.model}: shape {written(stated)} does not fit its input {spec.name!r}, {written(spec.shape)}"
@@ -122,23 +128,27 @@ def build_payload(
     seed: Sequence[int] = (0,),
     folder: str | Path = ".",
 ) -> Payload:
-    """Build the HTTP requests of a stream, the same for the same seed; *folder*: that of its samples."""
+    """Build the HTTP requests of a stream; their values depend only on *seed*, or on the samples.
+
+    deadlines: one of ``DEADLINES``. binary: whether tensors are sent in binary. key: API key, None for none.
+    folder: where the file of samples is. WorkloadError if values, shapes or samples do not fit the *inputs*.
+    """
     for name in (*stream.shapes, *stream.values):
         if name not in (known := [spec.name for spec in inputs]):
             axes = " (a server does not tell the names of axes: give shapes of inputs)"
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}{axes}")
-    template = _RequestTemplate(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
+    template = _RequestTemplate(stream, tuple(inputs), target, _request_parameters(stream, deadlines), binary, key)
     if stream.samples is None:
         rng = np.random.default_rng(seed)
-        values = [_values(stream, spec, input_shape(stream, spec), rng) for spec in inputs]
+        values = [_draw_values(stream, spec, input_shape(stream, spec), rng) for spec in inputs]
         return Payload((template.fill(values),))
     samples = read_samples(Path(folder) / stream.samples, inputs)
     _check_shapes(stream, inputs, samples)
-    return Payload(_sample_requests(template, samples), True, samples.labels)
+    return Payload(_sample_requests(template, samples), sampled=True, labels=samples.labels)
 
 
 class _RequestTemplate(NamedTuple):
-    """A request without its tensors."""
+    """A request of a stream, to which tensors are added."""
 
     stream: Stream
     inputs: tuple[TensorSpec, ...]
@@ -154,7 +164,7 @@ class _RequestTemplate(NamedTuple):
         for spec, tensor in zip(self.inputs, tensors, strict=True):
             entry: dict[str, object] = {"name": spec.name, "shape": list(tensor.shape), "datatype": spec.datatype}
             if self.binary:
-                data = _raw(tensor)
+                data = _to_binary(tensor)
                 raw += data
                 entry["parameters"] = {"binary_data_size": len(data)}
             else:
@@ -174,6 +184,7 @@ class _RequestTemplate(NamedTuple):
 
 
 def _sample_requests(template: _RequestTemplate, samples: Samples) -> tuple[bytes, ...]:
+    """Build a request for every sample; WorkloadError if a sample cannot be sent, or all take too much memory."""
     requests, total = [], 0
     where = f"{template.stream.samples}: sample"
     for row in range(len(samples)):
@@ -190,6 +201,7 @@ def _sample_requests(template: _RequestTemplate, samples: Samples) -> tuple[byte
 
 
 def _check_shapes(stream: Stream, inputs: Sequence[TensorSpec], samples: Samples) -> None:
+    """Raise WorkloadError if a shape of the stream differs from that of its samples."""
     for spec in inputs:
         shape = samples.inputs[spec.name].shape[1:]
         if spec.name in stream.shapes and input_shape(stream, spec) != shape:
@@ -199,7 +211,8 @@ def _check_shapes(stream: Stream, inputs: Sequence[TensorSpec], samples: Samples
             )
 
 
-def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
+def _request_parameters(stream: Stream, deadlines: str) -> dict[str, object]:
+    """Return the parameters of a stream's requests: priority, deadline and exit threshold."""
     parameters: dict[str, object] = {"priority": TRITON_PRIORITY[stream.priority]}
     if stream.deadline_ms is None:
         pass
@@ -216,16 +229,19 @@ def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
 
 
 def sent_threshold(stream: Stream) -> float | None:
-    """Return the exit threshold to send; None leaves it to the server.
+    """Return the exit threshold to send with requests; None leaves it to the server.
 
-    A stream with a floor sends none: the threshold of a request does not sink with the load.
+    For a stream with a floor it is None: a server lowers its own threshold under load, but not that of a request.
     """
     stated = "exit_threshold" in stream.model_fields_set and stream.exit_floor is None
     return stream.exit_threshold if stated else None
 
 
-def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw values that any model takes: whole numbers are 0 or 1, because they may be indices into a table."""
+def _draw_values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Return values for an input: those that the stream sets, else random ones.
+
+    Random whole numbers are 0 or 1, which are valid even as indices into a table.
+    """
     kind = DATATYPES[spec.datatype]
     if float(np.prod(shape, dtype=float)) * max(kind.itemsize, 8) > MAX_TENSOR_BYTES:
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
@@ -238,20 +254,22 @@ def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.ra
     return rng.integers(0, 2, shape).astype(kind)
 
 
-def _raw(tensor: Array) -> bytes:
+def _to_binary(tensor: Array) -> bytes:
+    """Encode a tensor: little-endian, row-major; each string is preceded by its length in four bytes."""
     if tensor.dtype == np.object_:
         return b"".join(struct.pack("<I", len(word)) + word for word in tensor.ravel().tolist())
     return tensor.astype(tensor.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def _to_list(tensor: Array) -> list[Any]:
+    """Return the elements of a tensor, row-major, for JSON."""
     if tensor.dtype == np.object_:
         return [word.decode() for word in tensor.ravel().tolist()]
     values: list[Any] = tensor.ravel().tolist()
     return values
 
 
-def announced(server: Mapping[str, Any], extension: str) -> bool:
+def has_extension(server: Mapping[str, Any], extension: str) -> bool:
     """Tell whether a server's metadata lists an extension."""
     extensions = server.get("extensions")
     return isinstance(extensions, list) and extension in extensions
@@ -284,9 +302,10 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
 
 
 def _check_samples(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[TensorSpec]) -> Samples:
+    """Convert the arrays of a file to samples for these inputs; WorkloadError if they do not fit."""
     if not inputs:
         raise WorkloadError("the model takes no input that a sample could fill")
-    tensors = {spec.name: _tensors(spec, stored[spec.name]) for spec in inputs}
+    tensors = {spec.name: _to_tensors(spec, stored[spec.name]) for spec in inputs}
     first = inputs[0].name
     count = len(tensors[first])
     if not count:
@@ -295,20 +314,24 @@ def _check_samples(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[Tens
         if len(tensor) != count:
             raise WorkloadError(f"{name} holds {len(tensor)} samples, {first} {count}")
     known = {spec.name for spec in inputs}
-    return Samples(tensors, _labels(stored[LABEL], count) if LABEL in stored and LABEL not in known else None)
+    return Samples(tensors, _check_labels(stored[LABEL], count) if LABEL in stored and LABEL not in known else None)
 
 
-def _tensors(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
-    """Return the array as tensors to send; if the input has a batch dimension, each is a batch of one."""
-    whole = array[:, None] if 0 < array.ndim == len(spec.shape) else array
-    if not whole.ndim or not fits(whole.shape[1:], spec.shape):
+def _to_tensors(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
+    """Return the samples in an array as tensors to send, one per entry of the first dimension.
+
+    If the samples lack the input's batch dimension, each becomes a batch of one.
+    """
+    tensors = array[:, None] if 0 < array.ndim == len(spec.shape) else array
+    if not tensors.ndim or not fits(tensors.shape[1:], spec.shape):
         raise WorkloadError(
             f"{spec.name} has the shape {written(array.shape)}, whose rows do not fit the input's {written(spec.shape)}"
         )
-    return _cast(spec, whole)
+    return _cast(spec, tensors)
 
 
 def _cast(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
+    """Convert an array to the input's datatype; WorkloadError if that could lose digits."""
     kind = DATATYPES[spec.datatype]
     if kind == np.object_:
         if array.dtype.kind not in "SU":
@@ -325,7 +348,8 @@ def _cast(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
     return array.astype(kind, copy=False)
 
 
-def _labels(array: npt.NDArray[Any], count: int) -> Ints:
+def _check_labels(array: npt.NDArray[Any], count: int) -> Ints:
+    """Return the labels of *count* samples as 64-bit integers; WorkloadError if they are none."""
     if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64, "safe"):
         raise WorkloadError(f"{LABEL} is of type {array.dtype}, must be whole numbers of at most 63 bits")
     if array.shape != (count,):

@@ -76,6 +76,7 @@ class _Output(NamedTuple):
             raise Unreadable(f"its output {self.name!r} does not hold {written(self.shape)} {self.datatype}") from None
 
     def _flat(self, kind: np.dtype[Any]) -> Array:
+        """Return the elements as a flat array; values beyond the range of a float become infinite."""
         if isinstance(self.data, bytes):
             return np.frombuffer(self.data, kind.newbyteorder("<"))
         with np.errstate(over="ignore"):
@@ -89,7 +90,7 @@ def announces_exits(metadata: Any) -> bool:
 
 
 def class_of(answer: Mapping[str, _Output]) -> int:
-    """Return the index of the largest score in the model's first output."""
+    """Return the index of the largest score in the model's first output; Unreadable if that has no scores."""
     output = next((output for name, output in answer.items() if not name.startswith(OURS)), None)
     if output is None:
         raise Unreadable("it has no outputs")
@@ -101,7 +102,7 @@ def class_of(answer: Mapping[str, _Output]) -> int:
 
 
 def exit_of(answer: Mapping[str, _Output]) -> int:
-    """Return the deepest exit that a row of the request took."""
+    """Return the deepest exit that a row of the request took, from 1; Unreadable without the output ``EXIT``."""
     if EXIT not in answer:
         raise Unreadable(f"it has no output {EXIT!r}")
     rows: list[Any] = answer[EXIT].values().ravel().tolist()
@@ -111,7 +112,7 @@ def exit_of(answer: Mapping[str, _Output]) -> int:
 
 
 def outputs_of(answer: Answer) -> dict[str, _Output]:
-    """Return the outputs of an answer by name, in order."""
+    """Return the outputs of an answer by name, in order; Unreadable if it is no answer of the protocol."""
     if len(answer.body) >= MAX_ANSWER_BYTES:
         raise Unreadable(f"it has {MAX_ANSWER_BYTES} bytes or more")
     length = len(answer.body) if answer.json_bytes is None else answer.json_bytes
@@ -119,14 +120,15 @@ def outputs_of(answer: Answer) -> dict[str, _Output]:
         raise Unreadable("it does not say where its tensors begin")
     try:
         entries = json.loads(answer.body[:length])["outputs"]
-        return {output.name: output for output in _outputs(entries, answer.body, length)}
+        return {output.name: output for output in _parse_outputs(entries, answer.body, length)}
     except Unreadable:
         raise
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"it is no answer of the protocol ({type(error).__name__}: {error})") from None
 
 
-def _outputs(entries: Any, body: bytes, begin: int) -> Iterator[_Output]:
+def _parse_outputs(entries: Any, body: bytes, begin: int) -> Iterator[_Output]:
+    """Yield the outputs of an answer; *entries*: the JSON list; *begin*: where binary tensors start in *body*."""
     for entry in entries:
         name, shape = str(entry["name"]), tuple(int(size) for size in entry["shape"])
         if min(shape, default=0) < 0:
@@ -162,18 +164,16 @@ class AnswerContents:
 
     def take(self, rows: Any) -> AnswerContents:
         """Return the contents of the requests *rows* (indices or a mask), in that order."""
-        lists = {"sample": self.sample, "exit": self.exit, "prediction": self.prediction, "labels": self.labels}
-        chosen: Any = {key: values if values is None else values[rows] for key, values in lists.items()}
-        return replace(self, **chosen)
+        columns = {"sample": self.sample, "exit": self.exit, "prediction": self.prediction, "labels": self.labels}
+        selected: Any = {key: values if values is None else values[rows] for key, values in columns.items()}
+        return replace(self, **selected)
 
 
 class AnswerReader:
-    """Reads class and exit of the answers of one stream.
-
-    labels: the right class of each sample, if classes are read; exits: whether exits are read.
-    """
+    """Reads class and exit of the answers of one stream."""
 
     def __init__(self, labels: Ints | None, *, exits: bool) -> None:
+        """labels: the right class of each sample, None: classes are not read. exits: whether exits are read."""
         self._labels, self._exits = labels, exits
         self.wanted = labels is not None or exits
         self._exit, self._class = array("h"), array("q")
@@ -188,7 +188,7 @@ class AnswerReader:
             self._class.extend([NO_CLASS] * count)
 
     def read(self, number: int, answer: Answer) -> None:
-        """Read an answer with status 200."""
+        """Read the answer with status 200 to the request *number*; count it if it cannot be read."""
         try:
             outputs = outputs_of(answer)
             if self._labels is not None:
@@ -202,13 +202,13 @@ class AnswerReader:
     def contents(self, rows: Ints | None, exit_count: int) -> AnswerContents:
         """Return the contents of all answers; *rows*: the sample of each; *exit_count*: exits of the model."""
         return AnswerContents(
-            rows,
-            np.array(self._exit, np.int64) if self._exits else None,
-            None if self._labels is None else np.array(self._class, np.int64),
-            None if self._labels is None or rows is None else self._labels[rows],
-            exit_count,
-            self._unreadable,
-            self._problem,
+            sample=rows,
+            exit=np.array(self._exit, np.int64) if self._exits else None,
+            prediction=None if self._labels is None else np.array(self._class, np.int64),
+            labels=None if self._labels is None or rows is None else self._labels[rows],
+            exit_count=exit_count,
+            unreadable=self._unreadable,
+            problem=self._problem,
         )
 
 
@@ -373,7 +373,10 @@ def stream_load(
     messages: Mapping[int, str],
     contents: AnswerContents | None = None,
 ) -> StreamLoad:
-    """Sort a stream's requests by their scheduled times and compute its figures."""
+    """Sort a stream's requests by their scheduled times, and compute the figures of those after the warm-up.
+
+    Arguments are as in ``StreamLoad``, in any order of the requests.
+    """
     order = np.argsort(scheduled_s, kind="stable")
     counted = order[scheduled_s[order] >= workload.warmup_s]
     contents = contents or AnswerContents()
@@ -392,9 +395,12 @@ def stream_load(
 def _figures(
     deadline_ms: float | None, span_s: float, lag_s: Floats, latency_s: Floats, status: Statuses, read: AnswerContents
 ) -> StreamFigures:
-    """Compute the figures of the requests after the warm-up; *read*: the contents of those with status 200."""
+    """Compute the figures of the requests after the warm-up.
+
+    span_s: length of the run after the warm-up. read: the contents of the answers with status 200.
+    """
     codes, counts = np.unique(status, return_counts=True)
-    bins = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
+    by_status = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
     good = latency_s[status == OK]
     due_s = np.inf if deadline_ms is None else deadline_ms / 1e3
     met = int(np.count_nonzero(good <= due_s))
@@ -402,9 +408,9 @@ def _figures(
     return StreamFigures(
         scheduled=len(status),
         answered=len(good),
-        statuses={code: count for code, count in bins.items() if code not in (BROKEN, LOST)},
-        broken=bins.get(BROKEN, 0),
-        lost=bins.get(LOST, 0),
+        statuses={code: count for code, count in by_status.items() if code not in (BROKEN, LOST)},
+        broken=by_status.get(BROKEN, 0),
+        lost=by_status.get(LOST, 0),
         offered_per_s=len(status) / span_s,
         answered_per_s=len(good) / span_s,
         met=met,
@@ -419,13 +425,14 @@ def _figures(
 
 
 def _accuracy(contents: AnswerContents) -> float | None:
-    """Return the share of right classes; an unreadable answer counts as wrong."""
+    """Return the share of answers with the right class; an unreadable answer counts as wrong. None without classes."""
     if contents.prediction is None or not len(contents.prediction):
         return None
     return float((contents.prediction == contents.labels).mean())
 
 
 def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
+    """Return the share of readable answers that took each exit, the end last; None if there are none."""
     taken = np.empty(0, np.int64) if contents.exit is None else contents.exit[contents.exit != NO_EXIT]
     if not len(taken):
         return None
@@ -434,7 +441,7 @@ def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
 
 
 def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
-    """Return the quantiles of *values*; each is an observed value, not interpolated."""
+    """Return the quantiles of *values* at *shares* (0 to 1): observed values, not interpolated; None without values."""
     if not len(values):
         return [None] * len(shares)
     quantiles: list[float | None] = np.quantile(values, shares, method="inverted_cdf").tolist()
@@ -442,6 +449,7 @@ def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
 
 
 def _remarks(result: LoadResult) -> list[str]:
+    """Return sentences about what limits the meaning of a result: errors, unreadable answers, a slow generator."""
     remarks = []
     for load in result.streams:
         model = load.stream.model
@@ -465,6 +473,7 @@ def _remarks(result: LoadResult) -> list[str]:
 
 
 def _lag_remark(load: StreamLoad) -> str | None:
+    """Return the remark that requests were sent too late; None if the send lag is negligible."""
     lag_s, median_s = load.figures.lag_p99_s, load.figures.p50_s
     if lag_s is None or (lag_s <= MOST_LAG_S and (median_s is None or lag_s <= MOST_LAG_SHARE * median_s)):
         return None

@@ -65,21 +65,22 @@ class _KeysFile(BaseModel):
 
 
 @dataclass(slots=True)
-class _Allowance:
-    """Rate limit as a token bucket: ``per_s`` tokens per second, at most those of one second."""
+class _TokenBucket:
+    """Rate limit as a token bucket: ``per_s`` tokens per second; it holds at most the tokens of one second."""
 
     per_s: float
-    left: float
-    since_s: float
+    tokens: float
+    filled_s: float
+    """When tokens were last added."""
 
-    def wait_s(self, now_s: float) -> float:
-        """Take a token and return 0, or return the seconds until there is one."""
+    def take(self, now_s: float) -> float:
+        """Take a token and return 0.0; without a token, return the seconds until the next one."""
         burst = max(1.0, self.per_s)
-        self.left = min(burst, self.left + (now_s - self.since_s) * self.per_s)
-        self.since_s = now_s
-        if self.left < 1.0:
-            return (1.0 - self.left) / self.per_s
-        self.left -= 1.0
+        self.tokens = min(burst, self.tokens + (now_s - self.filled_s) * self.per_s)
+        self.filled_s = now_s
+        if self.tokens < 1.0:
+            return (1.0 - self.tokens) / self.per_s
+        self.tokens -= 1.0
         return 0.0
 
 
@@ -87,6 +88,7 @@ class Caller:
     """The user of one key, with counters that outlive a change of the keys file."""
 
     def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
+        """name: of the key, in metrics and logs. now: clock in seconds."""
         self.name, self._now = name, now
         self.config: KeyConfig | None = None
         """None: no limits."""
@@ -94,41 +96,46 @@ class Caller:
         self.rank = ANYONE
         self.requests = self.in_flight = 0
         self.refused: Counter[str] = Counter()
-        self._allowance: _Allowance | None = None
+        self._bucket: _TokenBucket | None = None
+        """The rate limit; None: no limit."""
 
-    def limit(self, config: KeyConfig) -> None:
-        """Set the limits of the key from now on."""
-        before, self.config, self.removed = self.config, config, False
+    def set_limits(self, config: KeyConfig) -> None:
+        """Set the limits and priorities of the key; an unchanged rate limit keeps the tokens it has left."""
+        previous, self.config, self.removed = self.config, config, False
         self.rank = ClientRank(config.priority, config.top_priority)
         rate = config.requests_per_s
         if rate is None:
-            self._allowance = None
-        elif before is None or before.requests_per_s != rate:
-            self._allowance = _Allowance(rate, max(1.0, rate), self._now())
+            self._bucket = None
+        elif previous is None or previous.requests_per_s != rate:
+            self._bucket = _TokenBucket(rate, max(1.0, rate), self._now())
 
     def begin(self) -> None:
-        """Admit a request and count it as in flight until ``end``; OverQuota beyond the limits of the key."""
+        """Admit a request and count it as in flight until ``end``; raises what ``admit`` raises."""
         self.admit()
         self.in_flight += 1
 
     def admit(self) -> None:
-        """Count a new request against the rate limit; OverQuota beyond the limits of the key."""
+        """Count a new request against the rate limit; OverQuota beyond the key's limits, Unauthorised if removed."""
         if self.removed:
             raise Unauthorised("this server does not know the API key any more")
         self._check_in_flight()
         config = self.config
         if config is not None:
-            wait_s = self._allowance.wait_s(self._now()) if self._allowance else 0.0
+            wait_s = self._bucket.take(self._now()) if self._bucket else 0.0
             if wait_s > 0:
                 self._refuse("rate", f"asks for more than {config.requests_per_s:g} requests per second", wait_s)
         self.requests += 1
 
     def enter(self) -> None:
-        """Count an admitted request as in flight until ``end``; OverQuota if others were faster."""
+        """Count an admitted request as in flight until ``end``.
+
+        OverQuota if other requests have reached the limit since ``admit``.
+        """
         self._check_in_flight()
         self.in_flight += 1
 
     def end(self) -> None:
+        """Stop counting a request as in flight, after its answer."""
         self.in_flight -= 1
 
     def _check_in_flight(self) -> None:
@@ -137,6 +144,10 @@ class Caller:
             self._refuse("in_flight", f"has {self.in_flight} requests in flight, which is its limit", 1.0)
 
     def _refuse(self, reason: str, what: str, wait_s: float) -> None:
+        """Count a refusal and raise OverQuota.
+
+        what: the message after the key's name. wait_s: when the client may try again.
+        """
         self.refused[reason] += 1
         raise OverQuota(f"key {self.name!r} {what}; send it again later", wait_s)
 
@@ -147,7 +158,7 @@ class Keys:
     def __init__(
         self, own: str | None = None, file: Path | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """InputError if the file cannot be used."""
+        """own: the server's own key. file: the keys file; InputError if it cannot be used. now: clock in seconds."""
         self._file, self._now = file, now
         self._secret = hashlib.blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.required = own is not None or file is not None
@@ -156,18 +167,21 @@ class Keys:
         self._anybody = None if self.required else self._caller(ANYBODY)
         self._own = {} if own is None else {self._digest(own): self._caller(OWN)}
         self._by_digest: dict[bytes, Caller] = dict(self._own)
-        self._look_s = 0.0
+        self._next_check_s = 0.0
         self._seen: tuple[int, ...] | None = None
         if file is not None:
             self._seen = _signature(file)
-            self._know(read_keys(file))
+            self._replace_file_keys(read_keys(file))
 
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """Return the user of a request's key, None without a valid key; *headers* have lower-case names."""
+        """Return the user of a request's key, None without a valid key; *headers* have lower-case names.
+
+        Checks the keys file for changes before, at most every LOOK_EVERY_S.
+        """
         if self._anybody is not None:
             return self._anybody
-        if self._file is not None and self._now() >= self._look_s:
-            self.look()
+        if self._file is not None and self._now() >= self._next_check_s:
+            self.reload()
         given = headers.get("x-api-key", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
@@ -181,24 +195,27 @@ class Keys:
             raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
         return caller
 
-    def look(self, *, anyway: bool = False) -> None:
-        """Read the keys file again if it has changed; errors are logged and leave the keys as they were."""
+    def reload(self, *, force: bool = False) -> None:
+        """Read the keys file again if it has changed, or *anyway*; after an error, which is logged, the keys stay."""
         if self._file is None:
             return
-        self._look_s = self._now() + LOOK_EVERY_S
+        self._next_check_s = self._now() + LOOK_EVERY_S
         seen = _signature(self._file)
-        if seen == self._seen and not anyway:
+        if seen == self._seen and not force:
             return
         self._seen = seen
         try:
-            self._know(read_keys(self._file))
+            self._replace_file_keys(read_keys(self._file))
         except InputError as error:
             log.error("%s; the keys stay as they were", error)
         else:
             log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._own))
 
-    def _know(self, configs: list[KeyConfig]) -> None:
-        """Replace the keys of the file; the server's own key stays."""
+    def _replace_file_keys(self, configs: list[KeyConfig]) -> None:
+        """Replace the keys of the file by *configs*; the server's own key stays.
+
+        Users whose keys were removed keep their counters, but their requests are refused.
+        """
         digests = [self._digest(config.key) for config in configs]
         if self._own.keys() & set(digests):
             raise InputError(f"{self._file}: one of its keys is the server's own; use another")
@@ -207,12 +224,14 @@ class Keys:
         self._by_digest = dict(self._own)
         for digest, config in zip(digests, configs, strict=True):
             self._by_digest[digest] = caller = self._caller(config.name)
-            caller.limit(config)
+            caller.set_limits(config)
 
     def _caller(self, name: str) -> Caller:
+        """Return the user of this name, created at the first call."""
         return self.callers.setdefault(name, Caller(name, self._now))
 
     def _digest(self, key: str) -> bytes:
+        """Return the digest of a key, keyed with the secret of this process."""
         digest = self._secret.copy()
         digest.update(key.encode("utf-8", "surrogatepass"))
         return digest.digest()
@@ -239,6 +258,7 @@ def read_keys(path: Path) -> list[KeyConfig]:
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
+    """Return time, size and inode of a file, which differ after a change; None if it cannot be read."""
     try:
         status = os.stat(path)
     except OSError:
@@ -258,7 +278,7 @@ class HostNames:
     """The host names of a server, on any port; all names are accepted if *names* is None or contains ``*``."""
 
     def __init__(self, names: Iterable[str] | None) -> None:
-        listed = None if names is None else {name_in(name) for name in names}
+        listed = None if names is None else {host_name(name) for name in names}
         self._names = None if listed is None or ANY in listed else frozenset(listed)
         self._seen: set[str] = set()
 
@@ -267,7 +287,7 @@ class HostNames:
         host = headers.get("host")
         if self._names is None or not host or host in self._seen:
             return
-        if name_in(host) not in self._names:
+        if host_name(host) not in self._names:
             raise Forbidden(
                 f"this server is not {host[:100]!r}; ask it under one of its names, or add that one to allowed_hosts"
             )
@@ -283,19 +303,23 @@ def check_origin(method: str, headers: Mapping[str, str]) -> None:
 
 
 def names_of(config: ServerConfig) -> tuple[str, ...] | None:
-    """Return the names that are set, by default those of this machine if the server listens on loopback only."""
+    """Return the host names that requests may have; None: any.
+
+    By default those of this machine if the server listens on loopback only, else any.
+    """
     if config.network.allowed_hosts is not None:
         return config.network.allowed_hosts
     return (*LOOPBACK_NAMES, config.network.host) if is_loopback(config.network.host) else None
 
 
-def name_in(host: str) -> str:
-    """Return the host name in a header ``Host`` or in a setting, without its port."""
+def host_name(host: str) -> str:
+    """Return the host name in *host*, a header ``Host`` or a setting, without the port."""
     if host.startswith("["):
-        return _bare(host.partition("]")[0])
+        return _normalise_name(host.partition("]")[0])
     name, colon, port = host.rpartition(":")
-    return _bare(name if colon and port.isdigit() and ":" not in name else host)
+    return _normalise_name(name if colon and port.isdigit() and ":" not in name else host)
 
 
-def _bare(name: str) -> str:
+def _normalise_name(name: str) -> str:
+    """Return a host name in lower case, without brackets (IPv6) and without a dot at its end."""
     return name.strip("[]").rstrip(".").lower()

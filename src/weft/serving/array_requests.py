@@ -20,14 +20,14 @@ from weft.serving.wire import (
     Parameter,
     Wanted,
     add_wanted,
+    bytes_array,
+    bytes_elements,
     check_range,
     check_wanted,
-    fit,
-    missing,
-    objects,
-    produced,
+    fit_input,
+    missing_inputs_message,
+    output_array,
     refuse_request_parameter,
-    strings,
 )
 
 
@@ -37,34 +37,36 @@ def request_of(
     outputs: Iterable[str] = (),
     parameters: Mapping[str, Parameter] | None = None,
 ) -> InferRequest:
-    """Build a checked request for a model. Without *outputs* all outputs are returned."""
+    """Build a request for a model from arrays; BadRequest if they do not fit. Without *outputs*, requests all."""
     for key, value in (parameters or {}).items():
         refuse_request_parameter(key, value)
     specs = model.inputs_by_name
     tensors: dict[str, Input] = {name: _tensor(name, value, specs) for name, value in inputs.items()}
     if len(tensors) != len(specs):
-        raise BadRequest(missing(tensors, model))
+        raise BadRequest(missing_inputs_message(tensors, model))
     names = list(outputs)
     check_wanted(len(names))
     wanted: dict[str, Wanted] = {}
     for name in names:
-        add_wanted(wanted, name, True, model)
+        add_wanted(wanted, name, binary=True, model=model)
     return InferRequest(tensors, "", dict(parameters or {}), tuple(wanted.values()) or model.every_output[True])
 
 
 def answer_of(response: InferResponse) -> dict[str, Array]:
     """Return the requested outputs as copies that the caller owns."""
     specs = {spec.name: spec for spec in response.model.outputs}
-    return {output.name: np.array(produced(response.outputs, specs[output.name])) for output in response.request.wanted}
+    names = [output.name for output in response.request.wanted]
+    return {name: np.array(output_array(response.outputs, specs[name])) for name in names}
 
 
 def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) -> Array:
+    """Convert *value* to an array of the type and shape of the input *name*; BadRequest if it does not fit."""
     try:
         given: Array = np.asarray(value)
     except ValueError as error:
         raise BadRequest(f"input {name!r}: no array can be made of it: {error}") from error
     known = specs.get(name)
-    spec, dtype, _, _ = fit(name, known and known.datatype, list(given.shape), specs)
+    spec, dtype, _, _ = fit_input(name, known and known.datatype, list(given.shape), specs)
     if dtype.kind == "O":
         return _strings(given, spec)
     whole = dtype.kind in "iu" and given.dtype.kind in "iu"
@@ -80,6 +82,7 @@ def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) ->
 
 
 def _strings(given: Array, spec: TensorSpec) -> Array:
+    """Convert an array of strings or bytes to a BYTES tensor; BadRequest for other elements."""
     if given.dtype.kind not in "OUS" or not all(isinstance(item, str | bytes) for item in given.reshape(-1).tolist()):
         raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is a string or bytes")
-    return objects(strings(given)).reshape(given.shape)
+    return bytes_array(bytes_elements(given)).reshape(given.shape)

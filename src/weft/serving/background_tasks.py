@@ -35,7 +35,7 @@ def run_in_background(
 ) -> asyncio.Future[T]:
     """Run *call* on a daemon thread of this name, and return its result as a future of the running loop.
 
-    unwanted: gets the result, on a background thread, if the future was cancelled or the loop has ended.
+    unwanted: called with the result, on a background thread, if the future was cancelled or the loop has ended.
     gently: lower the priority of the thread, and of the threads it starts.
     """
     loop = asyncio.get_running_loop()
@@ -66,6 +66,7 @@ def _schedule(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *a
 
 
 def _set_result(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], None]) -> None:
+    """Complete the future; if it was cancelled, call *unwanted* with the result, on a thread because it may block."""
     if future.cancelled():
         BackgroundThread(future.get_loop(), "unwanted", lambda: unwanted(result)).start()
     else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from weft.base.errors import (
@@ -54,14 +54,12 @@ MOST_QUARANTINED = 256
 
 
 class ClientFeed:
-    """Answers each admitted request exactly once.
-
-    now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds.
-    """
+    """Answers each admitted request exactly once; the engine calls its methods when batches and requests progress."""
 
     arrivals = None
 
     def __init__(self, now: Callable[[], int], retry: Callable[[ClientTicket, float], None]) -> None:
+        """now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds."""
         self._now, self._retry = now, retry
         self.streams: ServedStreams
         """Set by the dispatcher, after the source whose queues these are."""
@@ -79,21 +77,23 @@ class ClientFeed:
         self.unanswered.add(ticket)
 
     def served(self, batch: Batch, completion: Completion) -> None:
+        """Answer the requests of a batch that was computed to its end."""
         work = batch.work
         assert isinstance(work, BatchWork)
         work.stream.measured = True
-        if work.model.leaving:
+        if work.model.exit_rules:
             self._depart(work)
         else:
             for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
-                if isinstance(outputs, dict) and ticket.model.leaving:
+                if isinstance(outputs, dict) and ticket.model.exit_rules:
                     ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self.settle(ticket, outputs)
         self._count_execution(work)
         self._drop(work)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
+        """Answer the requests that leave at the exit that a batch has reached; return those that continue."""
         work = batch.work
         assert isinstance(work, BatchWork)
         self._depart(work)
@@ -103,41 +103,45 @@ class ClientFeed:
 
     def _depart(self, work: BatchWork) -> None:
         """Answer the requests that leave at the exit that a batch has reached."""
-        leaving = work.model.leaving
-        assert leaving is not None
-        moved = False
-        for ticket, outputs in work.departing():
+        exit_rules = work.model.exit_rules
+        assert exit_rules is not None
+        rates_changed = False
+        for ticket, outputs in work.remove_leaving():
             ticket.compute_ns += work.compute_ns
             for number in outputs[EXIT].tolist():
                 ticket.model.statistics.exits[number] += 1
-                moved |= leaving.shares.count_exit(number - 1)
+                rates_changed |= exit_rules.shares.count_exit(number - 1)
             self.settle(ticket, outputs)
-        if moved:
-            self.streams.expect_leaving(work.model)
+        if rates_changed:
+            self.streams.update_exit_rates(work.model)
 
     def merged(self, batch: Batch, other: Batch) -> None:
+        """Move the requests and tensors of *other*, which has caught up with *batch*, into *batch*."""
         kept, joining = batch.work, other.work
         assert isinstance(kept, BatchWork) and isinstance(joining, BatchWork)
         kept.join(joining)
-        for model in joining.shares():
+        for model in joining.rows_by_model():
             model.statistics.merges += 1
         self._count_execution(joining)
 
     def _count_execution(self, work: BatchWork) -> None:
+        """Count a batch in the statistics of its models, with the rows it began with."""
         work.stream.seen += 1
         for model, rows in work.began.items():
             model.statistics.executed(rows, work.compute_ns)
 
     def dropped(self, ticket: Ticket, now: int) -> None:
+        """Answer a request that the engine dropped because of its strict deadline."""
         assert isinstance(ticket, ClientTicket)
         if now >= ticket.due:
             self.settle(ticket, Expired(f"{ticket.model.name}: its deadline passed before it was done"))
             return
         if not ticket.began:
-            self.streams.doubt(self.streams[ticket.stream])
+            self.streams.relax_estimates(self.streams[ticket.stream])
         self.settle(ticket, Expired(f"{ticket.model.name}: its deadline cannot be met any more"))
 
     def refused(self, ticket: Ticket, now: int) -> None:
+        """Answer a request for which the queue had no room."""
         assert isinstance(ticket, ClientTicket)
         self.settle(ticket, Overloaded(f"{ticket.model.name}: its queue is full; send it again later"))
 
@@ -154,10 +158,12 @@ class ClientFeed:
                 self._retry(ticket, verdict)
 
     def ended(self, batch: Batch) -> None:
+        """Release what a batch held that ended without outputs."""
         if isinstance(batch.work, BatchWork):
             self._drop(batch.work)
 
     def _drop(self, work: BatchWork) -> None:
+        """Release the tensors of a batch and its lease on the body."""
         work.drop()
         self.release(work.model)
 
@@ -168,7 +174,10 @@ class ClientFeed:
             self.emptied(body)
 
     def settle(self, ticket: ClientTicket, outcome: Outcome) -> None:
-        """Answer a request once. The protocol that sends the answer counts it (``ClientTicket.settle``)."""
+        """Answer a request; no effect if it was answered before.
+
+        The protocol that sends the answer counts it (``ClientTicket.settle``).
+        """
         if ticket.reply is _ignore_outcome:
             return
         reply, ticket.reply = ticket.reply, _ignore_outcome
@@ -186,6 +195,7 @@ class ClientFeed:
             self._answer(ticket, reply, outcome)
 
     def _answer(self, ticket: ClientTicket, reply: Reply, outcome: Outcome) -> None:
+        """Call the reply callback of a request, then release its inputs and its lease on the model."""
         try:
             reply(ticket, outcome)
         except Exception:  # the other requests of the batch still have to be answered
@@ -224,7 +234,10 @@ class Retries:
         self.quarantines = 0
 
     def admit(self, ticket: ClientTicket) -> None:
-        """Refuse quarantined inputs. Digests are computed only for requests with the same names, types and shapes."""
+        """Raise Overloaded if the inputs of a request are quarantined; also end quarantines that are over.
+
+        The digest is computed only if quarantined inputs have the same names, types and shapes: digests are slow.
+        """
         now = self._now()
         while self.quarantined and next(iter(self.quarantined.values())).until <= now:
             self.quarantined.popitem(last=False)
@@ -269,7 +282,10 @@ class Retries:
 
 
 def client_error(model: str, error: Exception) -> RequestError:
-    """Convert an exception from a backend to the client's error; mostly a free dimension that the model cannot take."""
+    """Convert an exception from a backend to the client's error.
+
+    Most such exceptions are inputs with a free dimension of a size that the model cannot compute.
+    """
     if isinstance(error, WorkerDied):
         message = f"{model}: {error}"
         return WorkerDied(message, suspects=error.suspects) if error.suspects else WorkerStarting(message)
@@ -281,21 +297,18 @@ def client_error(model: str, error: Exception) -> RequestError:
 
 
 def _outline(ticket: ClientTicket) -> tuple[object, ...]:
-    """Return the model, and the names, types and shapes of inputs, which are cheap to compare."""
+    """Return the model of a request, and the names, types and shapes of its inputs, which are cheap to compare."""
     tensors = sorted((name, str(value.dtype), value.shape) for name, value in ticket.inputs.items())
     return ticket.model.name, ticket.model.version, *tensors
 
 
 def _digest(ticket: ClientTicket) -> bytes:
+    """Return a digest of the model and the inputs of a request, which identifies quarantined inputs."""
     digest = hashlib.blake2b(f"{ticket.model.name}\0{ticket.model.version}".encode(), digest_size=16)
-    _add(digest, ticket.inputs)
-    return digest.digest()
-
-
-def _add(digest: hashlib.blake2b, inputs: Mapping[str, Input]) -> None:
-    for name, value in sorted(inputs.items()):
+    for name, value in sorted(ticket.inputs.items()):
         digest.update(f"\0{name}\0{value.dtype}\0{value.shape}\0".encode())
         digest.update(_content(value))
+    return digest.digest()
 
 
 def _content(value: Input) -> bytes:

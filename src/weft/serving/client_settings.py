@@ -63,7 +63,7 @@ class LogSettings(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._settings = dict(_LOG_DEFAULTS)
-        self._steered: dict[logging.Handler, logging.Formatter | None] = {}
+        self._old_formatters: dict[logging.Handler, logging.Formatter | None] = {}
         """Handlers that have the filter -> how they wrote before."""
         self._level: int | None = None
         """The logger's own level, where that was changed."""
@@ -73,26 +73,26 @@ class LogSettings(logging.Filter):
         return dict(self._settings)
 
     def change(self, wanted: Mapping[str, Any]) -> None:
-        """Take over the settings that are named, all or none; null leaves a setting as it is."""
+        """Change the settings in *wanted*, or none of them if one is invalid; None leaves a setting as it is."""
         named = {key: value for key, value in wanted.items() if value is not None}
         for key, value in named.items():
             _check_log(key, value)
         if named:
             self._settings |= named
-            self._steer()
+            self._apply()
 
     def restore(self) -> None:
-        """Leave the log as it was found."""
-        for handler, formatter in self._steered.items():
+        """Undo all changes to handlers and to the logger's level."""
+        for handler, formatter in self._old_formatters.items():
             handler.removeFilter(self)
             handler.setFormatter(formatter)
-        self._steered.clear()
+        self._old_formatters.clear()
         if self._level is not None:
             logging.getLogger(LOGGER).setLevel(self._level)
             self._level = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a line is written."""
+        """Tell whether a line of the log is written."""
         if record.name.partition(".")[0] != LOGGER:
             return True
         if record.levelno < logging.INFO:
@@ -100,7 +100,8 @@ class LogSettings(logging.Filter):
         kind = "info" if record.levelno < logging.WARNING else "warning" if record.levelno < logging.ERROR else "error"
         return bool(self._settings[f"log_{kind}"])
 
-    def _steer(self) -> None:
+    def _apply(self) -> None:
+        """Install filter and format on all handlers, and lower the logger's level if lines below INFO are on."""
         self.restore()
         logger = logging.getLogger(LOGGER)
         if self._settings["log_verbose_level"]:
@@ -108,13 +109,14 @@ class LogSettings(logging.Filter):
             logger.setLevel(logging.DEBUG)
         dated = self._settings["log_format"] != "default"
         for handler in {*logger.handlers, *logging.getLogger().handlers}:
-            self._steered[handler] = handler.formatter
+            self._old_formatters[handler] = handler.formatter
             handler.addFilter(self)
             if dated:
-                handler.setFormatter(_in_utc())
+                handler.setFormatter(_utc_formatter())
 
 
 def _check_log(key: str, value: Any) -> None:
+    """Raise BadRequest or Unsupported unless *value* is a value of the log setting *key*."""
     match key:
         case "log_file":
             raise Unsupported("log_file cannot be set by clients; the log goes where the server's errors go")
@@ -131,7 +133,7 @@ def _check_log(key: str, value: Any) -> None:
             raise BadRequest(f"there is no log setting {key[:64]!r}; there are {', '.join(_LOG_DEFAULTS)}")
 
 
-def _in_utc() -> logging.Formatter:
+def _utc_formatter() -> logging.Formatter:
     formatter = logging.Formatter(FORMAT, "%Y-%m-%dT%H:%M:%SZ")
     formatter.converter = time.gmtime
     return formatter
@@ -139,7 +141,7 @@ def _in_utc() -> logging.Formatter:
 
 @dataclass(slots=True)
 class _Scope:
-    """The settings of the server, or of one model, for which None stands for the server's."""
+    """The trace settings of the server, or of one model; a None in a model's stands for the server's value."""
 
     level: str | None = None
     rate: int | None = None
@@ -176,7 +178,7 @@ class TraceSettings:
 
     def change(self, wanted: Mapping[str, Any], model: str = "") -> None:
         """Change the named settings, all or none; null, or no value, resets to the server's setting or the default."""
-        changes = {key: _read_trace(key, _values(key, value)) for key, value in wanted.items()}
+        changes = {key: _read_trace(key, _as_strings(key, value)) for key, value in wanted.items()}
         scope = self._models.get(model, _Scope()) if model else self._server
         base = _Scope() if model else _default_trace()
         for name in ("level", "rate", "count"):
@@ -190,13 +192,13 @@ class TraceSettings:
             self._models[model] = scope
         self.everything = not self._models and self._server == _default_trace()
 
-    def takes(self, model: str) -> bool:
-        """Decide whether a new request is traced, and count it."""
+    def sample(self, model: str) -> bool:
+        """Decide whether a new request for a model is traced, and count the request."""
         if self.everything:
             return True
         own = self._models.get(model)
         level, rate, count = self._effective(own)
-        counter = own or self._server
+        counter = own or self._server  # a model with any setting of its own has its own counter
         counter.seen += 1
         if level.level == OFF or not count.count or counter.seen % (rate.rate or 1):
             return False
@@ -205,7 +207,10 @@ class TraceSettings:
         return True
 
     def _effective(self, own: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
-        """Return the scopes whose level, rate and count are effective."""
+        """Return three scopes: whose level, whose rate and whose count is effective for a model.
+
+        own: the model's scope; None if it has no settings of its own.
+        """
         server = self._server
         if own is None:
             return server, server, server
@@ -220,7 +225,7 @@ def _default_trace() -> _Scope:
     return _Scope(TIMESTAMPS, 1, ENDLESS)
 
 
-def _values(key: str, value: Any) -> list[str]:
+def _as_strings(key: str, value: Any) -> list[str]:
     """Convert a setting to a list of strings, as in gRPC; empty if it is reset."""
     if value is None:
         return []
@@ -234,13 +239,13 @@ def _read_trace(key: str, values: list[str]) -> str | int | None:
     """Parse the value of a setting, None if it is reset; Unsupported for settings that clients cannot change."""
     match key:
         case "trace_level":
-            return _level(values)
+            return _parse_level(values)
         case "trace_rate":
-            return _number(key, values, 1)
+            return _parse_number(key, values, 1)
         case "trace_count":
-            return _number(key, values, ENDLESS)
+            return _parse_number(key, values, ENDLESS)
         case "log_frequency":
-            if _number(key, values, 0):
+            if _parse_number(key, values, 0):
                 raise Unsupported("log_frequency must be 0: the trace is in memory, see /weft/trace, and in no file")
             return None
         case "trace_file":
@@ -252,7 +257,8 @@ def _read_trace(key: str, values: list[str]) -> str | int | None:
     raise BadRequest(f"there is no trace setting {key[:64]!r}; there are {', '.join(_TRACE_KEYS)}")
 
 
-def _level(values: list[str]) -> str | None:
+def _parse_level(values: list[str]) -> str | None:
+    """Parse ``trace_level``; None if *values* is empty (reset)."""
     if TENSORS in values:
         raise Unsupported(f"trace_level {TENSORS} is not supported: what requests hold is not traced")
     if not values:
@@ -262,7 +268,8 @@ def _level(values: list[str]) -> str | None:
     return values[0]
 
 
-def _number(key: str, values: list[str], least: int) -> int | None:
+def _parse_number(key: str, values: list[str], least: int) -> int | None:
+    """Parse the single whole number, of at least *least*, in *values*; None if *values* is empty (reset)."""
     if not values:
         return None
     text = values[0]
@@ -276,13 +283,13 @@ def _number(key: str, values: list[str], least: int) -> int | None:
 def parameters_of(settings: ModelConfig) -> dict[str, dict[str, str]]:
     """Convert the settings of a model to parameters of its configuration: text as it is, others as JSON."""
     given = settings.model_dump(mode="json").items()
-    return {f"{PARAMETER_PREFIX}{key}": {"string_value": _text(value)} for key, value in given if value is not None}
+    return {f"{PARAMETER_PREFIX}{key}": {"string_value": _to_text(value)} for key, value in given if value is not None}
 
 
 def requested_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> ModelConfig | None:
-    """Return the settings in the parameters of a load request, None if there are none.
+    """Return the settings in the parameters of a load request, None if it has none.
 
-    *shown* is the model's configuration as clients see it.
+    shown: the model's configuration as clients see it; values equal to it are accepted anywhere.
     """
     for key in parameters:
         if key.startswith("file:"):
@@ -291,10 +298,11 @@ def requested_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) 
             raise BadRequest(f"load takes the parameter config, not {key[:64]!r}")
     if "config" not in parameters:
         return None
-    return _settings(dict(_changes(_object(parameters["config"]), shown)))
+    return _validate_settings(dict(_read_changes(_parse_object(parameters["config"]), shown)))
 
 
-def _object(text: Any) -> dict[str, Any]:
+def _parse_object(text: Any) -> dict[str, Any]:
+    """Parse the JSON object of a model configuration."""
     try:
         config = orjson.loads(text)
     except (orjson.JSONDecodeError, TypeError) as error:
@@ -304,82 +312,94 @@ def _object(text: Any) -> dict[str, Any]:
     return config
 
 
-def _settings(given: dict[str, Any]) -> ModelConfig:
+def _validate_settings(given: dict[str, Any]) -> ModelConfig:
+    """Make a ModelConfig of settings by name; BadRequest if one is invalid."""
     try:
         return ModelConfig.model_validate(given)
     except ValidationError as error:
         raise BadRequest(one_line(f"config: {first_problem(error, ModelConfig, TaskConfig)}")) from error
 
 
-def _changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of weft, by name, that a configuration contains."""
+def _read_changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each setting of weft in *config*, a Triton ModelConfig.
+
+    Other members of *config* must be empty or as in *shown*, the model's configuration as clients see it.
+    """
     for key, value in config.items():
         if key == "max_batch_size":
             yield "max_batch", value or 1
         elif key == "dynamic_batching":
-            yield from _batching(value)
+            yield from _read_batching(value)
         elif key == "parameters":
-            yield from _parameters(value, shown.get("parameters", {}))
+            yield from _read_parameters(value, shown.get("parameters", {}))
         elif value and value != shown.get(key) and (key, value) != ("version_policy", {"latest": {"num_versions": 1}}):
             raise Unsupported(f"config: {key[:64]!r} cannot be set when a model is loaded; leave it out")
 
 
-def _batching(value: Any) -> Iterator[tuple[str, Any]]:
-    for key, setting in _members("dynamic_batching", value):
+def _read_batching(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each setting of weft in Triton's ``dynamic_batching``."""
+    for key, setting in _nonempty_members("dynamic_batching", value):
         match key:
             case "max_queue_delay_microseconds":
-                yield "batch_timeout_ms", _milliseconds(key, setting)
+                yield "batch_timeout_ms", _to_milliseconds(key, setting)
             case "default_priority_level":
                 yield "priority", setting
             case "default_queue_policy":
-                yield from _queue_policy(setting)
+                yield from _read_queue_policy(setting)
             case _:
                 raise Unsupported(f"config: dynamic_batching.{key[:64]} means nothing here; leave it out")
 
 
-def _queue_policy(value: Any) -> Iterator[tuple[str, Any]]:
-    for key, setting in _members("default_queue_policy", value):
+def _read_queue_policy(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each setting of weft in Triton's ``default_queue_policy``."""
+    for key, setting in _nonempty_members("default_queue_policy", value):
         match key:
             case "max_queue_size":
                 yield "queue_size", setting
             case "default_timeout_microseconds":
-                yield "timeout_ms", _milliseconds(key, setting)
+                yield "timeout_ms", _to_milliseconds(key, setting)
             case _:
                 raise Unsupported(f"config: default_queue_policy.{key[:64]} means nothing here; leave it out")
 
 
-def _parameters(value: Any, shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, parameter in _members("parameters", value):
+def _read_parameters(value: Any, shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield name and value of each setting of weft in Triton's ``parameters``; others must be as in *shown*."""
+    for key, parameter in _nonempty_members("parameters", value):
         name = key.removeprefix(PARAMETER_PREFIX)
         text = parameter.get("string_value") if isinstance(parameter, dict) else None
         if not isinstance(text, str):
             raise BadRequest(f'config: parameter {key[:64]!r} must be {{"string_value": "..."}}')
         if name != key and name in SETTABLE:
-            yield name, _value(text)
+            yield name, _from_text(text)
         elif parameter != shown.get(key):
             raise Unsupported(f"config: parameter {key[:64]!r} cannot be set when a model is loaded; leave it out")
 
 
-def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Return the members of an object that are not empty or zero, which stand for the default."""
+def _nonempty_members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Return key and value of the members of a JSON object, without empty or zero values: they mean the default.
+
+    name: what the object is called in the message of the BadRequest for a *value* that is no object.
+    """
     if not isinstance(value, dict):
         raise BadRequest(f"config: {name} must be a JSON object")
     return ((key, member) for key, member in value.items() if member)
 
 
-def _milliseconds(key: str, value: Any) -> float:
-    """Convert microseconds, which are text in the JSON of protobuf messages because they have 64 bits."""
+def _to_milliseconds(key: str, value: Any) -> float:
+    """Convert microseconds to milliseconds; protobuf writes numbers of 64 bits as text in JSON."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise BadRequest(f"config: {key} must be a whole number of microseconds")
     return number / 1000
 
 
-def _text(value: Any) -> str:
+def _to_text(value: Any) -> str:
+    """Write a setting as the text of a parameter: strings as they are, other values as JSON."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _value(text: str) -> Any:
+def _from_text(text: str) -> Any:
+    """Read a setting that ``_to_text`` wrote."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -63,6 +63,7 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 
 
 def _devices(names: str) -> str:
+    """Check the names of devices, separated by commas; ValueError if one is unknown."""
     from weft.devices.host import example_devices, is_device  # numpy is slow to import, and help texts need none of it
 
     if not all(map(is_device, names.split(","))):
@@ -142,11 +143,11 @@ class ModelConfig(BaseModel):
     """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
     def for_task(self, name: str) -> ModelConfig:
-        """The settings of one of the models of a stitched file."""
+        """Return the settings of one model of a stitched file: its own in ``tasks``, else those of the file."""
         return self.overridden_by(self.tasks.get(name, TaskConfig()))
 
     def overridden_by(self, other: ModelConfig | TaskConfig) -> ModelConfig:
-        """These settings, with those that *other* names in their place."""
+        """Return these settings, with the values of *other* for all settings that were set there."""
         return self.model_copy(update={key: getattr(other, key) for key in other.model_fields_set})
 
 
@@ -160,7 +161,7 @@ def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
 
 
 def _host(text: str) -> str:
-    """An address or a host name, without a port and without brackets."""
+    """Check an address or a host name, without a port and without brackets; ValueError for other text."""
     is_name = re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) and not re.fullmatch(r"[0-9.]+", text)
     if not is_name and (_address(text) is None or not re.fullmatch(r"[A-Za-z0-9._:%-]+", text)):
         raise ValueError("must be an address or a host name, without a port or brackets")
@@ -168,6 +169,7 @@ def _host(text: str) -> str:
 
 
 def _endpoint(value: bool | str) -> bool | str:
+    """Check an HTTP address; booleans are not checked. ValueError for other text."""
     if isinstance(value, str) and not re.fullmatch(r"https?://[!-~]+", value):
         raise ValueError("must be an address such as http://localhost:4318")
     return value
@@ -178,14 +180,14 @@ Endpoint = Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValid
 
 
 def valid_key(text: str) -> str:
-    """Check that a header can carry a key; the ValueError for any other key does not show it."""
+    """Check that an API key can be sent in a header; the message of the ValueError does not show the key."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError("must be 1 to 4096 letters, digits and signs of ASCII, without spaces")
     return text
 
 
 def _default_lanes() -> int:
-    """All usable cores but one, which is left to the event loop."""
+    """Return the number of usable cores, less one for the event loop."""
     from weft.devices.host import usable_cores
 
     return max(1, usable_cores() - 1)
@@ -503,7 +505,7 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
             raw[key] = tuple(raw[key])
     if raw.get("grpc_port") is False:
         raw["grpc_port"] = None
-    raw["api_key"] = _key_in(raw, shown, os.environ if environment is None else environment)
+    raw["api_key"] = _take_api_key(raw, shown, os.environ if environment is None else environment)
     try:
         return ServerConfig(**raw)
     except InputError as error:
@@ -511,7 +513,7 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
 
 
 def read_api_key(file: Path | None, environment: Mapping[str, str]) -> str | None:
-    """The key in *file*, or else in WEFT_API_KEY; None where there is neither."""
+    """Return the API key in *file*, or without a file the one in WEFT_API_KEY; None if neither is given."""
     if file is not None:
         key, where = _read_text(file, str(file)).strip(), one_line(str(file))
     else:
@@ -534,7 +536,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_toml(path: Path, where: str) -> dict[str, Any]:
-    """The parsed file; whatever is wrong with it is an InputError."""
+    """Parse a TOML file; InputError, whose message begins with *where*, if it cannot be read or parsed."""
     try:
         return tomllib.loads(_read_text(path, where))
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more than 4300 digits
@@ -542,11 +544,12 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
 
 
 def one_line(text: str) -> str:
-    """*text* with line breaks, control characters and what no encoding can hold written as escapes."""
+    """Return *text* with escapes for line breaks, control characters and characters that cannot be encoded."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _read_text(path: Path, where: str) -> str:
+    """Read a small UTF-8 file; InputError, whose message begins with *where*, if that is not possible."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
@@ -563,6 +566,7 @@ def _read_text(path: Path, where: str) -> str:
 
 
 def _address(host: str) -> Any:
+    """Parse an IP address; None for other text."""
     try:
         return ip_address(host)
     except ValueError:
@@ -571,21 +575,21 @@ def _address(host: str) -> Any:
 
 @cache
 def setting_types() -> dict[str, Any]:
-    """The type of each setting with its limits, by key."""
+    """Return the type of each setting, with its limits, by key."""
     return {key: hint for kind in GROUPS.values() for key, hint in get_type_hints(kind, include_extras=True).items()}
 
 
 @cache
 def _schema() -> type[BaseModel]:
-    """The settings of a server, as pydantic checks them."""
-    wanted: dict[str, Any] = {key: (hint, ...) for key, hint in setting_types().items()}
-    return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **wanted)
+    """Create the pydantic model that checks the settings of a server, all of them required."""
+    model_fields: dict[str, Any] = {key: (hint, ...) for key, hint in setting_types().items()}
+    return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **model_fields)
 
 
 def check_setting(name: str, value: Any) -> Any:
     """Convert *value* to the type of the setting *name*; InputError if it does not fit."""
-    usual = ServerConfig()
-    return _validate({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
+    defaults = ServerConfig()
+    return _validate({key: defaults.value_of(key) for key in GROUP_OF} | {name: value})[name]
 
 
 def _validate(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -621,10 +625,10 @@ def _check_combinations(config: ServerConfig) -> None:
 
 
 def _check_device(execution: ExecutionSettings, isolation: str) -> None:
-    """Refuse settings of a device where there is none, and isolation where there is one."""
+    """Refuse settings that need a device if none is set, and isolation if a device is set; InputError."""
     if execution.device is None:
-        for name, usual in (("precision", "fp32"), ("device_memory_bytes", None)):
-            if getattr(execution, name) != usual:
+        for name, default in (("precision", "fp32"), ("device_memory_bytes", None)):
+            if getattr(execution, name) != default:
                 raise InputError(f"{name} = {getattr(execution, name)} needs a device; set device, or leave it out")
     elif isolation != "threads":
         raise InputError(
@@ -634,6 +638,7 @@ def _check_device(execution: ExecutionSettings, isolation: str) -> None:
 
 
 def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
+    """Describe the first problem of a validation error; *schemas*: the checked models, whose keys are suggested."""
     problem = error.errors(include_url=False, include_input=False)[0]
     if problem["loc"][:1] == ("api_key",):  # a message must not show the key
         return f"api_key: {problem['msg']}"
@@ -644,7 +649,7 @@ def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
 
 
 def _check_keys(raw: Mapping[str, Any], where: str) -> None:
-    """Refuse keys that are no settings, before any value is looked at."""
+    """Raise InputError for a key of a settings file that is no setting, with a similar setting as a suggestion."""
     known = {"api_key_file", *GROUP_OF}
     for key in sorted(raw.keys() - known):
         near = get_close_matches(key, known, n=1)
@@ -652,8 +657,11 @@ def _check_keys(raw: Mapping[str, Any], where: str) -> None:
         raise InputError(one_line(f"{where}: unknown key {key!r}{hint}"))
 
 
-def _key_in(raw: dict[str, Any], where: str, environment: Mapping[str, str]) -> Any:
-    """The key the file gives or names, or else the one of the environment."""
+def _take_api_key(raw: dict[str, Any], where: str, environment: Mapping[str, str]) -> Any:
+    """Return the API key of a settings file, else that of the environment; remove ``api_key_file`` from *raw*.
+
+    raw: the parsed settings file, which holds the key or the path of a file with it. where: begins messages.
+    """
     file, key = raw.pop("api_key_file", None), raw.get("api_key")
     if file is not None and key is not None:
         raise InputError(one_line(f"{where}: api_key and api_key_file are both set; keep one"))
@@ -663,17 +671,20 @@ def _key_in(raw: dict[str, Any], where: str, environment: Mapping[str, str]) -> 
 
 
 def _below(path: Path, given: str) -> Path:
-    """*given*, as seen from the folder of the file *path*."""
+    """Return the path *given*, which is relative to the folder of the file *path*, or absolute."""
     return path.parent / given
 
 
 def _source(path: Path, given: Any) -> Any:
-    """Keep names of models that weft knows; take anything else for a path relative to the settings file."""
+    """Return an entry of ``models`` in the settings file *path*, with paths relative to the folder of that file.
+
+    Names of models that weft knows stay as they are; pydantic refuses entries that are not text later.
+    """
     from weft.models.packaged import PACKAGED
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
     if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
         return given
-    known_by_path = "/" in given or given.endswith(suffixes()) or os.path.exists(path.parent / given)
-    return str(_below(path, given)) if known_by_path else given
+    is_path = "/" in given or given.endswith(suffixes()) or os.path.exists(path.parent / given)
+    return str(_below(path, given)) if is_path else given

@@ -54,6 +54,11 @@ class Dispatcher:
         pin: bool = False,
         most_waiting: int = 4096,
     ) -> None:
+        """Start the lanes on *backend*; InputError for an unknown policy or option.
+
+        late: the rule for soft requests that are late (``weave``, ``keep`` or ``demote``). pin: keep every lane on a
+        core of its own. most_waiting: limit on the requests that wait, over all models.
+        """
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
         remaining: list[tuple[int, ...]] = []
@@ -89,19 +94,19 @@ class Dispatcher:
         return len(self.feed.unanswered) + len(self.feed.outbox)
 
     def ahead(self) -> int:
-        """Ticks until a lane is free for another request that is on time."""
+        """Return the ticks until a lane is free for a new request that is on time."""
         return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
 
     def lane_name(self, lane: int) -> str:
-        """A lane by its number, and by its share where lanes are shares of a device."""
+        """Return the name of a lane for people: its number, and its share if lanes are shares of a device."""
         return f"lane {lane}" if self.sharing is None else f"lane {lane}: {self.sharing.name(lane)} SMs"
 
     def exit_threshold(self, model: ServedModel) -> float:
-        """Return the confidence at which a row leaves the model early now, for requests that state no threshold."""
-        assert model.leaving is not None
-        if not model.leases:
-            model.leaving.steered.relax(self.lanes.now())
-        return model.leaving.threshold
+        """Return the current threshold for early exits of a model, for requests that state none."""
+        assert model.exit_rules is not None
+        if not model.leases:  # without requests nothing else raises a threshold that was lowered under load
+            model.exit_rules.steered.relax(self.lanes.now())
+        return model.exit_rules.threshold
 
     # Policies, lanes and models
 
@@ -118,8 +123,11 @@ class Dispatcher:
         self._source.follow(self.policy, late)
         self._pump_soon()
 
-    def installed(self, body: ServedModel) -> None:
-        """Prepare for requests for a body. The first body tells how the GPU can be divided into shares."""
+    def prepare_for(self, body: ServedModel) -> None:
+        """Prepare for requests for a newly loaded body.
+
+        The first body on a GPU reports how the GPU can be divided; then the lanes are made again, one per share.
+        """
         shares = body.loaded.shares
         if self.sharing and shares and self.sharing.recut(shares.cuts):
             self.follow(*self._chosen, self._setting.lanes)
@@ -136,7 +144,7 @@ class Dispatcher:
     # Requests in
 
     def submit(self, ticket: ClientTicket) -> None:
-        """Admit a request or raise a RequestError; ``ticket.reply`` is called once, on this thread."""
+        """Admit a request or raise a RequestError; if admitted, ``ticket.reply`` is called once, on this thread."""
         now, model = self.lanes.now(), ticket.model
         breaker, retries = model.loaded.breaker, self.feed.retries
         if retries.quarantined:
@@ -153,14 +161,17 @@ class Dispatcher:
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":
-                self.streams.doubt(stream)
-            raise refused(model, refusal, self._source.queues.line)
+                self.streams.relax_estimates(stream)
+            raise refusal_error(model, refusal, self._source.queues.line)
         if breaker:
             breaker.enter()
         self.feed.admitted(ticket)
 
     def _account(self) -> None:
-        """Account for ended segments, so that admission does not count finished work; answers are sent next turn."""
+        """Let the engine note ended segments, so that admission does not count finished work.
+
+        Answers that become ready are sent in the next turn.
+        """
         self.feed.stepping = True
         try:
             self._engine.account()
@@ -213,6 +224,7 @@ class Dispatcher:
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Run the engine until it has nothing to start, or for TURN_NS; then set the timers."""
         self._pumping = False
         until = self.lanes.now() + TURN_NS
         try:
@@ -222,12 +234,15 @@ class Dispatcher:
                     break
         except Exception as error:  # a policy's fault
             self._fail_all(error)
-        self._watch_batches()
+        self._set_batch_timer()
         if self.lanes.under_way:
             self._limits.replace_overrun()
 
     def _step(self) -> bool:
-        """Take a step of the engine, then send the answers it produced, once the lane has new work."""
+        """Take a step of the engine, and send the answers after it: the lane has new work by then.
+
+        Returns whether another step may start more work at once.
+        """
         feed = self.feed
         feed.stepping = True
         try:
@@ -244,7 +259,7 @@ class Dispatcher:
         self.give_up(failed)
         return failed
 
-    def _watch_batches(self) -> None:
+    def _set_batch_timer(self) -> None:
         """Set the timer for the next batch timeout or the next strict deadline."""
         if self._batch_timer:
             self._batch_timer.cancel()
@@ -257,22 +272,26 @@ class Dispatcher:
     # Batches on lanes
 
     def _work_of(self, candidate: Candidate, batch: object) -> tuple[BatchWork, bool]:
-        """Return the work of a segment that starts, and whether it runs on this thread (inline)."""
+        """Return the work of the batch whose next segment starts, and whether the segment runs on this thread (inline).
+
+        The executor of the lanes calls this for every segment.
+        """
         assert isinstance(batch, Batch)
         work = batch.work
         if not isinstance(work, BatchWork):
-            work = batch.work = self._begin(candidate, batch)
-        here = self.lanes.runs_here(candidate, work)
-        if not here:
+            work = batch.work = self._begin_batch(candidate, batch)
+        inline = self.lanes.runs_here(candidate, work)
+        if not inline:
             self._limits.started(work)
-        elif self.feed.outbox:  # an inline segment would delay them
+        elif self.feed.outbox:  # an inline segment would delay the answers
             self.feed.post()
-        if self.lanes.ahead:  # kept until the segment has ended, which may be after its batch was given up
+        if self.lanes.ahead:  # keep stream and body until the segment has ended, which may be after its batch has
             work.stream.on_lanes += 1
             work.model.leases += 1
-        return work, here
+        return work, inline
 
-    def _begin(self, candidate: Candidate, batch: Batch) -> BatchWork:
+    def _begin_batch(self, candidate: Candidate, batch: Batch) -> BatchWork:
+        """Create the work of a batch whose first segment starts, and take a lease on its body."""
         tickets = [ticket for ticket in batch.members if isinstance(ticket, ClientTicket)]
         now = self.lanes.now()
         for ticket in tickets:
@@ -292,11 +311,11 @@ class Dispatcher:
             self.feed.release(stream.model)
 
 
-def refused(model: ServedModel, refusal: Refusal, all_requests: WaitingLine) -> RequestError:
+def refusal_error(model: ServedModel, refusal: Refusal, all_requests: WaitingLine) -> RequestError:
     """Convert a refusal of admission control to the client's error; *all_requests*: the queue over all models.
 
-    Other reasons arise elsewhere: memory and loading in ``library``, shutdown in ``inference``, a passed deadline in
-    ``client_feed``. ``metrics`` lists the names of all of them (``DROPS``, ``REFUSALS``).
+    Requests are refused for other reasons in ``library`` (memory, loading), ``inference`` (shutdown) and
+    ``client_feed`` (a passed deadline). ``metrics`` lists the names of all reasons (``DROPS``, ``REFUSALS``).
     """
     match refusal.reason:
         case "all_full":
@@ -315,10 +334,7 @@ def refused(model: ServedModel, refusal: Refusal, all_requests: WaitingLine) -> 
 
 
 class ComputeLimits:
-    """Checks running segments when the first of them may have exceeded its limit; one timer serves all of them.
-
-    withdraw: answers a request with an error. freed: called after a lane that overran was replaced by a new one.
-    """
+    """Enforces limits on the time of running segments; one timer, for the limit that ends first, serves all of them."""
 
     def __init__(
         self,
@@ -328,23 +344,27 @@ class ComputeLimits:
         withdraw: Callable[[ClientTicket, RequestError], None],
         freed: Callable[[], None],
     ) -> None:
+        """source: the queues. withdraw: answers a request with an error.
+
+        freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
+        """
         self._loop, self._lanes, self._source = loop, lanes, source
         self._withdraw, self._freed = withdraw, freed
         self._timer: asyncio.TimerHandle | None = None
-        self._next_look = NO_DEADLINE
+        self._next_check = NO_DEADLINE
 
     def started(self, work: BatchWork) -> None:
         """Set the timer for a segment of a batch that was given to a lane."""
         left = work.compute_left_ns()
-        if self._lanes.ahead:  # there a segment may be stopped that no request needs any more
+        if self._lanes.ahead:  # a segment on such a lane may run on after its requests have ended; check that one, too
             left = min(left, work.model.max_compute_ns)
-        if (at := self._lanes.now() + left) < self._next_look:
-            self._look_at(at)
+        if (limit := self._lanes.now() + left) < self._next_check:
+            self._set_timer(limit)
 
     def replace_overrun(self) -> None:
-        """If requests wait and no lane is free, replace lanes that overran.
+        """If requests wait and no lane is free, replace lanes whose segment takes much longer than expected.
 
-        If that frees none, check again when the next segment will have overrun. GPU lanes are never replaced.
+        If no lane is free afterwards, check again when the next segment will have overrun. GPU lanes are not replaced.
         """
         lanes = self._lanes
         if lanes.ahead or lanes.takes_more or not self._source.queues.lane_awaited:
@@ -352,39 +372,43 @@ class ComputeLimits:
         overrun_at = lanes.replace_overrun()
         if lanes.takes_more:
             self._freed()
-        elif overrun_at < self._next_look:
-            self._look_at(overrun_at)
+        elif overrun_at < self._next_check:
+            self._set_timer(overrun_at)
 
-    def _look_at(self, at: int) -> None:
-        """Set the timer. It is not cancelled when its segment ends, as most do: the next check finds nothing then."""
+    def _set_timer(self, at: int) -> None:
+        """Set the timer for the next check to *at*, or remove it (NO_DEADLINE).
+
+        The timer is not cancelled when its segment ends in time, as most segments do: the check then finds nothing.
+        """
         if self._timer:
             self._timer.cancel()
-        self._timer, self._next_look = None, at
+        self._timer, self._next_check = None, at
         if at < NO_DEADLINE:
             delay_s = max(0, at - self._lanes.now()) / 1e9
-            self._timer = self._loop.call_later(delay_s, self._look)
+            self._timer = self._loop.call_later(delay_s, self._check_segments)
 
-    def _look(self) -> None:
-        """Answer requests that exceeded ``max_compute_s``, and stop batches that no request waits for any more."""
+    def _check_segments(self) -> None:
+        """Check all running segments: answer requests beyond ``max_compute_s``, stop segments that are not needed."""
         now, limit = self._lanes.now(), NO_DEADLINE
         for lane in self._lanes.lanes:
             for task in lane.tasks:
-                limit = min(limit, self._look_into(lane, task, now))
-        self._look_at(limit)
+                limit = min(limit, self._check_segment(lane, task, now))
+        self._set_timer(limit)
         self.replace_overrun()
 
-    def _look_into(self, lane: Lane, task: LaneTask, now: int) -> int:
-        """Check one segment on a lane; returns when to check it again, NO_DEADLINE where that is not needed.
+    def _check_segment(self, lane: Lane, task: LaneTask, now: int) -> int:
+        """Check one segment on a lane; return when to check it again, NO_DEADLINE if that is not needed.
 
-        A segment that its batch has already gone on from is stopped if it exceeds the limit and no batch needs it.
+        Requests beyond their limit get an error. A segment whose end was reported to the engine already is stopped if
+        it exceeds the limit and no request of its batch needs it.
         """
         (stream, query), began = task.batch, now if task.began is None else task.began
         batch = self._source.queues[stream].by_query.get(query)
         work, limit = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):
             while began + work.compute_left_ns() <= now:
-                oldest = max(work.waiting(), key=lambda ticket: ticket.compute_ns)
-                self._withdraw(oldest, _too_long(oldest.model))
+                oldest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
+                self._withdraw(oldest, _too_long_error(oldest.model))
             limit = began + work.compute_left_ns()
         if task.reported and (batch is None or batch.forsaken):
             assert isinstance(task.work, BatchWork)
@@ -394,6 +418,7 @@ class ComputeLimits:
         return limit if limit > now else NO_DEADLINE
 
 
-def _too_long(model: ServedModel) -> Expired:
+def _too_long_error(model: ServedModel) -> Expired:
+    """Return the error for a request that was computed for longer than ``max_compute_s``."""
     limit_s = model.body.max_compute_ns / 1e9
     return Expired(f"{model.name}: it was computed for more than {limit_s:g} s (max_compute_s)", reason="too_long")

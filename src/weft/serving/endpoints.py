@@ -45,7 +45,7 @@ Handler = Callable[[Service, Call], Any]
 
 
 def members(message: Any) -> dict[str, Any]:
-    """The fields of a message."""
+    """Return the fields of a gRPC message by name."""
     return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
@@ -55,9 +55,9 @@ class Rpc:
 
     method: str
     read: Callable[[Any], Mapping[str, Any]] = members
-    """The request's message as the ``Call.body``."""
+    """Converts the request's message to ``Call.body``."""
     write: Callable[[Any], Mapping[str, Any]] = lambda answer: answer or {}
-    """A handler's answer as the members of the response's message."""
+    """Converts a handler's answer to the fields of the response's message."""
 
     def call(self, message: Any, caller: Caller | None) -> Call:
         """Convert a message to a call; the protocol has the model's name in *name* or in *model_name*."""
@@ -76,21 +76,22 @@ class Endpoint(openapi.Path):
     computes: bool = False
     """Whether the endpoint is inference."""
     writes: bool = False
-    """It is refused, before its body is read, where the repository is read-only."""
+    """Whether the endpoint is refused, before its body is read, if the repository is read-only."""
     vital: bool = False
-    """Answered also when all connections are taken."""
+    """Whether the endpoint is answered even if all connections are taken."""
 
 
 # Handlers
 
 
 def _ready(service: Service, call: Call) -> Json:
-    """Answer the readiness probe, which needs no key; without one the reason does not name models."""
+    """Answer the readiness probe, which needs no key; without a key the reason does not name models."""
     reason = service.why_not_ready(in_full=call.caller is not None)
     return {"reason": reason, "ready": False} if reason else {"ready": True}
 
 
 def _load(service: Service, call: Call) -> Awaitable[None]:
+    """Load a model with the ``parameters`` of the body; done when the model is loaded."""
     parameters = call.body.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise BadRequest("parameters must be a JSON object")
@@ -115,6 +116,7 @@ def _document(service: Service, call: Call) -> Json:
 
 
 def _since_s(call: Call) -> float:
+    """Parse the query parameter ``since``, in seconds; 0 if it is not given."""
     text = parse_qs(call.query).get("since", ["0"])[0]
     try:
         value = float(text)
@@ -133,22 +135,25 @@ def _read_load(message: Any) -> Json:
 
 
 def _read_trace(message: Any) -> Json:
+    """Return the trace settings in a message, each as a list of strings."""
     return {key: list(setting.value) for key, setting in message.settings.items()}
 
 
 def _write_trace(settings: Json) -> Json:
+    """Return the fields of a TraceSettingResponse; every value of a setting is a list there."""
     return {
         "settings": {key: {"value": value if isinstance(value, list) else [value]} for key, value in settings.items()}
     }
 
 
 def _read_log(message: Any) -> Json:
-    """The settings of the log; None where one has no value, and stays as it is."""
+    """Return the log settings in a message; None for a setting without a value, which is not changed."""
     choices = {key: (setting, setting.WhichOneof("parameter_choice")) for key, setting in message.settings.items()}
     return {key: getattr(setting, field) if field else None for key, (setting, field) in choices.items()}
 
 
 def _write_log(settings: Json) -> Json:
+    """Return the fields of a LogSettingsResponse, where the field of a value depends on its type."""
     fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
     return {"settings": {key: {fields[type(value)]: value} for key, value in settings.items()}}
 
@@ -161,7 +166,11 @@ def _write_regions(regions: list[Json]) -> Json:
 
 
 def _of_model(suffix: str, methods: tuple[str, ...], name: str, summary: str, **more: Any) -> list[Endpoint]:
-    """The endpoints of a model: for its newest version and for a given one. gRPC has one call for both."""
+    """Make two endpoints of a model: for its newest version, and for a version in the path.
+
+    suffix: the path after the model or version. name: the OpenAPI operation. more: other fields of ``Endpoint``. The
+    gRPC call, which takes the version as a field, belongs to the first endpoint.
+    """
     path, more = "/v2/models/{model}", {"statuses": (404,), **more}
     newest = Endpoint(path + suffix, methods, name, f"{summary}, newest version", **more)
     version = f"{path}/versions/{{version}}{suffix}"
@@ -169,7 +178,11 @@ def _of_model(suffix: str, methods: tuple[str, ...], name: str, summary: str, **
 
 
 def _of_regions(kind: str, schema: Json, body: Json, *, works: bool) -> list[Endpoint]:
-    """The endpoints of one kind of shared memory: all regions of the caller's, or the one that is named."""
+    """Make the endpoints of one kind of shared memory: status, register and unregister.
+
+    Status and unregister are for one region, or for all regions of the caller. schema, body: of the status and of
+    register, for OpenAPI. works: whether this server supports the kind.
+    """
 
     def status(service: Service, call: Call) -> list[dict[str, Any]]:
         assert call.caller
@@ -338,6 +351,7 @@ class Route(NamedTuple):
 
 
 def _pattern(path: str) -> re.Pattern[str]:
+    """Compile a path with ``{model}``, ``{region}`` or ``{version}`` to an expression with these as groups."""
     name, version = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
     return re.compile(path.format(model=name, region=name, version=version))
 
@@ -348,7 +362,10 @@ _NAMED = [(_pattern(endpoint.path), endpoint) for endpoint in ENDPOINTS if "{" i
 
 @lru_cache(maxsize=256)
 def find(path: str) -> Route:
-    """Find the endpoint of a path as it was sent. Only names, which are one segment each, may be escaped."""
+    """Find the endpoint of a path as the client sent it.
+
+    Only the names of models, versions and regions, which are one segment each, may be percent-encoded.
+    """
     if route := _FIXED.get(path):
         return route
     for pattern, endpoint in _NAMED:
@@ -358,7 +375,7 @@ def find(path: str) -> Route:
 
 
 def model_of(path: str) -> tuple[str, bool]:
-    """Return the model in a path, empty if there is none, and whether the path is inference."""
+    """Return the name of the model in a path, empty without one, and whether the path is inference."""
     endpoint, name, _ = find(path)
     if endpoint and endpoint.computes:
         return name, True

@@ -29,7 +29,7 @@ TEXTS = {str, Path, NoneType}
 
 
 def variable(setting: str) -> str:
-    """The variable of a setting."""
+    """Return the name of the environment variable of a setting."""
     return f"{PREFIX}{setting.upper()}"
 
 
@@ -63,7 +63,7 @@ def near_misses(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _check_variable(name: str, setting: str, value: Any) -> Any:
-    """Check a value as that of its setting; the error names the variable."""
+    """Check and convert the value of the variable *name*; the InputError names the variable, not the setting."""
     try:
         return check_setting(setting, value)
     except InputError as error:
@@ -71,7 +71,7 @@ def _check_variable(name: str, setting: str, value: Any) -> Any:
 
 
 def _value(name: str, text: str, kinds: set[Any]) -> Any:
-    """Parse the text of a variable according to the types of its setting."""
+    """Parse the *text* of the variable *name*; *kinds*: the types that its setting may have."""
     if tuple in kinds:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if Mapping in kinds:
@@ -79,11 +79,12 @@ def _value(name: str, text: str, kinds: set[Any]) -> Any:
     if kinds <= TEXTS:
         return text
     value = _scalar(text)
+    # false switches off a setting that may be None and is no switch, such as the port of gRPC
     return None if value is False and bool not in kinds and NoneType in kinds else value
 
 
 def _options(name: str, text: str) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs that are separated by commas."""
+    """Parse NAME=VALUE pairs that are separated by commas, in the variable *name*."""
     options = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")

@@ -29,13 +29,14 @@ EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_thresho
 Floats = npt.NDArray[np.float32]
 
 
-class Reached(NamedTuple):
-    """The outputs of a batch at an exit."""
+class ExitOutputs(NamedTuple):
+    """The outputs of a batch at one exit."""
 
     number: int
-    """Which exit it is, from 1; the last is the end."""
+    """Number of the exit, from 1; the last exit is the end of the model."""
     answers: Array
-    sure: Floats
+    confidences: Floats
+    """Confidence of each row."""
 
 
 class ExitRules:
@@ -44,7 +45,10 @@ class ExitRules:
     def __init__(
         self, exits: ModelExits, steering: Steering, record: ExitRecord | None = None, *, at_end: bool = False
     ) -> None:
-        """at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body."""
+        """record: measured exit rates and accuracies by threshold; without it the exits count as equally frequent.
+
+        at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body.
+        """
         self.names = tuple(spec.output for spec in exits.specs)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
@@ -54,25 +58,25 @@ class ExitRules:
         self.layers = () if at_end else tuple(spec.segment + 1 for spec in exits.specs[:-1])
         """Numbers of segments after which requests may leave, without the end."""
 
-    def reached(self, segment: int, outputs: Mapping[str, Array]) -> Reached | None:
-        """Return the outputs at the exit that a segment ends with, None if it ends with none."""
+    def outputs_at(self, segment: int, outputs: Mapping[str, Array]) -> ExitOutputs | None:
+        """Return the outputs at the exit at the end of a segment; None if there is no exit."""
         number = self._by_segment.get(segment)
         if number is None:
             return None
         answers = outputs[self.names[number - 1]]
-        return Reached(number, answers, confidence(answers, self._kind))
+        return ExitOutputs(number, answers, confidence(answers, self._kind))
 
-    def chosen(self, outputs: Mapping[str, Array], threshold: float) -> dict[str, Array]:
+    def choose_exits(self, outputs: Mapping[str, Array], threshold: float) -> dict[str, Array]:
         """Choose each row's exit for a request that ran to the end, from the outputs of all exits."""
         rows = RequestRows(len(outputs[self.names[-1]]))
         for number, name in enumerate(self.names, start=1):
-            at = Reached(number, outputs[name], confidence(outputs[name], self._kind))
-            rows.reach(at, threshold, end=number == len(self.names))
-        return rows.answered(self)
+            exit_outputs = ExitOutputs(number, outputs[name], confidence(outputs[name], self._kind))
+            rows.record_exits(exit_outputs, threshold, end=number == len(self.names))
+        return rows.to_answer(self)
 
-    def answer(self, answers: Array, exits: Array, sure: Floats) -> dict[str, Array]:
+    def answer(self, answers: Array, exits: Array, confidences: Floats) -> dict[str, Array]:
         """Build the outputs of a request: answers, exit numbers and confidences."""
-        return {self.names[-1]: answers, EXIT: exits, CONFIDENCE: sure}
+        return {self.names[-1]: answers, EXIT: exits, CONFIDENCE: confidences}
 
     @property
     def threshold(self) -> float:
@@ -81,42 +85,48 @@ class ExitRules:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers at that threshold according to the exit record; None without a record."""
+        """Share of right answers at the current threshold according to the exit record; None without a record."""
         return self.record.accuracy(self.threshold) if self.record else None
 
 
 class RequestRows:
     """The rows of one request: some may have left at an exit while others continue."""
 
-    __slots__ = ("_answers", "_exits", "_sure")
+    __slots__ = ("_answers", "_confidences", "_exits")
 
     def __init__(self, rows: int) -> None:
         self._exits = np.zeros(rows, np.int64)
-        self._sure = np.zeros(rows, np.float32)
+        self._confidences = np.zeros(rows, np.float32)
         self._answers: Array | None = None
 
-    def reach(self, at: Reached, threshold: float, *, end: bool) -> bool:
-        """Record the rows that leave here; return whether all rows have left."""
-        new = (self._exits == 0) & ((at.sure >= threshold) | end)
+    def record_exits(self, exit_outputs: ExitOutputs, threshold: float, *, end: bool) -> bool:
+        """Record the rows that leave at an exit; return whether all rows of the request have left.
+
+        end: whether it is the last exit, where all rows leave.
+        """
+        number, answers, confidences = exit_outputs
+        leaving = (self._exits == 0) & ((confidences >= threshold) | end)
         if self._answers is None:
-            self._answers = at.answers.copy()
-        self._answers[new], self._sure[new], self._exits[new] = at.answers[new], at.sure[new], at.number
+            self._answers = answers.copy()
+        self._answers[leaving], self._confidences[leaving] = answers[leaving], confidences[leaving]
+        self._exits[leaving] = number
         return bool(self._exits.all())
 
-    def answered(self, leaving: ExitRules) -> dict[str, Array]:
+    def to_answer(self, exit_rules: ExitRules) -> dict[str, Array]:
+        """Build the outputs of the request, after ``record_exits`` returned True."""
         assert self._answers is not None
-        return leaving.answer(self._answers, self._exits, self._sure)
+        return exit_rules.answer(self._answers, self._exits, self._confidences)
 
 
-def leaving_at(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
-    """Return the exit rules of one of the models of a body; None if it has no exits."""
+def make_task_exits(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
+    """Return the exit rules of a task, which is one of the models of a body; None if it has no exits."""
     if not task.exits:
         return None
     exits = tuple(ExitSpec(output=name, segment=0) for name in task.exits)
     return ExitRules(ModelExits(exits, config.exit_confidence), Steering(config.exit_threshold), at_end=True)
 
 
-def outputs_of(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
+def requestable_outputs(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
     """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits."""
     if end is None:
         return outputs
@@ -124,7 +134,7 @@ def outputs_of(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[Tensor
     return (*answers, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
-def record_beside(model: Path, name: str, exits: int) -> ExitRecord:
+def read_exit_record(model: Path, name: str, exits: int) -> ExitRecord:
     """Read the exit record, a file in the model's folder; ModelError if it does not fit the model."""
     path = model.parent / name
     try:

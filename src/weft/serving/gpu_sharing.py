@@ -29,7 +29,7 @@ KEPT = 64
 
 
 class LaneRun(NamedTuple):
-    """Work of a kind on a lane, and when it ran; times on the clock of the lanes."""
+    """A segment that ran on a lane. kind: number of its program. Times are on the clock of the lanes."""
 
     lane: int
     kind: int
@@ -38,12 +38,12 @@ class LaneRun(NamedTuple):
 
 
 class ObservedContention(NamedTuple):
-    """How other segments slowed a segment down."""
+    """How segments on other lanes slowed a segment down."""
 
     alone: bool
     """Whether it had the whole GPU to itself."""
     speed: float
-    """Expected speed, relative to the whole GPU alone, next to the segments that ran for most of its time."""
+    """Expected speed next to the segments that ran for most of its time; 1: alone on the whole GPU."""
 
 
 def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
@@ -76,17 +76,17 @@ class GpuSharing:
         """Bodies with learned speeds that the policy does not know yet."""
         self._next_update = 0
         """The earliest time at which learned speeds are passed on to the policy again, in ticks."""
-        self._foretold: dict[tuple[int, int, int, int], float] = {}
+        self._predicted: dict[tuple[int, int, int, int], float] = {}
         """Predicted speeds of pairs, before any observation."""
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """Return an unused number for another body."""
         return next(self._numbers)
 
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
-        """Register the programs of a body, numbered from *first*, with their sensitivities."""
+        """Register the programs of a body, numbered from *first*; *likes*: the sensitivity of each to shares."""
         self._living.add(body)
-        self._foretold.clear()
+        self._predicted.clear()
         end = first + len(likes)
         self._kinds[first:end] = likes
         self._bodies[first:end] = [body] * len(likes)
@@ -94,14 +94,17 @@ class GpuSharing:
         self._tag(body)
 
     def _tag(self, body: int) -> None:
-        """Give new tags to the programs of a body that changed; equal programs get equal tags."""
+        """Give new tags to the programs of a body, because its speeds changed; programs that are alike get equal tags.
+
+        The policy caches its assignments by tags, so a new tag makes it compute them again.
+        """
         tags: dict[GpuLikeness, int] = {}
-        for at, own in enumerate(self._bodies):
-            if own == body:
-                like = self._kinds[at]
-                if like not in tags:
-                    tags[like] = next(self._numbers)
-                self._tags[at] = tags[like]
+        for kind, owner in enumerate(self._bodies):
+            if owner == body:
+                sensitivity = self._kinds[kind]
+                if sensitivity not in tags:
+                    tags[sensitivity] = next(self._numbers)
+                self._tags[kind] = tags[sensitivity]
 
     def _publish(self, now: int) -> None:
         """Pass learned speeds on to the policy, if the last update was long enough ago."""
@@ -122,7 +125,7 @@ class GpuSharing:
             return False
         self.cuts, self.shares = cuts, cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended.clear()
-        self._foretold.clear()
+        self._predicted.clear()
         return True
 
     def name(self, lane: int) -> str:
@@ -139,10 +142,10 @@ class GpuSharing:
         overlaps, followed = self._overlaps(ran, running)
         self._ended.append(ran)
         if ran.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
-            return ObservedContention(False, 1.0)
+            return ObservedContention(alone=False, speed=1.0)
         if sum(overlaps.values()) <= ALONE * ticks:
             whole = self.shares.lanes[ran.lane].sms == self.shares.sms
-            return ObservedContention(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
+            return ObservedContention(alone=whole, speed=self.shares.speeds([ran.kind], [ran.lane])[0])
         main_neighbours = [neighbour for neighbour, overlap in overlaps.items() if overlap > ticks / 2]
         # Learn only from a clean observation: exactly one neighbour, during nearly all of the segment's time; and the
         # lane must have been busy before, because an idle lane starts with a delay.
@@ -153,12 +156,12 @@ class GpuSharing:
         self._publish(ran.end)
         kinds = [ran.kind, *[kind for kind, _ in main_neighbours]]
         lanes = [ran.lane, *[lane for _, lane in main_neighbours]]
-        return ObservedContention(False, self.shares.speeds(kinds, lanes)[0])
+        return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
 
     def _overlaps(self, ran: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
-        """Return the ticks that a segment overlapped with others, by their kind and lane.
+        """Return for how many ticks a segment ran at the same time as others, by their kind and lane.
 
-        The flag says whether it followed another segment on its lane without a gap.
+        Also return whether its lane was busy right before it.
         """
         overlaps, followed = dict[tuple[int, int], int](), False
         for other in running:
@@ -171,7 +174,7 @@ class GpuSharing:
         return overlaps, followed
 
     def _learn(self, ran: LaneRun, neighbour: tuple[int, int], speed: float) -> None:
-        """Learn the observed speed of a segment next to one neighbour (its kind and lane)."""
+        """Learn the observed speed of a segment next to one neighbour, given by its kind and lane."""
         pair = self.shares.pair(ran.kind, ran.lane, *neighbour)
         if self.shares.seen.learn(pair, speed / self._predict_speed(ran, *neighbour)):
             self._changed.add(pair.body)
@@ -179,13 +182,13 @@ class GpuSharing:
     def _predict_speed(self, ran: LaneRun, other: int, others_lane: int) -> float:
         """Return the predicted speed of a segment next to one of another kind, before any observation."""
         key = ran.kind, ran.lane, other, others_lane
-        if key not in self._foretold:
-            self._foretold[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]
-        return self._foretold[key]
+        if key not in self._predicted:
+            self._predicted[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]
+        return self._predicted[key]
 
 
 def _add_overlap(ran: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
-    """Add the ticks during which another lane's segment ran at the same time, by its kind and lane."""
+    """Add the ticks during which *other*, a segment on another lane, ran at the same time to *overlaps*."""
     overlap = min(ran.end, other.end) - max(ran.start, other.start)
     if overlap > 0 and other.lane != ran.lane:
         key = other.kind, other.lane

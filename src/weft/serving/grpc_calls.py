@@ -18,7 +18,7 @@ Answer = Callable[[bytes, Any], Awaitable[Any]]
 
 
 async def listen(server: Any, host: str, port: int, credentials: Any = None) -> int:
-    """Start a server at an address; returns its port. RuntimeError where that cannot be."""
+    """Start a gRPC server at an address and return its port; RuntimeError if that is not possible."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     bound = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
     await server.start()
@@ -31,7 +31,7 @@ def serialized(message: Any) -> bytes:
 
 
 def refuse(context: Any, error: RequestError) -> None:
-    """Give a call the status of an error; whatever its handler returns then is not sent.
+    """Set the status of a call to an error; what its handler returns afterwards is not sent.
 
     The error loses its traceback: frames in it refer to the future that holds the error, and to the request.
     """
@@ -43,9 +43,11 @@ def refuse(context: Any, error: RequestError) -> None:
 class UnaryCall(grpc.RpcMethodHandler):  # type: ignore[misc]
     """The handler of one call with one message.
 
-    gRPC holds it until the last byte of the answer is sent. Its finalizer, which reference counting runs at once, then
-    calls *ended* with whether a message had arrived. ``context.add_done_callback`` would do, but keeps the call in a
-    reference cycle.
+    answer: computes the answer to the message. ended: called when the last byte of the answer was sent, or the call was
+    cancelled, with whether a message had arrived.
+
+    gRPC holds the handler until that moment, so its finalizer, which reference counting runs at once, calls *ended*.
+    ``context.add_done_callback`` would do the same, but keeps the call in a reference cycle.
     """
 
     __slots__ = ("_answer", "_ended", "_received")
@@ -67,7 +69,7 @@ class UnaryCall(grpc.RpcMethodHandler):  # type: ignore[misc]
 
 
 class RefusedCall(grpc.RpcMethodHandler):  # type: ignore[misc]
-    """Refuses a call, whether it streams or not, without reading its messages."""
+    """Refuses a call, whether it streams or not, without reading its messages; *refused* is called with its context."""
 
     request_streaming = response_streaming = True
     request_deserializer = response_serializer = None
@@ -89,5 +91,6 @@ class LostAnswers(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Drop records of the exception that gRPC raises when it cannot send."""
         kind = record.exc_info[0] if record.exc_info else None
         return kind is None or kind.__name__ != "ExecuteBatchError"

@@ -29,7 +29,7 @@ LOOK_S = 0.5
 
 
 def _classes() -> tuple[Any, Any]:
-    """The classes of the request and of the response."""
+    """Create the message classes of the request and of the response."""
     file = descriptor_pb2.FileDescriptorProto(name="weft/health.proto", package=PACKAGE, syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
     request = file.message_type.add(name="HealthCheckRequest")
@@ -62,7 +62,7 @@ class Health:
         return HealthCheckResponse(status=self.status(""))
 
     def check(self, message: Any) -> Any:
-        """The answer to ``Check``; NotFound for a model that is not there."""
+        """Return the answer to ``Check``; NotFound if there is no such model."""
         status = self.status(message.service)
         if status == SERVICE_UNKNOWN:
             raise NotFound(f"there is no model {message.service[:128]!r}; the empty service is the server itself")

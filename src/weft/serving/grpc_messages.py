@@ -35,6 +35,7 @@ _Request = proto.CLASSES["ModelInferRequest"]
 
 
 def _number(message: Any, name: str) -> int:
+    """Return the number of a field of a message class."""
     return int(message.DESCRIPTOR.fields_by_name[name].number)
 
 
@@ -48,20 +49,23 @@ _TENSORS = {
 
 
 class InferMessage(NamedTuple):
-    """A ``ModelInferRequest``, as much of it parsed as takes no time."""
+    """A ``ModelInferRequest``, parsed only as far as that is quick."""
 
     data: bytes
     model_name: str
     model_version: str
     id: str
     head: Any
-    """All but the raw contents, parsed; None where that takes long, and must be done by a helper process."""
+    """The parsed message without its raw contents; None if parsing takes long and must be done by a helper process."""
     raws: Sequence[bytes | memoryview]
-    """The raw contents; views of ``data`` where the message is large."""
+    """The raw contents; views of ``data`` if the message is large."""
 
 
 class _Field(NamedTuple):
-    """Where a field lies: its key begins at *start*, its value at *value*, the next field at *end*."""
+    """A field in the bytes of a message: its key begins at *start*, its value at *value*, the next field at *end*.
+
+    kind: the wire type. *value* is after the length for strings, bytes and messages.
+    """
 
     number: int
     kind: int
@@ -71,9 +75,9 @@ class _Field(NamedTuple):
 
 
 def read_infer(data: bytes, max_head_bytes: int) -> InferMessage:
-    """Read a ``ModelInferRequest``; BadRequest if it is none, TooLarge if it has too many fields.
+    """Read a ``ModelInferRequest``; BadRequest if it cannot be parsed, TooLarge if it has too many fields.
 
-    max_head_bytes: the most that may travel beside raw contents.
+    max_head_bytes: limit on all its bytes except raw contents.
     """
     if len(data) <= QUICK_BYTES:
         message = parse(_Request, data)
@@ -92,13 +96,13 @@ def read_infer(data: bytes, max_head_bytes: int) -> InferMessage:
 
 
 def parse_infer(data: bytes) -> tuple[Any, Sequence[bytes | memoryview]]:
-    """The head of a ``ModelInferRequest`` and its raw contents, however long that takes."""
+    """Parse a ``ModelInferRequest`` in a helper process; return the message without raw contents, and those."""
     _, head, raws = _split(data)
     return parse(_Request, head), raws
 
 
 def parse(kind: Any, data: bytes) -> Any:
-    """A message of this class; BadRequest if these bytes are none."""
+    """Parse a message of the class *kind*; BadRequest if that is not possible."""
     try:
         return kind.FromString(data)
     except DecodeError:
@@ -107,7 +111,7 @@ def parse(kind: Any, data: bytes) -> Any:
 
 
 def parse_small(kind: Any, data: bytes, limit_bytes: int = SMALL_BYTES) -> Any:
-    """A message of this class that has no tensors; TooLarge if it is longer than that or has too many fields."""
+    """Parse a message of the class *kind*, without tensors; TooLarge if it has too many bytes or fields."""
     if len(data) > limit_bytes:
         raise TooLarge(f"message has {len(data)} bytes, more than the limit of {limit_bytes} bytes")
     if len(data) > QUICK_BYTES:
@@ -117,9 +121,13 @@ def parse_small(kind: Any, data: bytes, limit_bytes: int = SMALL_BYTES) -> Any:
 
 
 def _split(data: bytes) -> tuple[dict[str, str], bytes, list[memoryview]]:
-    """The names in a ``ModelInferRequest``, its fields other than raw contents as one message, and the raw contents."""
+    """Split a ``ModelInferRequest`` without parsing it.
+
+    Returns the model's name and version and the request's id; the bytes of all fields other than raw contents, which
+    are a message again; and the raw contents. TooLarge if it has too many fields.
+    """
     view, names = memoryview(data), dict[str, str]()
-    raws, kept, kept_from, nested = list[memoryview](), list[memoryview](), 0, 0
+    raws, kept, kept_from, nested_fields = list[memoryview](), list[memoryview](), 0, 0
     for field in _count_fields(_fields(data, 0, len(data)), _Request.DESCRIPTOR, 0):
         if field.kind != _LENGTH:
             continue
@@ -128,14 +136,14 @@ def _split(data: bytes) -> tuple[dict[str, str], bytes, list[memoryview]]:
             kept.append(view[kept_from : field.start])
             kept_from = field.end
         elif field.number in _TENSORS:
-            nested = _measure_tensor(data, field, nested)
+            nested_fields = _measure_tensor(data, field, nested_fields)
         elif field.number in _NAMES:  # the last one counts, as for any parser
             names[_NAMES[field.number]] = _name(data, field)
     return names, b"".join([*kept, view[kept_from:]]) if raws else data, raws
 
 
 def _measure_tensor(data: bytes, tensor: _Field, counted: int) -> int:
-    """Count the fields of an input or an output, together with those *counted* before."""
+    """Count the fields of an input or an output, and return them plus *counted*, those of the tensors before it."""
     shape = _TENSORS[tensor.number]
     fields = _fields(data, tensor.value, tensor.end)
     for field in _count_fields(fields, _Request.DESCRIPTOR.fields_by_number[tensor.number].message_type, counted):
@@ -146,6 +154,7 @@ def _measure_tensor(data: bytes, tensor: _Field, counted: int) -> int:
 
 
 def _name(data: bytes, field: _Field) -> str:
+    """Decode an id or a name; BadRequest if it is too long."""
     if field.end - field.value > MAX_NAME_BYTES:
         raise BadRequest(
             f"{_NAMES[field.number]} has {field.end - field.value} bytes; at most {MAX_NAME_BYTES} are read"
@@ -154,7 +163,10 @@ def _name(data: bytes, field: _Field) -> str:
 
 
 def _count_fields(fields: Iterator[_Field], descriptor: Any, before: int) -> Iterator[_Field]:
-    """The fields of a message; TooLarge as soon as there are more than ``MAX_FIELDS`` with those *before*."""
+    """Yield the fields of a message; TooLarge as soon as these, plus *before*, are more than ``MAX_FIELDS``.
+
+    descriptor: of the message, for the names in the error.
+    """
     for field in fields:
         before += 1
         if before > MAX_FIELDS:
@@ -165,11 +177,11 @@ def _count_fields(fields: Iterator[_Field], descriptor: Any, before: int) -> Ite
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
-    """The fields of the message that lies there; BadRequest where it is broken off or has groups (proto3 has none)."""
+    """Yield the fields of the message in ``data[at:end]``; BadRequest if it is cut off or has groups, as in proto2."""
     while at < end:
         start = at
         key, at = _varint(data, at, end)
-        kind = key & 7
+        kind = key & 7  # the lowest three bits are the wire type, the others the number of the field
         value = at
         if kind == _LENGTH:
             size, value = _varint(data, at, end)
@@ -186,7 +198,7 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+    """Decode the variable-length number at *at*; return it, and the position after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -199,9 +211,10 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _broken(at: int) -> BadRequest:
+    """Return the error for a message that cannot be parsed at the byte *at*."""
     return BadRequest(f"the message cannot be parsed: its field at byte {at} is broken off or of no known kind")
 
 
 def _has_strings(message: Any) -> bool:
-    """Whether an input claims to be strings; no model has more inputs than are looked at."""
+    """Tell whether an input has the datatype BYTES; the bound is more inputs than any model has."""
     return any(tensor.datatype == "BYTES" for tensor in islice(message.inputs, 1024))

@@ -35,7 +35,7 @@ from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, Unar
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.grpc_messages import InferMessage
-from weft.serving.inference import InferCall, internal
+from weft.serving.inference import InferCall, internal_error
 from weft.serving.openapi import HEALTH as PROBE
 from weft.serving.service import Service
 from weft.serving.telemetry import PARENT
@@ -71,7 +71,10 @@ class _PendingInfer:
     __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "identity")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """*caller*: the user of the key, to whose requests in flight it counts; None if the call itself is counted."""
+        """give: releases held bytes. caller: the user whose requests in flight it counts towards.
+
+        None if the whole call was counted instead.
+        """
         self._caller, self._give = caller, give
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
@@ -82,6 +85,7 @@ class _PendingInfer:
         """The id of the request and the name and version of its model, for answers in a stream."""
 
     def done(self, outcome: InferResponse | RequestError) -> None:
+        """Complete the answer, unless the call was cancelled."""
         if isinstance(outcome, RequestError):
             outcome.__traceback__ = None  # its frames refer to this request
         if not self.answer.done():
@@ -127,7 +131,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((_CallRouter(service, self),))
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
-        """Listen; returns the port."""
+        """Listen, and return the port; *credentials*: for TLS."""
         bound = await listen(self._server, host, port, credentials)
         _GRPC_LOG.addFilter(self._lost)
         return bound
@@ -143,14 +147,14 @@ class GrpcServer:
             await asyncio.sleep(LAST_BYTES_S)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, and let those that run end."""
+        """Refuse new calls, and give running calls *grace_s* seconds to end."""
         await self._server.stop(grace_s)
         _GRPC_LOG.removeFilter(self._lost)
 
     # Handlers
 
     def handler(self, name: str, caller: Caller) -> Any:
-        """Return the handler of a call with a valid key."""
+        """Return gRPC's handler for a call whose key was checked; *caller*: the user of the key."""
         if name == STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), None, serialized)
         began_ns = time.monotonic_ns()
@@ -164,7 +168,7 @@ class GrpcServer:
         return UnaryCall(partial(self._answer, name, caller), ended)
 
     def open_handler(self, package: str, name: str) -> Any:
-        """Return the handler of a call that needs no key, which does not read the message; None for other calls."""
+        """Return gRPC's handler for a call that needs no key, which does not read the message; None for other calls."""
         answer = self._open.get((package, name))
         if answer is None:
             return None
@@ -180,14 +184,13 @@ class GrpcServer:
         """Return the handler of ``Watch`` of the health service."""
         return grpc.unary_stream_rpc_method_handler(self._watch, None, serialized)
 
-    def refused(self, name: str, error: RequestError) -> Any:
-        """Return a handler that refuses a call without reading its messages."""
+    def refusing_handler(self, name: str, error: RequestError) -> Any:
+        """Return gRPC's handler that refuses a call without reading its messages."""
 
         def record(context: Any) -> None:
             self._record(context, name, error.code, time.monotonic_ns())
-            if name == INFER and not isinstance(
-                error, Unauthorised
-            ):  # clients without a key must not flood a collector
+            # requests without a key are not traced: they must not flood the collector
+            if name == INFER and not isinstance(error, Unauthorised):
                 self._service.trace_refusal("", error, _parent(context))
 
         return RefusedCall(error, record)
@@ -214,7 +217,7 @@ class GrpcServer:
         except Exception as error:
             log.exception("%s", name)
             code = "INTERNAL"
-            refuse(context, internal(error))
+            refuse(context, internal_error(error))
         finally:
             self._record(context, name, code, began_ns)
         return b""
@@ -233,12 +236,13 @@ class GrpcServer:
         return grpc_wire.filled(f"{endpoint.rpc.method}Response", endpoint.rpc.write(answer))
 
     def _answer_open(self, name: str) -> Any:
-        """The response of an open call."""
+        """Return the response to a call that needs no key and no message."""
         handle = RPCS[name].handle
         assert handle
         return grpc_wire.filled(f"{name}Response", handle(self._service, Call()))
 
     async def _watch(self, data: bytes, context: Any) -> AsyncIterator[Any]:
+        """Answer ``Watch``: yield the status now and after every change."""
         began_ns, code = time.monotonic_ns(), "OK"
         try:
             async with aclosing(self._health.watch(grpc_messages.parse_small(HealthCheckRequest, data))) as statuses:
@@ -260,6 +264,7 @@ class GrpcServer:
     # Inference
 
     async def _model_infer(self, data: bytes, context: Any, caller: Caller) -> Any:
+        """Answer ``ModelInfer``; its deadline is that of the gRPC call."""
         remaining_s = context.time_remaining()
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
         pending = _PendingInfer(self._service.budget.give)
@@ -273,7 +278,10 @@ class GrpcServer:
             pending.end()
 
     def _begin(self, pending: _PendingInfer, data: bytes, deadline: int | None, caller: Caller, parent: str) -> None:
-        """Start a request; a RequestError before that is also sent as a span."""
+        """Start the request in *data*; a RequestError before it is started is traced, too.
+
+        deadline: on the clock of the lanes, None without one. parent: the parent span.
+        """
         try:
             message = self._read_message(pending, data)
             slot = self._service.slot_for(message.model_name, message.model_version)
@@ -303,7 +311,10 @@ class GrpcServer:
     async def _encode(
         self, pending: _PendingInfer, outcome: InferResponse | RequestError, serialize: Callable[[Any], bytes]
     ) -> bytes:
-        """Encode a result for gRPC; the deadline is checked last, after encoding."""
+        """Encode a result for gRPC; its deadline is checked after encoding. Raises the error that is sent instead.
+
+        serialize: converts the message to the bytes of the call's response.
+        """
         if isinstance(outcome, RequestError):
             raise outcome
         assert pending.call
@@ -351,7 +362,7 @@ class GrpcServer:
                 pending.end()
 
     async def _answer_streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
-        """The answer of a stream to one request, and its code."""
+        """Wait for the answer to one request of a stream; return the response message and its status code."""
         reply = proto.CLASSES["ModelStreamInferResponse"]
         try:
             outcome = await pending.answer
@@ -372,14 +383,17 @@ class GrpcServer:
         caller: Caller,
         parent: str,
     ) -> None:
-        """Start the requests of a stream, at most ``STREAM_AHEAD`` unanswered ones, until it ends or is cancelled."""
+        """Start the requests of a stream and put them into *queue*, then None at the end of the stream.
+
+        room: a permit for each unanswered request, at most ``STREAM_AHEAD``; the consumer of the queue releases them.
+        """
         try:
             # not from gRPC's iterator, which holds a message until the next one comes
             while (data := await context.read()) is not grpc.aio.EOF:
                 await room.acquire()
                 queue.put_nowait(self._begin_streamed(data, caller, parent))
                 self.in_flight += 1
-                del data  # or it is held until the next one comes
+                del data  # otherwise held until the next message arrives
         finally:
             queue.put_nowait(None)
 
@@ -400,7 +414,7 @@ class GrpcServer:
             pending.done(error)
         except Exception as error:  # the other requests of the stream go on
             log.exception("%s", STREAM)
-            pending.done(internal(error))
+            pending.done(internal_error(error))
         return pending
 
 
@@ -411,13 +425,13 @@ class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._service, self._server = service, server
 
     def service(self, handler_call_details: Any) -> Any:
-        """The handler of a call."""
+        """Return the handler of a call; gRPC calls this when the call's metadata has arrived."""
         method = handler_call_details.method
         package, _, name = method.removeprefix("/").partition("/")
         if package == HEALTH and name in (CHECK, WATCH):
             return self._health(name, handler_call_details)
         if package != proto.SERVICE or name not in proto.METHODS:
-            return self._server.refused("unknown", Unsupported(f"there is no method {method[:128]!r}"))
+            return self._server.refusing_handler("unknown", Unsupported(f"there is no method {method[:128]!r}"))
         if name in OPEN:
             return self._server.open_handler(package, name)
         try:
@@ -425,7 +439,7 @@ class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
             if name in COUNTED:
                 caller.admit()
         except RequestError as error:
-            return self._server.refused(name, error)
+            return self._server.refusing_handler(name, error)
         return self._server.handler(name, caller)
 
     def _health(self, name: str, call: Any) -> Any:
@@ -433,10 +447,11 @@ class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             caller = self._service.check_key(self._headers(call))
         except Unauthorised as error:
-            return self._server.open_handler(HEALTH, name) or self._server.refused(name, error)
+            return self._server.open_handler(HEALTH, name) or self._server.refusing_handler(name, error)
         return self._server.watch_handler() if name == WATCH else self._server.handler(name, caller)
 
     def _headers(self, call: Any) -> dict[str, str]:
+        """Return the metadata of a call as headers; empty if the server requires no key."""
         if not self._service.keys.required:
             return {}
         return {key: str(value) for key, value in call.invocation_metadata or ()}
@@ -444,7 +459,10 @@ class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 @contextmanager
 def _in_flight(caller: Caller) -> Iterator[None]:
-    """Count a call as in flight. It was admitted before its message arrived; OverQuota if others were faster."""
+    """Count a call as in flight while the block runs.
+
+    The call was admitted before its message arrived; OverQuota if other calls have reached the limit since.
+    """
     caller.enter()
     try:
         yield
@@ -458,13 +476,13 @@ def _parent(context: Any) -> str:
 
 
 def _identity(message: InferMessage) -> dict[str, str]:
-    """Return the id and the model of a request, for its answer; without values that are too long to repeat."""
+    """Return the id and the model of a request, which its answer repeats, without values that are too long."""
     names = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
 
 
 def _stream_message(message: Any) -> bytes:
-    """A result as a stream sends it."""
+    """Serialize a result as the response message of a stream."""
     if isinstance(message, bytes):
         message = proto.CLASSES["ModelInferResponse"].FromString(message)
     return serialized(proto.CLASSES["ModelStreamInferResponse"](infer_response=message))

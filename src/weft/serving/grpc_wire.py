@@ -16,8 +16,8 @@ from weft.base.errors import BadRequest, Failed
 from weft.runtime.client_memory import Input
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire
-from weft.serving.classification import classified
-from weft.serving.regions import RegionPart, places
+from weft.serving.classification import classify
+from weft.serving.regions import RegionPart, region_parts
 from weft.serving.wire import Fitted, InferRequest, InferResponse, ModelSpec, Parameter, Wanted
 
 _CONTENTS = {
@@ -45,28 +45,30 @@ _ModelInferResponse = proto.CLASSES["ModelInferResponse"]
 def decode_infer(message: Any, model: ModelSpec, raws: Sequence[bytes | memoryview] | None = None) -> InferRequest:
     """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned.
 
-    raws: its raw contents, where the message was parsed without them (``grpc_messages``).
+    raws: its raw contents, if the message was parsed without them (``grpc_messages``).
     """
-    inputs, apart = _inputs(message.inputs, list(message.raw_input_contents) if raws is None else raws, model)
+    inputs, in_regions = _parse_inputs(
+        message.inputs, list(message.raw_input_contents) if raws is None else raws, model
+    )
     parameters = _values(message.parameters)
     for key, value in parameters.items():
         wire.refuse_request_parameter(key, value)
     wanted = _parse_outputs(message.outputs, model)
-    shared = wire.shared_tensors(apart, _places(message.outputs, "output"))
-    return InferRequest(inputs, wire.checked_id(message.id), parameters, wanted, shared)
+    shared = wire.shared_tensors(in_regions, _region_parts(message.outputs, "output"))
+    return InferRequest(inputs, wire.check_id(message.id), parameters, wanted, shared)
 
 
 def encode_infer(response: InferResponse) -> Any:
-    """The ``ModelInferResponse`` with the wanted outputs, all of them raw."""
+    """Build the ``ModelInferResponse`` with the requested outputs, all of them raw."""
     request, model = response.request, response.model
     message = _ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
     fill_parameters(message.parameters, response.parameters)
     specs = model.outputs_by_name
     for wanted in request.wanted:
         spec = specs[wanted.name]
-        array = wire.produced(response.outputs, spec)
+        array = wire.output_array(response.outputs, spec)
         if wanted.classes:
-            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
+            spec, array = classify(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         if spec.name in response.shared:
             fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
@@ -77,49 +79,53 @@ def encode_infer(response: InferResponse) -> Any:
 
 
 def parameters_of(message: Any) -> dict[str, str | int | bool | bytes]:
-    """The parameters of a request, whatever it is for."""
+    """Return the parameters of any request as plain values."""
     return _values(message.parameters)
 
 
 def filled(name: str, answer: Mapping[str, Any]) -> Any:
-    """The message of this name that says what REST answers; fields that it does not have are left out."""
+    """Build the message *name* from an answer in the shape of REST's JSON; members without a field are left out."""
     try:
         return json_format.ParseDict(answer, proto.CLASSES[name](), ignore_unknown_fields=True)
     except json_format.ParseError as error:
         raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
 
 
-def _inputs(
+def _parse_inputs(
     tensors: Any, raws: Sequence[bytes | memoryview], model: ModelSpec
 ) -> tuple[dict[str, Input], wire.InRegions]:
-    """The inputs that came, and those that lie in regions, for which no raw contents come."""
-    lying = _places(islice(tensors, len(model.inputs)), "input")
-    travelling, left = len(tensors) - len(lying), iter(raws)
-    if raws and len(raws) < travelling:  # surplus contents belong to no input and are ignored
-        raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
+    """Decode the inputs of a request; return those with data, and separately those in regions.
+
+    raws: the raw contents, one for each input that is not in a region, or empty for typed contents.
+    """
+    parts = _region_parts(islice(tensors, len(model.inputs)), "input")
+    with_data, next_raw = len(tensors) - len(parts), iter(raws)
+    if raws and len(raws) < with_data:  # surplus contents belong to no input and are ignored
+        raise BadRequest(f"{len(raws)} raw input contents for {with_data} inputs; send one for each")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
-    apart: wire.InRegions = {}
+    in_regions: wire.InRegions = {}
     for tensor in tensors:
-        fitted = wire.fit(tensor.name, tensor.datatype, list(tensor.shape), specs)
+        fitted = wire.fit_input(tensor.name, tensor.datatype, list(tensor.shape), specs)
         name = fitted[0].name
-        if name in inputs or name in apart:
+        if name in inputs or name in in_regions:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")
-        if name in lying:
-            apart[name] = wire.in_region(lying[name], fitted, bool(tensor.contents.ListFields()))
+        if name in parts:
+            in_regions[name] = wire.check_in_region(parts[name], fitted, inline=bool(tensor.contents.ListFields()))
         elif not raws:
             inputs[name] = _from_contents(tensor.contents, fitted)
         elif tensor.HasField("contents") and tensor.contents.ListFields():
             raise BadRequest(f"input {name!r} has typed contents, but the request has raw contents; send one of them")
         else:
-            inputs[name] = wire.from_binary(next(left), fitted)
-    if len(inputs) + len(apart) != len(model.inputs):
-        raise BadRequest(wire.missing({**inputs, **apart}, model))
-    return inputs, apart
+            inputs[name] = wire.from_binary(next(next_raw), fitted)
+    if len(inputs) + len(in_regions) != len(model.inputs):
+        raise BadRequest(wire.missing_inputs_message({**inputs, **in_regions}, model))
+    return inputs, in_regions
 
 
 def _parse_outputs(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
+    """Parse the requested outputs of a message; all outputs if it names none."""
     if not outputs:
         return model.every_output[True]
     wire.check_wanted(len(outputs))
@@ -127,22 +133,24 @@ def _parse_outputs(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     for output in outputs:
         _refuse_parameters(output.parameters, "output")
         classes = _values(output.parameters).get("classification")
-        wire.add_wanted(wanted, output.name, True, model, classes)
+        wire.add_wanted(wanted, output.name, binary=True, model=model, classes=classes)
     return tuple(wanted.values())
 
 
-def _places(tensors: Iterable[Any], kind: str) -> dict[str, RegionPart]:
-    return places(((tensor.name, _values(tensor.parameters)) for tensor in tensors), kind)
+def _region_parts(tensors: Iterable[Any], kind: str) -> dict[str, RegionPart]:
+    """Return the parts of regions that hold tensors; *kind*: input or output."""
+    return region_parts(((tensor.name, _values(tensor.parameters)) for tensor in tensors), kind)
 
 
 def _refuse_parameters(parameters: Any, kind: str) -> None:
+    """Refuse unsupported parameters of an input or output (*kind*)."""
     if parameters:
         for key in parameters:
             wire.refuse_tensor_parameter(key, kind)
 
 
 def _values(parameters: Any) -> dict[str, Any]:
-    """Parameters as plain values."""
+    """Convert parameters of a message to plain values; BadRequest for a parameter without a value."""
     values: dict[str, Any] = {}
     if parameters:
         for key, parameter in parameters.items():
@@ -154,7 +162,7 @@ def _values(parameters: Any) -> dict[str, Any]:
 
 
 def fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
-    """Put parameters into a message's field for them."""
+    """Write parameters into *field*, the map of parameters in a message."""
     for key, value in parameters.items():
         if isinstance(value, bool):
             field[key].bool_param = value
@@ -169,6 +177,7 @@ def fill_parameters(field: Any, parameters: Mapping[str, Parameter]) -> None:
 
 
 def _from_contents(contents: Any, fitted: Fitted) -> Array:
+    """Decode the typed contents of an input; BadRequest if they do not fit its datatype and shape."""
     spec, dtype, shape, elements = fitted
     field = _CONTENTS.get(spec.datatype)
     if field is None:
@@ -182,6 +191,6 @@ def _from_contents(contents: Any, fitted: Fitted) -> Array:
             f"input {spec.name!r}: {len(values)} elements in {field}, its shape {list(shape)} needs {elements}"
         )
     if dtype.kind == "O":
-        return wire.objects(list(values)).reshape(shape)
+        return wire.bytes_array(list(values)).reshape(shape)
     wire.check_range(values, spec)
     return np.fromiter(values, dtype, elements).reshape(shape)

@@ -36,10 +36,11 @@ IDLE_BYTES = 16 << 20
 
 
 def held_bytes(pid: int, *, workers: bool, processes: Path = PROCESSES) -> int | None:
-    """Physical memory of a server and its worker processes; None if the system does not report it.
+    """Return the physical memory of a server and its worker processes; None if the system does not report it.
 
-    Plans, their pages and the dashboard show this number. workers: whether there may be worker processes. Their shared
-    pages are counted once, if the system reports them (PSS); finding the workers requires a look at all processes.
+    Plans, their pages and the dashboard show this number. workers: whether there may be worker processes; to find them,
+    all processes of the system must be read. Shared pages count once, if the system reports them (PSS). processes: the
+    folder /proc.
     """
     if not workers:
         return resident_bytes(processes / str(pid)) or None
@@ -55,6 +56,7 @@ class HeldMemory:
         self._bytes: int | None = None
 
     def now(self) -> int | None:
+        """Return the memory in bytes, at most ``AGE_S`` old; None if the system does not report it."""
         if time.monotonic() - self._read_s > AGE_S:
             self._read_s, self._bytes = time.monotonic(), held_bytes(os.getpid(), workers=self._workers)
         return self._bytes
@@ -70,20 +72,20 @@ def with_offspring(pid: int, processes: Path) -> list[int]:
 
 
 def _parent(folder: Path) -> int:
-    """Which process started one; 0 where it has ended meanwhile."""
-    fields = read_text(folder / "stat").rpartition(")")[2].split()  # its name may hold anything
+    """Return the id of the parent of a process, given its folder below /proc; 0 if the process has ended."""
+    fields = read_text(folder / "stat").rpartition(")")[2].split()  # the name in parentheses may hold any text
     return int(fields[1]) if len(fields) > 1 else 0
 
 
 def _process_bytes(folder: Path) -> int:
-    """Proportional memory of a process (PSS), else its resident memory; 0 if neither can be read."""
+    """Return the proportional memory of a process (PSS), else its resident memory; 0 if neither can be read."""
     if shared := re.search(r"^Pss:\s+(\d+) kB$", read_text(folder / "smaps_rollup"), re.MULTILINE):
         return int(shared[1]) << 10
     return resident_bytes(folder)
 
 
 def resident_bytes(folder: Path) -> int:
-    """Resident memory of a process, given its folder below /proc; 0 if it cannot be read."""
+    """Return the resident memory of a process, given its folder below /proc; 0 if it cannot be read."""
     fields = read_text(folder / "statm").split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 

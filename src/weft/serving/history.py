@@ -46,11 +46,12 @@ class RequestCounts(NamedTuple):
         return cls(seen.success, seen.failures.total(), seen.met, seen.missed)
 
     def since(self, before: RequestCounts) -> RequestCounts:
-        """Return the difference to earlier counters."""
+        """Return the difference from earlier counters."""
         served, failed, met, missed = before
         return RequestCounts(self.served - served, self.failed - failed, self.met - met, self.missed - missed)
 
-    def and_also(self, other: RequestCounts) -> RequestCounts:
+    def plus(self, other: RequestCounts) -> RequestCounts:
+        """Return the sum of the counters of two models."""
         served, failed, met, missed = other
         return RequestCounts(self.served + served, self.failed + failed, self.met + met, self.missed + missed)
 
@@ -61,77 +62,82 @@ IDLE = 0.0, math.nan, math.nan, math.nan, 0.0
 
 
 def _empty_ring() -> Floats:
+    """Return a ring buffer of samples: a row per sample, a column per figure, NaN where there is no sample."""
     return np.full((KEPT, len(FIGURES)), np.nan, np.float32)
 
 
 @dataclass(eq=False)
 class ModelRing:
-    """The samples of one model; NaN for times at which it had no ring."""
+    """The samples of one model; NaN for times at which the model had no ring."""
 
     values: Floats = field(default_factory=_empty_ring)
     served_at: int = 0
-    """The number of the last sample in which it served or refused something."""
+    """Number of the last sample in which the model answered or refused a request."""
 
 
 class History:
     """Samples of the last ten minutes."""
 
     def __init__(self, now_ns: int) -> None:
+        """now_ns: start of the first sample's interval."""
         self._taken = 0
+        """Number of samples so far; the next one overwrites the row with this number modulo ``KEPT``."""
         self._last_ns = now_ns
         self._times_s = np.zeros(KEPT)
         self._totals = _empty_ring()
         self._rings: dict[ModelKey, ModelRing] = {}
-        self._before: dict[ModelKey, tuple[Statistics, RequestCounts]] = {}
+        self._previous: dict[ModelKey, tuple[Statistics, RequestCounts]] = {}
+        """The counters at the previous sample."""
 
-    def sample(self, now_ns: int, seen: Mapping[ModelKey, Statistics]) -> None:
-        """Add a sample: what changed since the last one, of every model there is."""
+    def sample(self, now_ns: int, counters: Mapping[ModelKey, Statistics]) -> None:
+        """Add a sample of what changed since the previous one; *counters*: of all models."""
         seconds = max(1e-3, (now_ns - self._last_ns) / 1e9)
-        place, changes = self._taken % KEPT, self._changes(seen)
-        self._rings = {key: ring for key, ring in self._rings.items() if key in seen}
+        row, changes = self._taken % KEPT, self._changes(counters)
+        self._rings = {key: ring for key, ring in self._rings.items() if key in counters}
         for ring in self._rings.values():
-            ring.values[place] = IDLE
-        for statistics in seen.values():
-            statistics.shares.look(now_ns)
+            ring.values[row] = IDLE
+        for statistics in counters.values():
+            statistics.shares.sample(now_ns)
         total = NOTHING
         latencies_ns: list[int] = []
         for key, change in changes.items():
-            own_ns = _latencies_ns(seen[key], self._last_ns)
-            total = total.and_also(change)
-            latencies_ns += own_ns
-            own = self._ring(key)
-            if own:
-                own.values[place], own.served_at = _figures(change, own_ns, seconds), self._taken
-        self._totals[place] = _figures(total, latencies_ns, seconds)
-        self._times_s[place] = now_ns / 1e9
+            model_latencies_ns = _latencies_ns(counters[key], self._last_ns)
+            total = total.plus(change)
+            latencies_ns += model_latencies_ns
+            model_ring = self._ring(key)
+            if model_ring:
+                model_ring.values[row] = _figures(change, model_latencies_ns, seconds)
+                model_ring.served_at = self._taken
+        self._totals[row] = _figures(total, latencies_ns, seconds)
+        self._times_s[row] = now_ns / 1e9
         self._taken, self._last_ns = self._taken + 1, now_ns
 
     def samples_since(self, since_s: float) -> dict[str, Any]:
         """Return the samples later than *since_s*, oldest first; unknown figures are NaN, null in JSON."""
         first = max(0, self._taken - KEPT)
-        places = [place for place in (n % KEPT for n in range(first, self._taken)) if self._times_s[place] > since_s]
+        rows = [row for row in (number % KEPT for number in range(first, self._taken)) if self._times_s[row] > since_s]
         return {
             "step_s": STEP_S,
             "kept_s": STEP_S * KEPT,
-            "times_s": self._times_s[places].tolist(),
-            "totals": _columns(self._totals[places]),
+            "times_s": self._times_s[rows].tolist(),
+            "totals": _columns(self._totals[rows]),
             "models": [
-                {"name": name, "version": version, **_columns(ring.values[places])}
+                {"name": name, "version": version, **_columns(ring.values[rows])}
                 for (name, version), ring in self._rings.items()
             ],
         }
 
-    def _changes(self, seen: Mapping[ModelKey, Statistics]) -> dict[ModelKey, RequestCounts]:
-        """Return the changes since the last sample, for the models that have any."""
-        before = self._before
-        self._before = {key: (statistics, RequestCounts.of(statistics)) for key, statistics in seen.items()}
+    def _changes(self, counters: Mapping[ModelKey, Statistics]) -> dict[ModelKey, RequestCounts]:
+        """Return the changes of counters since the previous sample, for the models whose counters have changed."""
+        previous = self._previous
+        self._previous = {key: (statistics, RequestCounts.of(statistics)) for key, statistics in counters.items()}
         changes = {}
-        for key, (statistics, counts) in self._before.items():
-            known, then = before.get(key, (statistics, NOTHING))
+        for key, (statistics, counts) in self._previous.items():
+            known, known_counts = previous.get(key, (statistics, NOTHING))
             if known is not statistics:  # another model of this name was loaded since
-                then = NOTHING
-            if counts != then:
-                changes[key] = counts.since(then)
+                known_counts = NOTHING
+            if counts != known_counts:
+                changes[key] = counts.since(known_counts)
         return changes
 
     def _ring(self, key: ModelKey) -> ModelRing | None:
@@ -145,7 +151,7 @@ class History:
 
 
 def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
-    """Return the latencies of the latest answers since then."""
+    """Return the latencies of the answers after *since_ns*, at most the latest ``MOST_ANSWERS``."""
     latencies: list[int] = []
     for end_ns, latency_ns, _ in reversed(seen.recent):
         if end_ns <= since_ns or len(latencies) == MOST_ANSWERS:
@@ -156,23 +162,25 @@ def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
 
 
 def _figures(change: RequestCounts, latencies_ns: list[int], seconds: float) -> tuple[float, ...]:
+    """Compute ``FIGURES`` from the changes of counters in *seconds* and from latencies, which are sorted in place."""
     latencies_ns.sort()
-    due = change.met + change.missed
+    with_deadline = change.met + change.missed
     return (
         change.served / seconds,
         _percentile_ms(latencies_ns, 50),
         _percentile_ms(latencies_ns, 99),
-        change.missed / due if due else math.nan,
+        change.missed / with_deadline if with_deadline else math.nan,
         change.failed / seconds,
     )
 
 
 def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
-    """Return a percentile of sorted latencies; NaN without any."""
+    """Return a percentile (nearest rank) of sorted latencies; NaN if there are none."""
     if not ordered_ns:
         return math.nan
     return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6
 
 
 def _columns(values: Floats) -> dict[str, list[float]]:
+    """Return the rows of a ring as a list per figure."""
     return dict(zip(FIGURES, values.T.astype(np.float64).round(4).tolist(), strict=True))

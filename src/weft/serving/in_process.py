@@ -71,7 +71,7 @@ class InProcessServer:
     """
 
     def __init__(self, *models: str | Path, config: ServerConfig | str | Path | None = None, **settings: Any) -> None:
-        self.config = _config(models, config, settings)
+        self.config = _make_config(models, config, settings)
         self._thread: _ServerThread | None = None
 
     def __repr__(self) -> str:
@@ -82,7 +82,7 @@ class InProcessServer:
 
     def start(self) -> Self:
         """Serve; returns when the server is ready, and raises ``InputError`` if it cannot be."""
-        thread = self._begin()
+        thread = self._start_thread()
         try:
             thread.started.result()
         except BaseException:
@@ -98,8 +98,8 @@ class InProcessServer:
             thread.end()
 
     async def start_async(self) -> Self:
-        """``start`` that lets other coroutines go on."""
-        thread = self._begin()
+        """``start`` without blocking the event loop."""
+        thread = self._start_thread()
         try:
             await asyncio.wrap_future(thread.started)
         except BaseException:
@@ -109,7 +109,7 @@ class InProcessServer:
         return self
 
     async def stop_async(self) -> None:
-        """``stop`` that lets other coroutines go on; at once, if it is cancelled."""
+        """``stop`` without blocking the event loop; if cancelled, ends at once, without answering pending requests."""
         thread, self._thread = self._thread, None
         if thread:
             await thread.end_async()
@@ -146,7 +146,7 @@ class InProcessServer:
         model's own deadline holds. parameters: those of the protocol (docs/serving.md), as ``{"weft_slo_ms": 50}``.
         Whatever the server would refuse raises the same kind of ``RequestError``.
         """
-        answer = self._ask(model, inputs, deadline_ms, outputs, version, parameters)
+        answer = self._start_inference(model, inputs, deadline_ms, outputs, version, parameters)
         try:
             return answer.result()
         except BaseException:
@@ -163,11 +163,12 @@ class InProcessServer:
         version: str = "",
         parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
-        """``infer`` that lets other coroutines go on; arrays must stay as they are until then.
+        """``infer`` without blocking the event loop; the arrays must not change until it returns.
 
         A request whose coroutine is cancelled is withdrawn.
         """
-        return await asyncio.wrap_future(self._ask(model, inputs, deadline_ms, outputs, version, parameters))
+        answer = self._start_inference(model, inputs, deadline_ms, outputs, version, parameters)
+        return await asyncio.wrap_future(answer)
 
     # State
 
@@ -203,11 +204,13 @@ class InProcessServer:
 
     @property
     def _running(self) -> _ServerThread:
+        """The thread of the started server; Overloaded if the server is not running."""
         if self._thread is None or not self._thread.started.done():
             raise _not_running()
         return self._thread
 
-    def _begin(self) -> _ServerThread:
+    def _start_thread(self) -> _ServerThread:
+        """Start the server's thread, without waiting until the server is ready; InputError if it runs already."""
         if self._thread:
             raise InputError("this server runs already; make another one")
         self._thread = thread = _ServerThread(self.config)
@@ -217,7 +220,7 @@ class InProcessServer:
         ).atexit = False  # a server that is not stopped ends by ``_end_all``
         return thread
 
-    def _ask(
+    def _start_inference(
         self,
         model: str,
         inputs: Mapping[str, npt.ArrayLike],
@@ -226,11 +229,13 @@ class InProcessServer:
         version: str,
         parameters: Mapping[str, Parameter] | None,
     ) -> Answer:
+        """Start a request on the server's thread, and return the future of its outputs; parameters as for ``infer``."""
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
             raise BadRequest(f"deadline_ms = {deadline_ms!r} must be a number of milliseconds above 0")
         thread, left_ns = self._running, None if deadline_ms is None else round(deadline_ms * 1e6)
 
         def begin(answer: Answer) -> None:
+            """Start the request, on the server's loop, and let its outcome complete *answer*."""
             service = thread.server.service
             try:
                 slot = service.slot_for(model, version)
@@ -246,14 +251,14 @@ class InProcessServer:
 
             call = service.infer(
                 slot,
-                lambda spec: request_of(spec, inputs, outputs, parameters),
-                done,
-                lambda: parameters or {},
-                None if left_ns is None else service.now() + left_ns,
+                decode=lambda spec: request_of(spec, inputs, outputs, parameters),
+                done=done,
+                peek=lambda: parameters or {},
+                deadline=None if left_ns is None else service.now() + left_ns,
             )
-            answer.add_done_callback(lambda _: thread.soon(call.cancel) if answer.cancelled() else None)
+            answer.add_done_callback(lambda _: thread.schedule(call.cancel) if answer.cancelled() else None)
 
-        return thread.ask(begin)
+        return thread.start_call(begin)
 
 
 class _ServerThread(threading.Thread):
@@ -268,20 +273,21 @@ class _ServerThread(threading.Thread):
         self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancellable_future()
-        self._asked: set[Future[Any]] = set()
-        # protects _closed and additions to _asked: no request may be added after _refuse_the_rest took the list
+        self._calls: set[Future[Any]] = set()
+        # protects _closed and additions to _calls: no request may be added after _fail_remaining took the list
         self._lock = threading.Lock()
         self._closed = False
 
     def run(self) -> None:
+        """Run the server to its end; complete ``started`` and ``ended``, also after a failure."""
         _running.add(self)
         failure: BaseException | None = None
         try:
-            with _quick_turns, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            with _switch_interval, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         except BaseException as error:
             failure = error
-        self._refuse_the_rest()
+        self._fail_remaining()
         _join_background_threads(self._loop)
         if hasattr(self, "server"):
             self.server.remove_scratch()
@@ -295,8 +301,9 @@ class _ServerThread(threading.Thread):
             self.ended.set_result(None)
 
     async def _serve(self) -> None:
+        """Start the server, wait for ``request_stop``, and stop it; InputError if it is not ready after its start."""
         server = self.server = Server(self._config)
-        if not await self._starts(server):
+        if not await self._start_server(server):
             return
         missing = server.service.why_not_ready()
         if not missing:
@@ -306,7 +313,7 @@ class _ServerThread(threading.Thread):
         if missing:
             raise InputError(f"not ready: {missing}")
 
-    async def _starts(self, server: Server) -> bool:
+    async def _start_server(self, server: Server) -> bool:
         """Start the server; return False if it was stopped before it had started."""
         starting, ending = asyncio.create_task(server.start()), asyncio.create_task(self._ending.wait())
         await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -321,13 +328,16 @@ class _ServerThread(threading.Thread):
 
     # From other threads
 
-    def soon(self, call: Callable[[], object]) -> None:
+    def schedule(self, call: Callable[[], object]) -> None:
         """Schedule a call on the loop; no effect after the loop has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
-    def ask(self, begin: Callable[[Future[T]], None]) -> Future[T]:
-        """Call *begin* on the loop with a future that it completes; its exceptions complete the future, too."""
+    def start_call(self, begin: Callable[[Future[T]], None]) -> Future[T]:
+        """Call *begin* on the loop with a new future, and return that future.
+
+        *begin* completes the future, now or later; if it raises, the future gets the exception.
+        """
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -341,14 +351,14 @@ class _ServerThread(threading.Thread):
         with self._lock:
             if self._closed:
                 raise _not_running()
-            self._asked.add(answer)
-            self.soon(run)
-        answer.add_done_callback(self._asked.discard)
+            self._calls.add(answer)
+            self.schedule(run)
+        answer.add_done_callback(self._calls.discard)
         return answer
 
     def query(self, question: Callable[[Service], T]) -> T:
         """Call a function of the service on the loop and wait for its result."""
-        return self.ask(lambda answer: _give(answer, question(self.server.service))).result()
+        return self.start_call(lambda answer: _complete(answer, question(self.server.service))).result()
 
     def end(self, *, at_once: bool = False) -> None:
         """Stop the server and wait for its thread; *at_once*: without answering pending requests."""
@@ -363,7 +373,7 @@ class _ServerThread(threading.Thread):
             self.join()
 
     async def end_async(self, *, at_once: bool = False) -> None:
-        """``end`` that lets other coroutines go on."""
+        """``end`` without blocking the caller's event loop."""
         self.request_stop(at_once=at_once)
         try:
             await asyncio.wrap_future(self.ended)
@@ -375,20 +385,20 @@ class _ServerThread(threading.Thread):
             self.join()
 
     def request_stop(self, *, at_once: bool = False) -> None:
-        """Stop the server without waiting for that."""
+        """Ask the server to stop, and return immediately; *at_once*: without answering pending requests."""
 
-        def tell() -> None:
+        def stop() -> None:
             self._ending.set()
             if at_once and hasattr(self, "server"):
                 self.server.hurry()
 
-        self.soon(tell)
+        self.schedule(stop)
 
-    def _refuse_the_rest(self) -> None:
+    def _fail_remaining(self) -> None:
         """Fail the requests that arrived too late for the loop."""
         with self._lock:
             self._closed = True
-            left = list(self._asked)
+            left = list(self._calls)
         for answer in left:
             _fail(answer, _not_running())
 
@@ -397,6 +407,7 @@ _running: set[_ServerThread] = set()
 
 
 def _end_all() -> None:
+    """Stop all servers of this process at its exit."""
     for thread in list(_running):
         with contextlib.suppress(Exception):
             thread.end(at_once=True)
@@ -406,8 +417,8 @@ def _end_all() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
 
-class _QuickTurns:
-    """Restores Python's thread switch interval when the last server of this process has ended; servers shorten it."""
+class _SwitchInterval:
+    """Restores Python's thread switch interval, which servers shorten, when the last server of this process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects the count of servers, which start and end on threads of their own
@@ -426,12 +437,13 @@ class _QuickTurns:
                 sys.setswitchinterval(self._usual_s)
 
 
-_quick_turns = _QuickTurns()
+_switch_interval = _SwitchInterval()
 
 
-def _config(
+def _make_config(
     models: tuple[str | Path, ...], base: ServerConfig | str | Path | None, settings: Mapping[str, Any]
 ) -> ServerConfig:
+    """Merge the arguments of ``InProcessServer``: *base*, its *config*, is overridden by *models* and *settings*."""
     for key in settings:
         if key not in GROUP_OF:
             raise InputError(unknown_name("setting", key, GROUP_OF))
@@ -462,18 +474,20 @@ def _deliver(answer: Answer, response: InferResponse, call: InferCall) -> None:
         answer.set_result(outputs)
 
 
-def _give(answer: Future[T], value: T) -> None:
+def _complete(answer: Future[T], value: T) -> None:
+    """Set the result of a future unless it was cancelled."""
     if answer.set_running_or_notify_cancel():
         answer.set_result(value)
 
 
 def _fail(answer: Future[Any], error: BaseException) -> None:
+    """Set the exception of a future unless it is done or was cancelled."""
     if not answer.done() and answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
 
 def _uncancellable_future() -> Future[None]:
-    """Create a future that cannot be cancelled by those that wait for it."""
+    """Create a future that callers waiting for it cannot cancel."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -484,7 +498,7 @@ def _not_running() -> Overloaded:
 
 
 def _join_background_threads(loop: asyncio.AbstractEventLoop) -> None:
-    """Join the threads that load or learn models, which end when they see that their result is not needed."""
+    """Wait for the threads that load or learn models for this loop; they end soon, as their result is not needed."""
     end_s = time.monotonic() + LEFT_S
     for thread in background_threads(loop):
         thread.join(max(0.0, end_s - time.monotonic()))

@@ -26,7 +26,7 @@ from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import Region, RegionTable
-from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, above_zero, due_of, whole
+from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, due_of, positive_number, whole
 from weft.serving.shared_memory import CudaMemory, SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -70,6 +70,7 @@ class InferCall:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> None:
+        """name: of the model. Other parameters are as for ``InferenceService.infer``."""
         self._service, self.name, self._done, self.caller, self._parent = service, name, done, caller, parent
         own = caller.rank if caller else ANYONE
         self.rank = own if rank is None else rank.within(own)
@@ -87,8 +88,8 @@ class InferCall:
         self._settled = False
 
     @property
-    def passed_s(self) -> float:
-        """Seconds since the client sent it."""
+    def age_s(self) -> float:
+        """Seconds since the client sent the request."""
         return (self._service.now() - self.arrival) / 1e9
 
     def begin(self, slot: ModelSlot, decode: Decode) -> None:
@@ -103,14 +104,17 @@ class InferCall:
             if isinstance(request, InferRequest):
                 self._submit(slot, request, began)
             else:
-                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, request))
+                self.waiting = self._service.start_task(self._begin_when_read(slot, slot.served.spec, request))
         except Exception as error:  # the client gets an answer to a fault of ours, too
             self.refuse(error)
 
     def _fetch(
         self, request: InferRequest, tensors: SharedTensors, *, borrows: bool
     ) -> InferRequest | Awaitable[InferRequest]:
-        """Read inputs that lie in regions."""
+        """Read the inputs of a request that lie in shared memory regions; the regions are released with the answer.
+
+        borrows: whether the model can read inputs directly from a region.
+        """
         assert self.caller
         regions = self.regions = self._service.regions_of(tensors, self.caller)
         done = self._done
@@ -120,15 +124,16 @@ class InferCall:
             done(outcome)
 
         self._done = ended
-        return regions.filled(request, borrows=borrows)
+        return regions.read_inputs(request, borrows=borrows)
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
+        """Submit a decoded request to the dispatcher; *began*: when decoding began (``time.monotonic_ns``)."""
         self.request = request
         ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._reply, self.rank)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         trace = self._service.trace
-        ticket.traced = trace.everything or trace.takes(slot.entry.name)
+        ticket.traced = trace.everything or trace.sample(slot.entry.name)
         self.ticket = ticket
 
     async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
@@ -147,6 +152,7 @@ class InferCall:
             self.begin(slot, lambda _: request)
 
     def _reply(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
+        """Pass the outputs, or the error, to the protocol; the dispatcher calls this once."""
         now = self._computed_at = self._service.now()
         # A result that is late already is not worth encoding, and its client may use the output regions for other data.
         error = outcome if isinstance(outcome, RequestError) else ticket.late(now) if ticket.strict else None
@@ -159,7 +165,7 @@ class InferCall:
             "weft_compute_us": ticket.compute_ns // 1000,
             "weft_batch": ticket.batch_size,
         }
-        if ticket.model.leaving:
+        if ticket.model.exit_rules:
             parameters[THRESHOLD] = ticket.threshold
         response = InferResponse(self.request, ticket.model.spec, outcome, parameters, ticket.model.labels)
         if self.regions:
@@ -170,16 +176,17 @@ class InferCall:
     def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
         """Write outputs into the shared memory regions that were requested, then answer."""
         try:
-            written = regions.delivered(response)
+            written = regions.write_outputs(response)  # a response, or an awaitable of one
         except Exception as error:
             self.refuse(error)
             return
         if isinstance(written, InferResponse):
             self._done(written)
         else:
-            self.waiting = self._service.soon(self._answer_when_written(written))
+            self.waiting = self._service.start_task(self._answer_when_written(written))
 
     async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
+        """Answer after a thread has written the outputs into regions."""
         try:
             response = await writing
         except Exception as error:
@@ -196,7 +203,7 @@ class InferCall:
         """Count a request without a result, and return the error for the client. Internal exceptions are logged."""
         if not isinstance(error, RequestError):
             log.error("%s: a request failed inside the server", self.name, exc_info=error)
-            error = internal(error)
+            error = internal_error(error)
         self.settle(error)
         return error
 
@@ -205,7 +212,7 @@ class InferCall:
 
         Returns the error to send instead: *error*, or ``Expired`` after a strict deadline. None: send the result.
         """
-        if self._settled:  # its client disconnected meanwhile: what is sent now is lost
+        if self._settled:  # the client disconnected meanwhile, so the answer is lost
             return error
         self._settled = True
         service, ticket, now = self._service, self.ticket, self._service.now()
@@ -217,7 +224,7 @@ class InferCall:
             assert error, "a request without a ticket has no result"
             statistics = self.slot.statistics if self.slot else service.refused
             statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
-        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
+        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
         self._done = _ignore  # it refers to the protocol's request, and that to this: the cycle would keep the body
         return error
@@ -234,7 +241,7 @@ class InferCall:
 
 
 class InferenceService:
-    """Takes inference requests, holds what they share (keys, budgets, regions), and reports readiness."""
+    """Accepts inference requests, holds what they share (keys, budgets, regions), and reports readiness."""
 
     def __init__(
         self,
@@ -244,6 +251,7 @@ class InferenceService:
         telemetry: Telemetry | None,
         keys: Keys | None,
     ) -> None:
+        """telemetry, keys: None: no spans; the keys of *config*."""
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
         self.now = dispatcher.lanes.now
@@ -278,7 +286,7 @@ class InferenceService:
         return self.keys.known(headers)
 
     def slot_for(self, name: str, version: str) -> ModelSlot:
-        """Find the model of a new inference request, and count a refusal. The request keeps the slot."""
+        """Find the model of a new inference request; NotFound, or Overloaded while draining, which are counted."""
         try:
             if self.draining:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
@@ -292,7 +300,7 @@ class InferenceService:
 
         name: its model; empty where that is not known.
         """
-        if self.telemetry.enabled and self.trace.takes(name):
+        if self.telemetry.enabled and self.trace.sample(name):
             self.telemetry.ended(name, 0, None, error, parent)
 
     def infer(
@@ -307,15 +315,15 @@ class InferenceService:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> InferCall:
-        """Start a request, whose slot ``slot_for`` returned.
+        """Start a request; it is answered even if the server starts to drain meanwhile.
 
+        slot: the model, from ``slot_for``. decode: decodes the request. peek: see ``Peek``.
         done: called once: with an error, perhaps before this returns, or later with a result. An error is counted
         already; a result is counted, or refused as too late, by ``InferCall.settle``, which the caller calls when it is
         encoded and about to be sent.
-        age: nanoseconds since its client sent it, if a gate had it before; its deadlines count from then.
-        parent: the parent span, as ``telemetry`` has it.
-        rank: the priorities of its client's key, if a gate checked that.
-        A request that was accepted is answered even if the server starts to drain meanwhile.
+        deadline: that of the transport (gRPC), on the clock of the lanes. caller: the user of its API key.
+        age: nanoseconds since the client sent the request, if a gate forwarded it; deadlines count from then.
+        parent: the parent span, as in ``telemetry``. rank: the priorities of the client's key, if a gate checked it.
         """
         call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
         call.slot = slot
@@ -324,13 +332,14 @@ class InferenceService:
         elif slot.served:
             call.begin(slot, decode)
         else:
-            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, peek))
+            call.waiting = self.start_task(self._begin_when_loaded(call, slot, decode, peek))
         return call
 
     async def _begin_when_loaded(self, call: InferCall, slot: ModelSlot, decode: Decode, peek: Peek) -> None:
+        """Load a model, then begin the request; refuse it if its strict deadline passes before."""
         try:
-            async with asyncio.timeout(_patience_s(call, slot, peek)):
-                await self.library.ensure(slot)
+            async with asyncio.timeout(_loading_timeout_s(call, slot, peek)):
+                await self.library.ensure_loaded(slot)
         except TimeoutError:
             call.refuse(Expired(f"{slot.entry.name}: its deadline passed while it was loading"))
         except RequestError as error:
@@ -350,12 +359,16 @@ class InferenceService:
         reply: Reply,
         rank: ClientRank = ANYONE,
     ) -> ClientTicket:
-        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's."""
+        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's.
+
+        arrival, deadline: on the clock of the lanes; *deadline*: that of the transport (gRPC). reply: gets the outcome.
+        rank: the priorities of the client's key.
+        """
         assert slot.served
         parameters, model = request.parameters, slot.entry.config
         threshold, priority = None, 0
         if parameters:
-            threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
+            threshold = positive_number(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
             priority = whole(parameters, "priority")
         weight = _weight(priority, model.priority, rank)
         server = self.config.scheduling
@@ -380,8 +393,8 @@ class InferenceService:
             return None
         if served is None:
             return None
-        own, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
-        return ServerEstimate(self.dispatcher.ahead(), own, lanes)
+        compute_ns, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
+        return ServerEstimate(self.dispatcher.ahead(), compute_ns, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
         """Return the shared memory regions that a request uses; they must belong to its caller."""
@@ -393,10 +406,11 @@ class InferenceService:
         return RequestRegions(self.region_tensors, tensors, find)
 
     def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
+        """Write bytes into a client's region in device memory; blocks until the device's worker has done so."""
         self.library.backend.write_region(lender, offset, data)
 
-    def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Continue a request in a task; drain waits for it."""
+    def start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Continue a request in a task, which draining waits for."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -423,7 +437,7 @@ class InferenceService:
             log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
             self._last_reason = why
 
-    async def drained(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until every accepted request is answered."""
         while self.dispatcher.pending or self._tasks:
             await asyncio.sleep(0.005)
@@ -435,7 +449,7 @@ class InferenceService:
         self.cuda_memory.close()
 
 
-def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
+def _loading_timeout_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
     """Return the timeout for loading a request's model, from its strict deadline; None without one."""
     timeouts_s = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
     timeout_us = peek().get("timeout")
@@ -443,7 +457,7 @@ def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
         timeouts_s.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
     if not timeouts_s and slot.config.timeout_ms is not None:
         timeouts_s.append(slot.config.timeout_ms / 1e3)
-    return min(timeouts_s) - call.passed_s if timeouts_s else None
+    return min(timeouts_s) - call.age_s if timeouts_s else None
 
 
 def _weight(requested: int, model: int, rank: ClientRank) -> int:
@@ -452,9 +466,9 @@ def _weight(requested: int, model: int, rank: ClientRank) -> int:
 
 
 def _ignore(outcome: InferResponse | RequestError) -> None:
-    """Replace a callback that was called."""
+    """Do nothing: replaces a callback that was called."""
 
 
-def internal(error: Exception) -> Failed:
+def internal_error(error: Exception) -> Failed:
     """Convert an internal exception to the client's error, which does not show its message."""
     return Failed(f"internal error: {type(error).__name__}")

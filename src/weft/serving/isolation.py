@@ -22,7 +22,10 @@ THREADS, PROCESS = "threads", "process"
 
 
 def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
-    """Return the worker group of a model; None if it runs in threads of the server."""
+    """Return the name of the worker group that runs a model; None if it runs in threads of the server.
+
+    default: the server's setting, for models without one. ModelError if the backend has no workers.
+    """
     if backend.device is not None:
         return backend.device
     wanted = entry.config.isolation or default
@@ -37,12 +40,12 @@ def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
 
 def grain_s_of(config: ModelConfig, backend: Backend) -> float:
     """Return the target duration of a segment: the model's setting, or the default of the device."""
-    usual = backend.grain_s
-    return config.grain_ms / 1e3 if usual is None or "grain_ms" in config.model_fields_set else usual
+    default_s = backend.grain_s
+    return config.grain_ms / 1e3 if default_s is None or "grain_ms" in config.model_fields_set else default_s
 
 
 def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
-    """Return the precision of a model; only devices convert models."""
+    """Return the precision of a model, by default *default*; ModelError if it needs a device: only devices convert."""
     wanted = config.precision or default
     if wanted != "fp32" and backend.device is None:
         raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
@@ -50,7 +53,7 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
 
 
 def engine_of(config: ModelConfig, backend: Backend) -> Engine:
-    """Return the engine of a model; only devices have another than ONNX Runtime."""
+    """Return the engine of a model; ModelError if it needs a device: on the cores there is only ONNX Runtime."""
     if config.engine != ONNXRUNTIME and backend.device is None:
         raise ModelError(f'engine = "{config.engine}" needs a device; serve with --device, or leave it out')
     return config.engine

@@ -56,20 +56,20 @@ class JsonHelpers:
 
     async def encode(self, response: InferResponse) -> tuple[list[bytes], int | None]:
         """Run ``wire.encode`` in a helper."""
-        parts, length = await self._begin(json_worker.encode, lambda: (_travelling(response),))
+        parts, length = await self._begin(json_worker.encode, lambda: (_prepare_for_transport(response),))
         return parts, length
 
     async def encode_message(self, response: InferResponse) -> bytes:
         """Run ``grpc_wire.encode_infer`` in a helper and return the message as bytes."""
-        return bytes(await self._begin(json_worker.encode_message, lambda: (_travelling(response),)))
+        return bytes(await self._begin(json_worker.encode_message, lambda: (_prepare_for_transport(response),)))
 
     async def call(self, function: Callable[..., Result], message: bytes, *arguments: object) -> Result:
-        """Call a function of a module with a message, in a helper."""
+        """Call a module's function with a message and arguments, in a helper."""
         result: Result = await self._begin(function, lambda: (pickle.PickleBuffer(message), *arguments))
         return result
 
     def close(self) -> None:
-        """Kill the processes, whatever they do."""
+        """Kill the helper processes, also in the middle of a job; blocks until the threads have ended."""
         self._children.close()
         if self._threads:
             self._threads.shutdown(wait=True)  # jobs that are still queued fail: the pool is closed
@@ -84,19 +84,20 @@ class JsonHelpers:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1
-        box = [make]
-        begun = asyncio.get_running_loop().run_in_executor(self._threads, self._do, function, box)
-        begun.add_done_callback(partial(self._end_job, box))
-        return begun
+        box = [make]  # a list, so that the arguments can be released while the job is still in the queue
+        job = asyncio.get_running_loop().run_in_executor(self._threads, self._run_job, function, box)
+        job.add_done_callback(partial(self._end_job, box))
+        return job
 
-    def _end_job(self, box: list[_Arguments], begun: asyncio.Future[Any]) -> None:
+    def _end_job(self, box: list[_Arguments], job: asyncio.Future[Any]) -> None:
+        """Count a job as ended, and release its arguments if it was cancelled in the queue."""
         self.busy -= 1
-        box.clear()  # a job that was cancelled in the queue holds no data
-        if not begun.cancelled():
-            begun.exception()  # marks it as retrieved: the request may have been cancelled
+        box.clear()
+        if not job.cancelled():
+            job.exception()  # marks the exception as retrieved: the request may have been cancelled
 
-    def _do(self, function: Callable[..., object], box: list[_Arguments]) -> Any:
-        """Call a function in a helper and wait for it; runs on a pool thread."""
+    def _run_job(self, function: Callable[..., object], box: list[_Arguments]) -> Any:
+        """Call a function in a helper and wait for its result, on a pool thread; *box*: see ``_begin``."""
         try:
             make = box.pop()
         except IndexError:
@@ -118,14 +119,15 @@ class JsonHelpers:
 
 
 def _start() -> ChildProcess:
+    """Start a helper process; Overloaded if the system cannot."""
     try:
         return ChildProcess(json_worker.main, env=bare_environment() | {"OMP_NUM_THREADS": "1"})
     except OSError as error:
         raise Overloaded(f"no process for large JSON can be started: {reason_of(error)}") from error
 
 
-def _travelling(response: InferResponse) -> InferResponse:
-    """Reduce an answer to what is needed to encode it."""
+def _prepare_for_transport(response: InferResponse) -> InferResponse:
+    """Reduce a response to what a helper needs to encode it, with strings in binary form."""
     wanted = {output.name for output in response.request.wanted}
     outputs = {name: array for name, array in response.outputs.items() if name in wanted}
     labels = response.labels if any(output.classes for output in response.request.wanted) else {}

@@ -29,13 +29,13 @@ _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def has_literals(body: bytes | memoryview, end: int | None = None) -> bool:
-    """Tell whether JSON may contain such a literal; *end* is its length in *body*."""
+    """Tell whether JSON may contain ``NaN`` or ``Infinity``; *end*: length of the JSON in *body*, None for all."""
     text = bytes(body[:end]) if isinstance(body, memoryview) else body
     return any(text.find(literal, 0, end) >= 0 for literal in _LITERALS)
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """Parse JSON, with the literals; raises orjson's JSONDecodeError if it is invalid."""
+    """Parse JSON, also with ``NaN`` and ``Infinity``; raises orjson's JSONDecodeError if it is invalid."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -49,19 +49,24 @@ def loads(data: bytes | memoryview) -> Any:
 
 
 def _loads(text: bytes) -> Any:
-    """Parse JSON like orjson, but with the literals; ValueError, TypeError or RecursionError if it is invalid."""
+    """Parse JSON with Python's parser as orjson would, but with ``NaN`` and ``Infinity``.
+
+    ValueError, TypeError or RecursionError if it is invalid.
+    """
     value = json.loads(text.decode(), parse_int=_parse_whole, parse_float=_number)
     if _HALF_A_PAIR.search(text):
-        orjson.dumps(value)  # half of a surrogate pair is no text
+        orjson.dumps(value)  # raises for half of a surrogate pair, which Python's parser accepts
     return value
 
 
 def _parse_whole(text: str) -> int | float:
+    """Parse a whole number; as in orjson, a number beyond 64 bits becomes a float."""
     value = int(text) if len(text) <= 20 else None
     return value if value is not None and -(2**63) <= value < 2**64 else _number(text)
 
 
 def _number(text: str) -> float:
+    """Parse a float; ValueError if it is too large, which Python's parser would make infinite."""
     value = float(text)
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is too large")
@@ -69,7 +74,7 @@ def _number(text: str) -> float:
 
 
 def spell_out(tensors: list[dict[str, Any]]) -> bool:
-    """Replace the data of tensors with non-finite elements by JSON text; return whether there were any."""
+    """Replace the data of tensors with non-finite elements by JSON text; return whether a tensor had such elements."""
     changed = False
     for tensor in tensors:
         data = tensor.get("data")
@@ -80,13 +85,14 @@ def spell_out(tensors: list[dict[str, Any]]) -> bool:
 
 
 def _write_array(flat: Array) -> bytes:
-    """Write a flat array as JSON: each null of orjson is replaced by the literal for its element."""
+    """Write a flat array as JSON: the nulls that orjson writes for non-finite elements are replaced by literals."""
     first, *rest = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
-    odd = map(_literal, flat[~np.isfinite(flat)].tolist())
-    return first + b"".join([literal + piece for literal, piece in zip(odd, rest, strict=True)])
+    literals = map(_literal, flat[~np.isfinite(flat)].tolist())
+    return first + b"".join([literal + piece for literal, piece in zip(literals, rest, strict=True)])
 
 
 def _literal(value: float) -> bytes:
+    """Return the literal for a number that is not finite."""
     return b"NaN" if math.isnan(value) else b"Infinity" if value > 0 else b"-Infinity"
 
 
@@ -115,7 +121,10 @@ _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:",'))
 
 
 def check_parts(text: bytes) -> None:
-    """Refuse JSON with more parts than ``LIMITS``, which would need many times its size in memory."""
+    """Refuse JSON with more parts than ``LIMITS``, which would need many times its size in memory.
+
+    A quick count, which is never too low, clears most JSON; only above a limit are the parts counted exactly.
+    """
     if len(text) <= UNCOUNTED_BYTES or not _exceeded_limits(_count_parts(text)):
         return
     if exceeded := _exceeded_limits(exact_structure(text)):
@@ -123,6 +132,7 @@ def check_parts(text: bytes) -> None:
 
 
 def _exceeded_limits(parts: Structure) -> list[str]:
+    """Describe the counts that exceed ``LIMITS``; empty if none does."""
     kinds = zip(Structure._fields, parts, LIMITS, strict=True)
     return [f"{count} {kind}, more than the limit of {most}" for kind, count, most in kinds if count > most]
 
@@ -140,18 +150,20 @@ def check_keys(text: bytes, keys: int) -> None:
 
 
 def own_keys(parsed: dict[str, Any]) -> int:
-    """Count the keys of an object and of its parameters."""
+    """Count the keys of a parsed object and those of its member ``parameters``."""
     parameters = parsed.get("parameters")
     return len(parsed) + (len(parameters) if type(parameters) is dict else 0)
 
 
 def exact_structure(text: bytes) -> Structure:
     """Count the parts of valid JSON, ignoring the contents of strings; meaningless for other text."""
-    if b"\\" in text:  # only in strings; with pairs of them gone, one before a quotation mark belongs to it
+    if b"\\" in text:  # without escaped backslashes, a backslash before a quotation mark escapes that mark
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = text.translate(None, _NOT_COUNTED)
     strings = text.count(b'"') // 2
-    if strings <= LIMITS.strings:  # more are too many, whatever they hold, and would be too many pieces here
+    if (
+        strings <= LIMITS.strings
+    ):  # beyond the limit the text is refused anyway, and splitting it would take much memory
         text = b"".join(text.split(b'"')[::2])
     return _count_parts(text)._replace(strings=strings)
 
@@ -164,7 +176,8 @@ def _count_parts(text: bytes) -> Structure:
 def _find_repeated_key(text: bytes) -> str | None:
     """Return a duplicate key, None if there is none; the JSON is known to be valid and within the limits."""
 
-    def look(pairs: list[tuple[str, Any]]) -> None:
+    def check_object(pairs: list[tuple[str, Any]]) -> None:
+        """Raise _Repeated if a key occurs twice; the parser calls this for every object."""
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
@@ -172,7 +185,7 @@ def _find_repeated_key(text: bytes) -> str | None:
             seen.add(key)
 
     try:
-        json.loads(text, object_pairs_hook=look, parse_int=_nothing, parse_float=_nothing)
+        json.loads(text, object_pairs_hook=check_object, parse_int=_nothing, parse_float=_nothing)
     except _Repeated as repeated:
         return repeated.key
     except RecursionError:
@@ -181,6 +194,8 @@ def _find_repeated_key(text: bytes) -> str | None:
 
 
 class _Repeated(Exception):
+    """Ends the search for a duplicate key at the first one."""
+
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.key = key

@@ -27,7 +27,7 @@ class Strings(NamedTuple):
 
 
 def packed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arrays for transport between processes."""
+    """Convert arrays for transport between processes: tensors of strings to ``Strings``."""
     return {
         name: Strings(wire.to_binary(array), array.shape) if array.dtype.kind in "OUS" else array
         for name, array in arrays.items()
@@ -44,7 +44,7 @@ def unpacked(arrays: dict[str, Any]) -> dict[str, Array]:
 
 def decode(body: memoryview, header_length: int | None, model: ModelSpec) -> InferRequest:
     """Read a request that came over HTTP."""
-    return _travelling(wire.decode(memoryview(body), header_length, model))
+    return _prepare_for_transport(wire.decode(memoryview(body), header_length, model))
 
 
 def encode(response: InferResponse) -> tuple[list[pickle.PickleBuffer], int | None]:
@@ -58,7 +58,7 @@ def decode_message(message: memoryview, model: ModelSpec) -> InferRequest:
     from weft.serving import grpc_messages, grpc_wire
 
     head, raws = grpc_messages.parse_infer(bytes(message))
-    return _travelling(grpc_wire.decode_infer(head, model, raws))
+    return _prepare_for_transport(grpc_wire.decode_infer(head, model, raws))
 
 
 def encode_message(response: InferResponse) -> pickle.PickleBuffer:
@@ -68,16 +68,18 @@ def encode_message(response: InferResponse) -> pickle.PickleBuffer:
     return pickle.PickleBuffer(grpc_wire.encode_infer(_unpack_response(response)).SerializeToString())
 
 
-def _travelling(request: InferRequest) -> InferRequest:
+def _prepare_for_transport(request: InferRequest) -> InferRequest:
+    """Convert the inputs of a request for transport to the server."""
     return replace(request, inputs=packed(request.inputs))
 
 
 def _unpack_response(response: InferResponse) -> InferResponse:
+    """Convert the outputs of a response back after transport."""
     return replace(response, outputs=unpacked(dict(response.outputs)))
 
 
-def _settle() -> None:
-    """Give way to other processes for the processor and for memory; ignore signals, which are meant for the server."""
+def _lower_priority() -> None:
+    """Lower the priority of this process for processor and memory, and ignore signals, which are for the server."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -89,5 +91,5 @@ def _settle() -> None:
 
 def main() -> None:
     """Call functions until the server closes its end."""
-    _settle()
+    _lower_priority()
     answer_calls()

@@ -39,8 +39,8 @@ class LearningJob(NamedTuple):
     """Time limit of this turn."""
 
     @property
-    def wanted(self) -> bool:
-        """Whether it is still served, and from the same file."""
+    def still_served(self) -> bool:
+        """Whether the model is still served, and its file has not changed."""
         return self.slot.served is self.whole and self.file == signature(self.slot.entry.path)
 
 
@@ -49,35 +49,36 @@ class Learner:
 
     def __init__(
         self,
-        opened: Callable[[ModelEntry, float], ServedModel],
+        open_learned: Callable[[ModelEntry, float], ServedModel],
         fits: Callable[[int], bool],
         install: Callable[[list[ModelSlot], ServedModel], None],
         *,
         learn_s: float,
         gently: bool,
     ) -> None:
-        """opened: opens and learns a model within a time in seconds, on any thread. fits: whether bytes fit the budget.
+        """open_learned: opens and learns a model within a time in seconds, on any thread.
 
-        install: replaces the model that is served. learn_s: time limit of a model. gently: at low priority.
+        fits: tells whether a number of bytes fits the memory budget. install: serves a body for the models of slots.
+        learn_s: time limit of a model. gently: learn at low priority.
         """
-        self._opened, self._fits, self._install = opened, fits, install
+        self._open_learned, self._fits, self._install = open_learned, fits, install
         self._learn_s, self.gently = learn_s, gently
         self._jobs: list[LearningJob] = []
         self._task: asyncio.Task[None] | None = None
 
-    def want(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
-        """Queue a model to be learned."""
+    def add(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
+        """Queue a model to be learned; *file*: time and size of the file it was opened from."""
         slot.message = REMARK
         self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
-        self.look()
+        self.start_if_possible()
 
-    def look(self) -> None:
+    def start_if_possible(self) -> None:
         """Start learning if a queued model fits into memory now."""
         if self._task is None and any(self._fits(job.slot.guess_bytes()) for job in self._jobs):
-            self._task = asyncio.create_task(self._work())
+            self._task = asyncio.create_task(self._learn_all())
 
-    async def settled(self) -> None:
-        """Wait until nothing is being learned."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no model is being learned."""
         while self._task:
             await asyncio.wait([self._task])
 
@@ -87,25 +88,28 @@ class Learner:
         if self._task:
             self._task.cancel()
 
-    async def _work(self) -> None:
+    async def _learn_all(self) -> None:
+        """Learn queued models, one after another, as long as one of them fits into memory."""
         try:
-            while job := self._next():
-                await self._learn(job)
+            while job := self._take_next():
+                await self._learn_model(job)
         finally:
             self._task = None
 
-    def _next(self) -> LearningJob | None:
-        self._jobs = [job for job in self._jobs if job.wanted]
+    def _take_next(self) -> LearningJob | None:
+        """Take the next job from the queue: of those that fit into memory, the first with the shortest time limit."""
+        self._jobs = [job for job in self._jobs if job.still_served]
         fitting = [job for job in self._jobs if self._fits(job.slot.guess_bytes())]
         chosen = min(fitting, key=lambda job: job.turn_s, default=None)
         if chosen:
             self._jobs.remove(chosen)
         return chosen
 
-    async def _learn(self, job: LearningJob) -> None:
-        opening = partial(self._opened, job.slot.entry, job.turn_s)
+    async def _learn_model(self, job: LearningJob) -> None:
+        """Learn a model and serve it; if its time was too short, queue it again with the full time limit."""
+        opening = partial(self._open_learned, job.slot.entry, job.turn_s)
         try:
-            self._take(job, await run_in_background("learner", opening, close_unwanted, gently=self.gently))
+            self._install_learned(job, await run_in_background("learner", opening, close_unwanted, gently=self.gently))
         except NotLearned as error:
             if job.turn_s < self._learn_s:
                 self._jobs.append(job._replace(turn_s=self._learn_s))
@@ -114,13 +118,13 @@ class Learner:
         except Exception as error:  # whatever is wrong with a model concerns this model alone
             self._keep_whole(job, error)
 
-    def _take(self, job: LearningJob, body: ServedModel) -> None:
+    def _install_learned(self, job: LearningJob, body: ServedModel) -> None:
         """Replace the whole model by the learned one; ModelError if that is not possible any more."""
-        if job.wanted and self._fits(body.residency.memory_bytes):
+        if job.still_served and self._fits(body.residency.memory_bytes):
             self._install([job.slot], body)
             return
         run_in_background("unwanted", body.loaded.close, _ignore)
-        if job.wanted:
+        if job.still_served:
             raise ModelError("there is no room in the memory budget for what was learned of it")
         raise ModelError("its file has changed since; load it again")
 

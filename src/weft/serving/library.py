@@ -19,10 +19,10 @@ from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftE
 from weft.engine.steering import Steering
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
 from weft.serving.background_tasks import run_in_background
-from weft.serving.classification import labels_beside
+from weft.serving.classification import read_labels
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
-from weft.serving.exit_rules import ExitRules, record_beside
+from weft.serving.exit_rules import ExitRules, read_exit_record
 from weft.serving.isolation import check_device, engine_of, grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
 from weft.serving.repository import ModelEntry, Repository
@@ -67,23 +67,24 @@ class Library:
         self._by_request: dict[tuple[str, str], ModelSlot] = {}
         """Cache of ``find``: slots by requested name and version, valid until the next scan of the repository."""
         self._closing: set[asyncio.Future[None]] = set()
-        self._leaving: set[ServedModel] = set()
-        self._coming: dict[ModelSlot, int] = {}
+        self._retired: set[ServedModel] = set()
+        """Bodies that take no more requests and are closed when their last lease is released."""
+        self._loads: dict[ModelSlot, int] = {}
         """Running loads in the order of their requests, with the bytes that are reserved for each."""
         self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
         self.learner = Learner(self._learn, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
-        dispatcher.feed.emptied = self._close_if_leaving
+        dispatcher.feed.emptied = self._close_if_retired
 
     @property
     def used_bytes(self) -> int:
         """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
-        held = [body.residency for body in [*self._loaded_bodies(), *self._leaving]]
+        held = [body.residency for body in [*self._loaded_bodies(), *self._retired]]
         return sum(body.memory_bytes for body in held) + max((body.moving_bytes for body in held), default=0)
 
     def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
-        """Return the bodies in memory that take requests, each with its models."""
+        """Return the bodies that take requests, each with its models."""
         models: dict[ServedModel, list[ModelSlot]] = {}
         for slot in self._slots.values():
             if slot.served:
@@ -105,7 +106,7 @@ class Library:
             self._by_request[name, version] = slot
         return slot
 
-    async def ensure(self, slot: ModelSlot) -> None:
+    async def ensure_loaded(self, slot: ModelSlot) -> None:
         """Load a model unless it is loaded; NotFound, LoadFailed or Overloaded if that is not possible."""
         if slot.waiters >= slot.config.queue_size:
             raise Overloaded(f"{slot.entry.name}: {slot.waiters} requests wait for it to load; send it again later")
@@ -130,13 +131,17 @@ class Library:
         await self.reload(self.find(name), settings)
 
     async def reload(self, slot: ModelSlot, settings: ModelConfig | None = None) -> None:
-        """Load a model as of the last scan, while requests are served by the loaded one."""
+        """Load a model again, with file and settings of the last scan; the loaded one serves requests meanwhile.
+
+        settings: as for ``load``. LoadFailed if the model cannot be loaded.
+        """
         name = slot.entry.name
         slot.shut, slot.failed_on = False, None
         self.refresh(slot)
-        if running := {member.loading for member in self._together(slot) if member.loading}:  # it began before the scan
+        running = {member.loading for member in self._loaded_together(slot) if member.loading}
+        if running:  # began before the scan, so they may load the old files
             await asyncio.wait(running)
-        for member in self._together(slot):
+        for member in self._loaded_together(slot):
             self.refresh(member)
         if settings is not None:
             slot.entry = slot.entry._replace(config=slot.entry.config.overridden_by(settings))
@@ -152,7 +157,7 @@ class Library:
         """Set a model's file and settings to those of the last scan."""
         slot.entry = self.repository.entry(slot.entry.name, slot.entry.version)
 
-    def changed(self, slot: ModelSlot) -> bool:
+    def has_changed(self, slot: ModelSlot) -> bool:
         """Tell whether the files or settings of a model, as of the last scan, differ from those it was loaded from."""
         return slot.origin != origin_of(self.repository.entry(slot.entry.name, slot.entry.version))
 
@@ -166,20 +171,21 @@ class Library:
     async def rescan(self) -> None:
         """Scan the repository again; models whose files were removed are unloaded."""
         await run_in_background("scan", self.repository.scan, lambda _: None)
-        there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
+        present = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         self._by_request.clear()
-        for key in self._slots.keys() - there:
+        for key in self._slots.keys() - present:
             slot = self._slots.pop(key)
             slot.gone = True
-            self._dismiss([slot], "its file is gone")
+            self._take_from_service([slot], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
         """Estimate whether a model can be loaded without evicting another one."""
         return self._has_room(slot.guess_bytes())
 
     def _has_room(self, needed: int) -> bool:
-        coming = sum(self._coming.values())
-        return self.budget_bytes is None or self.used_bytes + coming + needed <= self.budget_bytes
+        """Tell whether *needed* bytes fit into the budget, next to loaded models and running loads."""
+        reserved = sum(self._loads.values())
+        return self.budget_bytes is None or self.used_bytes + reserved + needed <= self.budget_bytes
 
     def why_unusable(self, slot: ModelSlot) -> str:
         """Return why a model cannot be used, now or on demand; empty if it can."""
@@ -197,9 +203,9 @@ class Library:
         for version in self.repository.versions(name):
             slot = self.find(name, version)
             slot.shut = True
-            self._dismiss([slot], "unloaded by request")
+            self._take_from_service([slot], "unloaded by request")
 
-    def _together(self, slot: ModelSlot) -> list[ModelSlot]:
+    def _loaded_together(self, slot: ModelSlot) -> list[ModelSlot]:
         """Return the models that are loaded together, *slot* first: those of its file that are not unloaded."""
         if not slot.entry.body:
             return [slot]
@@ -210,10 +216,11 @@ class Library:
         ]
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
-        together = self._together(slot)
+        """Start a task that loads a model, and those with the same body; return the running one if there is one."""
+        together = self._loaded_together(slot)
         task = next((member.loading for member in together if member.loading), None)
         if task is None:
-            self._coming[slot] = slot.guess_bytes()
+            self._loads[slot] = slot.guess_bytes()
             task = asyncio.create_task(self._load(together))
             task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
             for member in together:
@@ -221,22 +228,25 @@ class Library:
         return task
 
     async def _load(self, slots: list[ModelSlot]) -> None:
-        """Open models that share a body, on a thread of their own, and replace the ones that were served."""
+        """Open models that share a body, on a thread of their own, and serve them in place of older copies.
+
+        LoadFailed if that is not possible, Overloaded if there is no room now.
+        """
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
         entry = slots[0].entry
         origins = [origin_of(slot.entry) for slot in slots]
         try:
             file = signature(entry.path)
-            await self._make_room(self._coming[slots[0]], slots)
+            await self._make_room(self._loads[slots[0]], slots)
             body = await run_in_background(f"loader of {entry.name}", partial(self._open, entry), close_unwanted)
-            self._coming.pop(slots[0])
+            self._loads.pop(slots[0])
             self._install(slots, body)
             for slot, origin in zip(slots, origins, strict=True):
                 slot.origin = origin
             await self._make_room(0, slots)
             if self._learn_s and not body.timing.learned and slots[0].served is body:
-                self.learner.want(slots[0], body, file)
+                self.learner.add(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
             for slot in slots:
                 slot.message = str(error)
@@ -250,23 +260,29 @@ class Library:
             log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, reason)
             raise LoadFailed(f"{entry.name} cannot be loaded: {reason}") from error
         finally:
-            self._coming.pop(slots[0], None)
+            self._loads.pop(slots[0], None)
             self._room_changed.set()
             for slot in slots:
                 slot.loading = None
 
     def _open(self, entry: ModelEntry) -> ServedModel:
-        """Open a model for its first requests: learned at once if so configured or if two copies would not fit."""
+        """Open a model for its first requests, on any thread.
+
+        It is learned at once with ``learn_first``, or if the budget has no room for a whole copy and a learned one.
+        """
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
-        return self._body(entry, self._learn_s or None, learn=learn)
+        return self._open_body(entry, self._learn_s or None, learn=learn)
 
     def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
         """Open and learn a model."""
-        return self._body(entry, learn_s, learn=True)
+        return self._open_body(entry, learn_s, learn=True)
 
-    def _body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
-        """Open a model with its settings; callable on any thread."""
+    def _open_body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
+        """Open a model with its settings; callable on any thread.
+
+        learn_s: time limit for learning; None: no limit. learn: cut and measure the model, or open it whole.
+        """
         config = entry.config
         check_device(entry.path, self.backend)
         steering = Steering(config.exit_threshold, config.exit_floor)
@@ -296,72 +312,79 @@ class Library:
                 version=entry.version,
                 queue_size=config.queue_size,
                 batch_timeout_ms=config.batch_timeout_ms,
-                max_compute_s=self._limit_s(config),
-                leaving=_leaving(entry, loaded, steering),
-                labels=labels_beside(entry.path, config.labels, [spec.name for spec in loaded.outputs]),
+                max_compute_s=self._compute_limit_s(config),
+                exit_rules=_make_exit_rules(entry, loaded, steering),
+                labels=read_labels(entry.path, config.labels, [spec.name for spec in loaded.outputs]),
             )
         except BaseException:
             loaded.close()
             raise
 
-    def _limit_s(self, config: ModelConfig) -> float | None:
+    def _compute_limit_s(self, config: ModelConfig) -> float | None:
         """Return how long a request for a model may be computed; None: without limit."""
         return self._max_compute_s if config.max_compute_s is None else config.max_compute_s or None
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
-        """Direct requests to a loaded body; bodies without models are closed after their last request."""
+        """Direct requests for the models in *slots* to a loaded body; a body left without models is closed when unused.
+
+        Overloaded if all models were unloaded meanwhile.
+        """
         before, now_ns, entry = self._loaded_bodies(), self.backend.now(), slots[0].entry
-        self._dispatcher.installed(body)
+        self._dispatcher.prepare_for(body)
         for slot in slots:
             try:
                 slot.take(body, now_ns)
             except ModelError as error:
                 slot.fail(str(error))
         for unused in {*before, body} - self._loaded_bodies().keys():
-            self._leave(unused)
+            self._retire(unused)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
         summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
 
     async def _make_room(self, needed: int, wanted: list[ModelSlot]) -> None:
-        """Evict the least recently used models, and wait until their memory is free.
+        """Evict the least recently used models until *needed* bytes are free, and wait until their memory is.
 
-        Idle models are evicted first; a model in use takes no more requests and is closed after its last. A model that
-        requests are waiting for is not evicted, or two clients could evict each other's models for ever. If an old and
-        a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one. Models
-        that are loaded at the same time do not wait for each other, even if they are larger than estimated.
+        wanted: the models that are being loaded. needed: 0 after they were loaded, to correct a wrong estimate.
+        Overloaded if the memory budget is too small.
+
+        Idle models are evicted first; a model in use takes no more requests and is closed after the last one. A model
+        that requests are waiting for is not evicted, or two clients could evict each other's models for ever. If an old
+        and a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one.
+        Models that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
         while self.budget_bytes is not None and self._bytes_before(wanted[0], needed) + needed > self.budget_bytes:
             self._room_changed.clear()
             if max(needed, wanted[0].size_bytes) > self.budget_bytes:
-                self._dismiss(wanted, "larger than the memory budget")
-                raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
+                self._take_from_service(wanted, "larger than the memory budget")
+                raise Overloaded(self._no_room_message(needed, wanted[0]), reason="memory")
             loaded = [group for group in self._loaded_bodies().values() if wanted[0] not in group or needed]
-            together = any(slot.loading for group in loaded for slot in group) or bool(self._coming)
+            together = any(slot.loading for group in loaded for slot in group) or bool(self._loads)
             free = [group for group in loaded if wanted[0] in group or not any(slot.waiters for slot in group)]
             if free:
                 self.evictions += 1
-                self._dismiss(min(free, key=lambda group: _eviction_rank(group, wanted)), "")
+                self._take_from_service(min(free, key=lambda group: _eviction_rank(group, wanted)), "")
             elif together and not needed:
                 return
-            elif loaded or self._leaving or len(self._coming) > 1:
+            elif loaded or self._retired or len(self._loads) > 1:
                 await self._room_changed.wait()
             else:
-                self._dismiss(wanted, "does not fit into the memory budget")
-                raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
+                self._take_from_service(wanted, "does not fit into the memory budget")
+                raise Overloaded(self._no_room_message(needed, wanted[0]), reason="memory")
 
     def _bytes_before(self, wanted: ModelSlot, needed: int) -> int:
-        """Return the bytes held, plus those reserved for earlier loads if *needed* is not 0."""
-        earlier = takewhile(lambda slot: slot is not wanted, self._coming) if needed else ()
-        return self.used_bytes + sum(self._coming[slot] for slot in earlier)
+        """Return the bytes that loaded models hold; if *needed* is not 0, plus the bytes reserved for earlier loads."""
+        earlier = takewhile(lambda slot: slot is not wanted, self._loads) if needed else ()
+        return self.used_bytes + sum(self._loads[slot] for slot in earlier)
 
-    def _no_room(self, needed: int, wanted: ModelSlot) -> str:
+    def _no_room_message(self, needed: int, wanted: ModelSlot) -> str:
+        """Return the message for a model that does not fit into the memory budget."""
         size = f"about {needed >> 20} MiB" if needed else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
         return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
-    def _dismiss(self, slots: list[ModelSlot], message: str) -> None:
+    def _take_from_service(self, slots: list[ModelSlot], message: str) -> None:
         """Take models from service; a body without models is closed when its last lease is released."""
         bodies = {slot.served.body for slot in slots if slot.served}
         for slot in slots:
@@ -369,44 +392,45 @@ class Library:
             if slot.state != "loading":
                 slot.state = "unloaded"
         for body in bodies - self._loaded_bodies().keys():
-            self._leave(body)
+            self._retire(body)
 
-    def _leave(self, body: ServedModel) -> None:
-        self._leaving.add(body)
+    def _retire(self, body: ServedModel) -> None:
+        """Close a body that takes no more requests: now, or when its last lease is released."""
+        self._retired.add(body)
         if not body.leases:
-            self._close_if_leaving(body)
+            self._close_if_retired(body)
 
-    def _close_if_leaving(self, body: ServedModel) -> None:
-        """Close a body without leases if it is being removed; called when its last lease is released."""
-        if body in self._leaving:
-            self._leaving.remove(body)
+    def _close_if_retired(self, body: ServedModel) -> None:
+        """Close a body without leases if it was retired; called when its last lease is released."""
+        if body in self._retired:
+            self._retired.remove(body)
             self._dispatcher.forget(body)
             closing = run_in_background(f"end of {body.name}", body.loaded.close, lambda _: None)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-            self.learner.look()
+            self.learner.start_if_possible()
         self._room_changed.set()
 
     async def close(self, patience_s: float = CLOSING_S) -> None:
-        """Cancel loading and learning, and close all models."""
+        """Cancel loading and learning, and close all models; wait for that at most *patience_s*."""
         self.learner.close()
         for slot in self._slots.values():
             if slot.loading:
                 slot.loading.cancel()
-            self._dismiss([slot], "")
+            self._take_from_service([slot], "")
         if self._closing:  # the backend is closed after its models
             await asyncio.wait(self._closing, timeout=patience_s)
 
 
-def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> ExitRules | None:
-    """Return the rules for the exits of a model; None if it has none."""
+def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> ExitRules | None:
+    """Return the rules for the exits of a model; None if it has none. ModelError for settings that do not apply."""
     config = entry.config
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits.specs)
-        return ExitRules(loaded.exits, steering, record_beside(entry.path, name, count) if name else None)
-    chosen = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
-    for key in ("exit_floor", "exit_record") if chosen else ("exit_threshold", "exit_floor", "exit_record"):
-        if key in config.model_fields_set and chosen:
+        return ExitRules(loaded.exits, steering, read_exit_record(entry.path, name, count) if name else None)
+    tasks_have_exits = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
+    for key in ("exit_floor", "exit_record") if tasks_have_exits else ("exit_threshold", "exit_floor", "exit_record"):
+        if key in config.model_fields_set and tasks_have_exits:
             raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")

@@ -42,12 +42,13 @@ BATCH_BOUNDS = (1, 2, 4, 8, 16, 32)
 
 
 class Sample(NamedTuple):
-    """One line; the suffix tells the parts of a histogram apart."""
+    """One line of a metric."""
 
     value: float
     labels: str = ""
     """The labels as they are written, without braces."""
     suffix: str = ""
+    """What is added to the metric's name: ``_bucket``, ``_sum`` and ``_count`` of a histogram."""
 
 
 class _ModelRow(NamedTuple):
@@ -57,15 +58,15 @@ class _ModelRow(NamedTuple):
     seen: Statistics
     memory_bytes: int
     queued: int
-    leaving: ExitRules | None = None
+    exit_rules: ExitRules | None = None
     threshold: float = 0.0
     breaker: Breaker | None = None
     engine: str = ""
-    """What runs it; empty while it is not loaded."""
+    """The engine that runs the model; empty while it is not loaded."""
 
 
 class _Scrape(NamedTuple):
-    """All that one scrape reads."""
+    """The data of one scrape, read once for all metrics."""
 
     service: Service
     models: list[_ModelRow]
@@ -81,7 +82,7 @@ class MetricFamily(NamedTuple):
 
 
 def text(service: Service) -> str:
-    """Every metric of the server."""
+    """Return every metric of the server in the text format."""
     scrape = _scrape(service)
     return "".join(line for family in FAMILIES for line in _lines(family, scrape))
 
@@ -93,25 +94,28 @@ def values(service: Service) -> dict[str, float]:
 
 
 def _scrape(service: Service) -> _Scrape:
+    """Read the data of one scrape."""
     return _Scrape(service, [_model(service, slot) for slot in service.library.slots()])
 
 
 def _model(service: Service, slot: ModelSlot) -> _ModelRow:
+    """Read the figures of one model."""
     labels = f"{labelled('model', slot.entry.name)},{labelled('version', slot.entry.version)}"
     served = slot.served
     if served is None:
         return _ModelRow(labels, slot.statistics, 0, slot.waiters)
-    queued, leaving = served.line.waiting, served.leaving
-    threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
+    queued, exit_rules = served.line.waiting, served.exit_rules
+    threshold = service.dispatcher.exit_threshold(served) if exit_rules else 0.0
     breaker = served.loaded.breaker
     engine = served.loaded.timing.engine
-    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker, engine)
+    return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, exit_rules, threshold, breaker, engine)
 
 
 # The format
 
 
 def _lines(family: MetricFamily, scrape: _Scrape) -> Iterator[str]:
+    """Yield the lines of a metric: help, type and samples."""
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
     for sample in family.samples(scrape):
@@ -119,16 +123,19 @@ def _lines(family: MetricFamily, scrape: _Scrape) -> Iterator[str]:
 
 
 def _sample_name(family: MetricFamily, sample: Sample) -> str:
+    """Return the name of a sample with its suffix and labels."""
     labels = f"{{{sample.labels}}}" if sample.labels else ""
     return f"{family.name}{sample.suffix}{labels}"
 
 
 def labelled(key: str, value: str) -> str:
+    """Write a label as ``key="value"``, with the escapes of the format."""
     escaped = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return f'{key}="{escaped}"'
 
 
 def _number(value: float) -> str:
+    """Write a number as Prometheus reads it; whole numbers without a decimal point."""
     if isinstance(value, int):
         return str(int(value))
     if math.isinf(value):
@@ -140,7 +147,7 @@ def _number(value: float) -> str:
 
 
 def _server(value: Callable[[Service], float | None]) -> Callable[[_Scrape], Iterator[Sample]]:
-    """One sample, or none where the value is not known."""
+    """Make the samples of a metric of the server: one sample; none while *value* returns None."""
 
     def samples(scrape: _Scrape) -> Iterator[Sample]:
         number = value(scrape.service)
@@ -151,14 +158,14 @@ def _server(value: Callable[[Service], float | None]) -> Callable[[_Scrape], Ite
 
 
 def _model_each(value: Callable[[_ModelRow], float | None]) -> Callable[[_Scrape], Iterator[Sample]]:
-    """A sample per model of which the value is known."""
+    """Make the samples of a metric of models: one sample per model, except those for which *value* returns None."""
     return lambda scrape: (
         Sample(number, model.labels) for model in scrape.models if (number := value(model)) is not None
     )
 
 
 def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) -> Callable[[_Scrape], Iterator[Sample]]:
-    """A sample per model and value of a label."""
+    """Make the samples of a metric of models with one more label: a sample per model and key of *values*."""
     return lambda scrape: (
         Sample(value, f"{model.labels},{labelled(label, key)}")
         for model in scrape.models
@@ -167,42 +174,47 @@ def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) ->
 
 
 def _key_each(value: Callable[[Caller], float]) -> Callable[[_Scrape], Iterator[Sample]]:
-    """A sample per key, by its name."""
+    """Make the samples of a metric of API keys: one sample per key, labelled with its name."""
     return lambda scrape: (
         Sample(value(caller), labelled("key", caller.name)) for caller in scrape.service.keys.callers.values()
     )
 
 
 def _key_refusals(scrape: _Scrape) -> Iterator[Sample]:
+    """Yield the number of refused requests per API key and reason."""
     for caller in scrape.service.keys.callers.values():
         for reason in KEY_REFUSALS:
             yield Sample(caller.refused[reason], f"{labelled('key', caller.name)},{labelled('reason', reason)}")
 
 
 def _grpc_answers(scrape: _Scrape) -> Iterator[Sample]:
+    """Yield the number of gRPC answers per method and status code."""
     answers = scrape.service.grpc_answers
     for method, code in sorted({("ModelInfer", "OK"), *answers}):
         yield Sample(answers[method, code], f"{labelled('method', method)},{labelled('code', code)}")
 
 
 def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Scrape], Iterator[Sample]]:
-    """A sample per value of a label."""
+    """Make the samples of a metric of the server with a label: one sample per key of *values*."""
     return lambda scrape: (Sample(value, labelled(label, key)) for key, value in values(scrape.service).items())
 
 
 def _histogram(
     bounds: Sequence[float], counts: Callable[[Statistics], Sequence[int]], total: Callable[[Statistics], float]
 ) -> Callable[[_Scrape], Iterator[Sample]]:
-    """A histogram per model; *counts* has one number more than there are bounds."""
+    """Make the samples of a histogram per model.
+
+    counts: the number of observations per bound, and at the end those above all bounds. total: the sum of observations.
+    """
     limits = [labelled("le", _number(bound)) for bound in (*bounds, math.inf)]
 
     def samples(scrape: _Scrape) -> Iterator[Sample]:
         for model in scrape.models:
-            below = list(accumulate(counts(model.seen)))
-            for limit, count in zip(limits, below, strict=True):
+            cumulative = list(accumulate(counts(model.seen)))  # a bucket of Prometheus includes all smaller ones
+            for limit, count in zip(limits, cumulative, strict=True):
                 yield Sample(count, f"{model.labels},{limit}", "_bucket")
             yield Sample(total(model.seen), model.labels, "_sum")
-            yield Sample(below[-1], model.labels, "_count")
+            yield Sample(cumulative[-1], model.labels, "_count")
 
     return samples
 
@@ -211,16 +223,19 @@ def _histogram(
 
 
 def _triton_failures(model: _ModelRow) -> dict[str, float]:
+    """Count the failures of a model by Triton's reasons, without those that clients caused."""
     failures = model.seen.failures
     counts = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
     return {**counts, "OTHER": model.seen.faults - sum(counts.values())}
 
 
 def _count_reasons(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
+    """Return the counts of these reasons, 0 for those without a count."""
     return {reason: counts.get(reason, 0) for reason in reasons}
 
 
 def _answers(service: Service) -> Mapping[str, float]:
+    """Return the number of HTTP answers by status: usual statuses, and any others that occurred."""
     statuses = (200, 400, 401, 403, 404, 405, 408, 413, 429, 431, 500, 501, 503, 504)
     counted = service.http_answers
     return {str(status): counted[status] for status in sorted({*statuses, *counted})}
@@ -233,6 +248,7 @@ def _count_refusals(service: Service) -> dict[str, float]:
 
 
 def _batch_counts(seen: Statistics) -> list[int]:
+    """Return the number of batches per bound of ``BATCH_BOUNDS``, and at the end the larger batches."""
     counts = [0] * (len(BATCH_BOUNDS) + 1)
     for rows, (count, _) in seen.batches.items():
         counts[sum(rows > bound for bound in BATCH_BOUNDS)] += count
@@ -240,15 +256,18 @@ def _batch_counts(seen: Statistics) -> list[int]:
 
 
 def _batch_rows(seen: Statistics) -> int:
+    """Return the sum of the rows of all batches."""
     return sum(rows * count for rows, (count, _) in seen.batches.items())
 
 
 def _exits(model: _ModelRow) -> dict[str, float]:
-    count = len(model.leaving.names) if model.leaving else 0
+    """Return the number of rows that left at each exit, by the exit's number; empty for a model without exits."""
+    count = len(model.exit_rules.names) if model.exit_rules else 0
     return {str(number): model.seen.exits[number] for number in range(1, count + 1)}
 
 
 def _lanes(service: Service) -> dict[str, float]:
+    """Return the seconds that each lane computed, by its number."""
     return {str(lane.index): lane.busy_ticks / 1e9 for lane in service.dispatcher.lanes.lanes}
 
 
@@ -257,7 +276,7 @@ NO_DEVICE = {"": 0.0}
 
 
 def _devices(service: Service) -> dict[str, float]:
-    """Return the seconds that each device computed."""
+    """Return the seconds that each device computed: those of its lane, or of all lanes if they share one GPU."""
     labels = service.library.backend.labels
     if service.dispatcher.sharing:
         return dict.fromkeys(labels, service.dispatcher.lanes.busy_ticks / 1e9)
@@ -266,6 +285,7 @@ def _devices(service: Service) -> dict[str, float]:
 
 
 def _budget_bytes(service: Service) -> float:
+    """Return the memory budget of loaded models; infinite without a limit."""
     budget = service.library.budget_bytes
     return math.inf if budget is None else budget
 
@@ -362,12 +382,12 @@ FAMILIES = (
     _gauge(
         "weft_exit_threshold",
         "How sure an early answer must be where a request does not say.",
-        _model_each(lambda m: m.threshold if m.leaving else None),
+        _model_each(lambda m: m.threshold if m.exit_rules else None),
     ),
     _gauge(
         "weft_exit_accuracy",
         "Share of right answers at that threshold, by the record of the model.",
-        _model_each(lambda m: m.leaving.accuracy if m.leaving else None),
+        _model_each(lambda m: m.exit_rules.accuracy if m.exit_rules else None),
     ),
     _counter(
         "weft_segment_seconds_total",

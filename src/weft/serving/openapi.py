@@ -55,29 +55,33 @@ TRANSPORT = frozenset({400, 403, 408, 413, 417, 431, 500, 501, 503, 505})
 
 
 def ref(name: str, kind: str = "schemas") -> Json:
+    """Return a reference to a component of the document; *kind*: schemas, responses or parameters."""
     return {"$ref": f"#/components/{kind}/{name}"}
 
 
 def _list(items: Json) -> Json:
+    """Return the schema of a list."""
     return {"type": "array", "items": items}
 
 
 def _map(values: Json, **known: Json) -> Json:
-    """An object with keys of the sender's choice; those that mean something are *known*."""
+    """Return the schema of an object with any keys; *known*: the schemas of keys with a meaning."""
     return {"type": "object", "additionalProperties": values} | ({"properties": known} if known else {})
 
 
-def _object(about: str = "", optional: Mapping[str, Json] | None = None, /, **always: Json) -> Json:
-    schema: Json = {"type": "object", "properties": {**always, **(optional or {})}, "required": list(always)}
+def _object(about: str = "", optional: Mapping[str, Json] | None = None, /, **required: Json) -> Json:
+    """Return the schema of an object; *about*: its description. optional, required: the schemas of its members."""
+    schema: Json = {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
     return {"description": about, **schema} if about else schema
 
 
 def _same(names: str, shape: Json) -> dict[str, Json]:
-    """Properties of the same shape."""
+    """Return members with the same schema; *names*: separated by blanks."""
     return {name: shape for name in names.split()}
 
 
 def _is(kind: str | list[str], about: str = "", **limits: Any) -> Json:
+    """Return the schema of a value of a JSON type, or of one of several; *limits*: such as minimum and maximum."""
     return {"type": kind, **limits} | ({"description": about} if about else {})
 
 
@@ -405,7 +409,7 @@ FRAMING = (
 
 
 def document(paths: Iterable[Path], models: list[str], *, locked: bool) -> Json:
-    """The OpenAPI document of a server with these models; locked: it wants an API key."""
+    """Return the OpenAPI document of a server; *models*: as examples. locked: whether requests need an API key."""
     whole: Json = {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": __version__, "description": ABOUT},
@@ -431,12 +435,14 @@ def document(paths: Iterable[Path], models: list[str], *, locked: bool) -> Json:
 
 
 def _path(path: Path, locked: bool) -> Json:
+    """Return the entry of a path: an operation per method, and the parameters in the path."""
     names = [ref(name, "parameters") for name in ("model", "version", "region") if f"{{{name}}}" in path.path]
     operations: Json = {method.lower(): _operation(path, method, locked) for method in path.methods}
     return {**operations, "parameters": names} if names else operations
 
 
 def _operation(path: Path, method: str, locked: bool) -> Json:
+    """Return the entry of one method of a path."""
     statuses = TRANSPORT | set(path.statuses)
     if locked and not path.open:
         statuses |= {401, 429} if method == "POST" else {401}
@@ -444,7 +450,7 @@ def _operation(path: Path, method: str, locked: bool) -> Json:
     responses |= {str(status): ref(str(status), "responses") for status in sorted(statuses)}
     if path.schema == HEALTH:
         responses["503"] = ref("Probe503", "responses")
-    # what tells the operations of a path apart; the first one has none
+    # operation ids must be unique in a document; the first method of a path has no suffix
     suffix = "" if method == path.methods[0] else {"HEAD": "Head", "POST": "Change"}[method]
     operation: Json = {"operationId": path.id + suffix, "summary": path.summary, "responses": responses}
     if path.parameters:
@@ -457,6 +463,7 @@ def _operation(path: Path, method: str, locked: bool) -> Json:
 
 
 def _body(path: Path) -> Json:
+    """Return the description of a request's body; for inference it may be binary, and is required."""
     content: Json = {"application/json": {"schema": path.body}}
     if path.parameters == FRAMING:
         content["application/octet-stream"] = {}
@@ -464,6 +471,7 @@ def _body(path: Path) -> Json:
 
 
 def _success(path: Path, method: str) -> Json:
+    """Return the description of the response with status 200."""
     success: Json = {"description": "Done."}
     if path.schema is None or method == "HEAD":
         return success
@@ -477,6 +485,7 @@ def _success(path: Path, method: str) -> Json:
 
 
 def _error(status: int) -> Json:
+    """Return the description of the response with an error status."""
     response: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": ref("Error")}}}
     if status in _ERROR_HEADERS:
         name, about = _ERROR_HEADERS[status]
@@ -496,4 +505,5 @@ _PROBE_503 = {
 
 
 def _segment(name: str, examples: list[str]) -> Json:
+    """Return the description of a parameter that is one segment of a path."""
     return {"name": name, "in": "path", "required": True, "schema": _is("string", minLength=1, examples=examples)}

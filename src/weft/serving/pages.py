@@ -33,14 +33,17 @@ _ALL_PAGES = (("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache
 
 @cache
 def dashboard() -> HttpResponse:
-    """The dashboard, the same for every server."""
+    """Return the page of the dashboard, which is the same for every server."""
     policy = ("Content-Security-Policy", f"default-src 'none'; {_ANY_INLINE}; {_REST}")
     return HttpResponse(200, whole_page("dashboard.html", "weft.serving").encode(), _HTML, (policy, *_ALL_PAGES))
 
 
 @cache
 def docs() -> HttpResponse:
-    """The document for people. Its policy names script and style by their hashes, so browsers run no other ones."""
+    """Return the page that shows the OpenAPI document, with forms.
+
+    Its content security policy names script and style by their hashes, so that browsers run no other script.
+    """
     text = whole_page("docs.html", "weft.serving")
     policy = (
         f"default-src 'none'; script-src {_hash('script', text)}; style-src {_hash('style', text)}; {_REST}; "
@@ -51,7 +54,7 @@ def docs() -> HttpResponse:
 
 
 def _hash(tag: str, text: str) -> str:
-    """The one element of this kind, as a policy names it."""
+    """Return the hash of the page's only *tag* element, in the form of a content security policy."""
     (element,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.S)
     return f"'sha256-{base64.b64encode(hashlib.sha256(element.encode()).digest()).decode()}'"
 
@@ -133,10 +136,10 @@ def profile(service: Service) -> dict[str, Any]:
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _like(slot.served.loaded),
-                "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
+                "exits": list(slot.served.exit_rules.layers) if slot.served.exit_rules else [],
                 "body": slot.entry.body,
-                "exit_rates": list(slot.served.leaving.shares.published)
-                if slot.served.leaving and slot.served.leaving.layers
+                "exit_rates": list(slot.served.exit_rules.shares.published)
+                if slot.served.exit_rules and slot.served.exit_rules.layers
                 else [],
             }
             for slot in service.library.slots()
@@ -152,14 +155,18 @@ def _gpu(service: Service) -> dict[str, Any] | None:
 
 
 def _like(loaded: LoadedModel) -> dict[str, Any]:
-    """Return a model's sensitivity to shares of a GPU, for the batch sizes at which it changes."""
-    likes = loaded.shares.like if loaded.shares else {}
-    descending = sorted(likes.items(), reverse=True)
-    last = [rows for at, (rows, like) in enumerate(descending) if at == 0 or like != descending[at - 1][1]]
-    return {str(rows): likes[rows].model_dump(mode="json") for rows in reversed(last)}
+    """Return a model's sensitivity to shares of a GPU, by the number of rows.
+
+    Of successive sizes with equal sensitivities only the largest is listed.
+    """
+    sensitivities = loaded.shares.like if loaded.shares else {}
+    descending = sorted(sensitivities.items(), reverse=True)
+    listed = [rows for at, (rows, like) in enumerate(descending) if at == 0 or like != descending[at - 1][1]]
+    return {str(rows): sensitivities[rows].model_dump(mode="json") for rows in reversed(listed)}
 
 
 def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
+    """Return for every lane whether it computes now, how much it did in the last seconds, and its share of a GPU."""
     busy: Counter[int] = Counter()
     for span in service.dispatcher.recorder.since(now - WINDOW_NS):
         busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
@@ -176,6 +183,7 @@ def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
 
 
 def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
+    """Return the sums over all models of their counters and of their last seconds."""
     failures: Counter[str] = Counter()
     for statistics in seen:
         failures += statistics.failures
@@ -195,6 +203,7 @@ def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, An
 
 
 def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
+    """Return what the dashboard shows of a model; *windows*: the last seconds, by the id of the statistics."""
     seen = slot.statistics
     window = windows[id(seen)]
     return {
@@ -221,20 +230,22 @@ def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) 
 
 
 def _exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
+    """Return the state of a model's early exits; None if it has none."""
     served, seen = slot.served, slot.statistics
-    if served is None or served.leaving is None:
+    if served is None or served.exit_rules is None:
         return None
-    leaving = served.leaving
+    exit_rules = served.exit_rules
     return {
-        "names": list(leaving.names),
-        "taken": [seen.exits[number] for number in range(1, len(leaving.names) + 1)],
+        "names": list(exit_rules.names),
+        "taken": [seen.exits[number] for number in range(1, len(exit_rules.names) + 1)],
         "threshold": service.dispatcher.exit_threshold(served),
-        "accuracy": leaving.accuracy,
+        "accuracy": exit_rules.accuracy,
         "merges": seen.merges,
     }
 
 
 def _span(span: LaneSpan) -> dict[str, Any]:
+    """Return a segment as the timeline has it, with times in seconds."""
     return {
         "lane": span.lane,
         "model": span.model,

@@ -43,13 +43,17 @@ def end_with_stdin() -> None:
 
 
 def _await_end_of_stdin() -> None:
-    while os.read(0, 1):  # not sys.stdin, whose lock Python asks for while it ends
+    """Wait until standard input is closed, then send SIGTERM to this process."""
+    while os.read(0, 1):  # not sys.stdin: the interpreter takes its lock at shutdown, and would hang
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class ServerProcess:
-    """``weft serve`` in a child process, on loopback: ready when the block begins, ended with the block or with us."""
+    """``weft serve`` in a child process, on loopback.
+
+    The server is ready when the block begins, and ends with the block, or with this process.
+    """
 
     def __init__(self, *arguments: str, python: str = sys.executable) -> None:
         """Start a server.
@@ -65,7 +69,7 @@ class ServerProcess:
         self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
-        """The last lines that it printed."""
+        """The last lines that the server printed."""
         self._settled = threading.Event()
         """Set when the server is ready, or has failed."""
         self._missing = ""
@@ -76,6 +80,7 @@ class ServerProcess:
         return self._process.pid
 
     def __enter__(self) -> ServerProcess:
+        """Start the process and wait until the server is ready; InputError if it cannot be."""
         self._process = subprocess.Popen(
             self._arguments,
             stdin=subprocess.PIPE,
@@ -117,7 +122,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Ask it to finish, wait, and return its exit code."""
+        """Ask the server to stop, wait, and return its exit code; it is killed after ``STOP_S``."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -164,7 +169,10 @@ class ExitTimer:
 
 
 def leave_if_stuck(code: int, last_words: str = "") -> None:
-    """End the process at once if threads are left that would crash the interpreter's shutdown."""
+    """End the process at once if threads are left that would crash the interpreter's shutdown; else return.
+
+    last_words: printed to standard error before.
+    """
     if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
         leave(code, last_words)
 
@@ -186,6 +194,7 @@ def _computes(thread: threading.Thread) -> bool:
 
 
 def _flush() -> None:
+    """Flush the log, standard output and standard error; errors are ignored."""
     for handler in logging.getLogger().handlers:
         with contextlib.suppress(Exception):
             handler.flush()

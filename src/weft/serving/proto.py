@@ -142,7 +142,7 @@ _SCALARS = {
 
 
 def _file() -> Any:
-    """The description of all messages."""
+    """Build the descriptor of all messages from the tables."""
     file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
     messages: dict[str, Any] = {}
     for path, fields in _MESSAGES.items():
@@ -161,6 +161,10 @@ def _file() -> Any:
 
 
 def _add_field(message: Any, path: str, number: str, kind: str, name: str) -> None:
+    """Add a field to the message *path*; number, kind and name are as in ``_MESSAGES``.
+
+    A map is a repeated field of messages with a key and a value, as in every .proto file.
+    """
     name, _, choice = name.partition("|")
     field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
     if kind.startswith("{"):
@@ -201,6 +205,7 @@ METHODS: dict[str, tuple[Any, Any, bool]] = {
 
 
 def __getattr__(name: str) -> Any:
+    """Return the class of a message as an attribute of this module."""
     try:
         return CLASSES[name]
     except KeyError:

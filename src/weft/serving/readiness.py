@@ -36,9 +36,9 @@ def why_not_ready(library: Library, config: ServerConfig) -> str:
 
 
 def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
-    """Return why a server must end after its start: no model is usable, and the settings do not allow waiting.
+    """Return why a server must stop after its start: no model is usable, and the settings do not allow waiting.
 
-    Empty otherwise. Models that clients unloaded during the start do not count.
+    Empty if the server can run. Models that clients unloaded during the start do not count as missing.
     """
     if config.loading.wait_for_models or not config.loading.preload:
         return ""
@@ -51,11 +51,12 @@ def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
 
 
 def _newest(library: Library) -> list[ModelSlot]:
-    """The newest version of each model."""
+    """Return the newest version of each model."""
     return [library.find(name) for name in library.repository.names()]
 
 
 def _any_usable(library: Library, slots: Iterable[ModelSlot]) -> bool:
+    """Tell whether one of the models can be used, now or on demand."""
     return any(not slot.shut and not library.why_unusable(slot) for slot in slots)
 
 
@@ -65,8 +66,9 @@ def describe(broken: Mapping[str, str]) -> str:
     for name, why in broken.items():
         names.setdefault(why, []).append(name)
     sentences = [f"{', '.join(models)}: {why}" for why, models in names.items()]
-    more = sum(len(models) for models in list(names.values())[MOST_REASONS:])
-    return "; ".join([*sentences[:MOST_REASONS], *([f"and {more} more, see the repository index"] if more else [])])
+    left_out = sum(len(models) for models in list(names.values())[MOST_REASONS:])
+    ending = [f"and {left_out} more, see the repository index"] if left_out else []
+    return "; ".join([*sentences[:MOST_REASONS], *ending])
 
 
 def _broken(library: Library, newest: Iterable[ModelSlot]) -> dict[str, str]:

@@ -25,10 +25,10 @@ from weft.serving.wire import (
     InferRequest,
     InferResponse,
     SharedTensors,
+    bytes_elements,
     check_size,
     from_binary,
-    produced,
-    strings,
+    output_array,
     to_binary,
 )
 
@@ -47,12 +47,16 @@ Result = TypeVar("Result")
 
 
 class _InputPlace(NamedTuple):
+    """Where in a region an input lies, and its checked description."""
+
     region: Region
     part: RegionPart
     fitted: Fitted
 
 
 class _OutputPlace(NamedTuple):
+    """Where in a region an output is to be written."""
+
     region: Region
     part: RegionPart
 
@@ -71,7 +75,7 @@ class RegionTensors:
     """Copies tensors between requests and regions, here or in threads."""
 
     def __init__(self, budget: ByteBudget, most_bytes: int) -> None:
-        """most_bytes: what one request may have read."""
+        """budget: counts the bytes that are held. most_bytes: limit on the inputs in regions of one request."""
         self.budget, self.most_bytes = budget, most_bytes
         self._threads: ThreadPoolExecutor | None = None
         self._device_threads: ThreadPoolExecutor | None = None
@@ -110,15 +114,16 @@ class RequestRegions:
         }
         self._held_bytes = 0
 
-    def filled(self, request: InferRequest, *, borrows: bool) -> InferRequest | Awaitable[InferRequest]:
-        """Read the inputs in regions into the request.
+    def read_inputs(self, request: InferRequest, *, borrows: bool) -> InferRequest | Awaitable[InferRequest]:
+        """Read the inputs in regions into the request, here or in a thread, and return the request.
 
-        borrows: whether its model reads long inputs directly from the region.
+        borrows: whether the model can read long inputs directly from the region, without a copy. TooLarge or Overloaded
+        beyond the limits on bytes.
         """
         inputs, self._inputs = self._inputs, {}
-        self._check(sum(place.part.byte_size for place in inputs.values()))
+        self._check_size_limit(sum(place.part.byte_size for place in inputs.values()))
         if borrows:
-            lent = {name: place for name, place in inputs.items() if _is_lent(place)}
+            lent = {name: place for name, place in inputs.items() if _is_lendable(place)}
             request.inputs |= {name: _lend(place) for name, place in lent.items()}
             inputs = {name: place for name, place in inputs.items() if name not in lent}
         self._hold(sum(place.part.byte_size for place in inputs.values()))
@@ -128,22 +133,22 @@ class RequestRegions:
             request.inputs |= {name: _read(place) for name, place in inputs.items()}
             return request
 
-        return read() if _are_small(inputs.values()) else self._copier.run_in_thread(read)
+        return read() if _are_small_inputs(inputs.values()) else self._copier.run_in_thread(read)
 
-    def delivered(self, response: InferResponse) -> InferResponse | Awaitable[InferResponse]:
-        """Write the outputs that were requested in regions, and return the answer."""
+    def write_outputs(self, response: InferResponse) -> InferResponse | Awaitable[InferResponse]:
+        """Write outputs into the requested regions, here or in a thread; return the response with their places."""
         outputs = self._outputs
         if not outputs:
             return response
         specs = {spec.name: spec for spec in response.model.outputs}
-        arrays = {name: produced(response.outputs, specs[name]) for name in outputs}
+        arrays = {name: output_array(response.outputs, specs[name]) for name in outputs}
 
         def write() -> InferResponse:
             return replace(response, shared=_write_outputs(outputs, arrays))
 
         if any(place.region.on_device for place in outputs.values()):
             return self._copier.run_in_device_thread(write)
-        return write() if _short(arrays) else self._copier.run_in_thread(write)
+        return write() if _are_small_outputs(arrays) else self._copier.run_in_thread(write)
 
     def end(self) -> None:
         """Release the regions and the held bytes, after the answer or when the client has disconnected."""
@@ -151,7 +156,8 @@ class RequestRegions:
         held, self._held_bytes = self._held_bytes, 0
         self._copier.budget.give(held)
 
-    def _check(self, count: int) -> None:
+    def _check_size_limit(self, count: int) -> None:
+        """Raise TooLarge if the inputs in regions have too many bytes together."""
         if count > self._copier.most_bytes:
             limit = self._copier.most_bytes
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
@@ -174,45 +180,53 @@ def _region_of(find: Find, part: RegionPart, kind: str, name: str) -> Region:
     return region
 
 
-def _are_small(inputs: Iterable[_InputPlace]) -> bool:
+def _are_small_inputs(inputs: Iterable[_InputPlace]) -> bool:
     """Tell whether inputs are small enough to be read on the event loop."""
-    sizes = {True: 0, False: 0}
+    string_bytes = other_bytes = 0
     for place in inputs:
-        sizes[place.fitted[1].kind == "O"] += place.part.byte_size
-    return sizes[True] <= STRING_BYTES_HERE and sizes[False] <= HERE_BYTES
+        _, dtype, _, _ = place.fitted
+        if dtype.kind == "O":
+            string_bytes += place.part.byte_size
+        else:
+            other_bytes += place.part.byte_size
+    return string_bytes <= STRING_BYTES_HERE and other_bytes <= HERE_BYTES
 
 
-def _is_lent(place: _InputPlace) -> bool:
-    """Tell whether a device reads an input from its region; short ones are copied, and BOOLs must be checked."""
-    kind = place.fitted[1].kind
-    return kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
+def _is_lendable(place: _InputPlace) -> bool:
+    """Tell whether a device may read an input directly from its region.
+
+    Strings must be decoded and BOOLs checked on the host; short inputs in the host's memory are copied.
+    """
+    _, dtype, _, _ = place.fitted
+    return dtype.kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
 
 
 def _lend(place: _InputPlace) -> LentTensor:
+    """Return an input as a reference to its region, which a device reads; nothing is copied here."""
     _, dtype, shape, _ = place.fitted
     check_size(place.part.byte_size, place.fitted)
     return LentTensor(place.region, place.part.offset, shape, dtype)
 
 
 def _read(place: _InputPlace) -> Array:
-    """Read a tensor with a single copy: it is a view of the buffer."""
+    """Read an input from its region with a single copy: the tensor is a view of the buffer."""
     buffer = np.empty(place.part.byte_size, np.uint8).data
     place.region.read_into(buffer, place.part.offset)
     return from_binary(buffer, place.fitted)
 
 
-def _short(arrays: Mapping[str, Array]) -> bool:
+def _are_small_outputs(arrays: Mapping[str, Array]) -> bool:
     """Tell whether outputs are small enough to be written on the event loop."""
     texts = [array for array in arrays.values() if array.dtype.kind in "OUS"]
     if sum(array.size for array in texts) > STRINGS_HERE:
         return False
-    if sum(len(item) for array in texts for item in strings(array)) > STRING_BYTES_HERE:
+    if sum(len(item) for array in texts for item in bytes_elements(array)) > STRING_BYTES_HERE:
         return False
     return sum(array.nbytes for array in arrays.values()) <= HERE_BYTES
 
 
 def _payload(array: Array) -> memoryview:
-    """Return a tensor's bytes, without a copy if it is contiguous."""
+    """Return a tensor's bytes in binary form, without a copy if it is contiguous and holds no strings."""
     if array.dtype.kind in "OUS":
         return memoryview(to_binary(array))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -220,14 +234,15 @@ def _payload(array: Array) -> memoryview:
 
 def _write_outputs(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
     """Write outputs into their regions; if one does not fit, none is written."""
-    writing = [_outgoing(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
-    _check_apart(writing)
+    writing = [_make_outgoing(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
+    _refuse_overlaps(writing)
     for output in writing:
         output.region.write_from(output.data, output.part.offset)
     return {output.name: output.part for output in writing}
 
 
-def _outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> _Outgoing:
+def _make_outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> _Outgoing:
+    """Pair an output's bytes with its part of a region; BadRequest if the part is too small."""
     if len(data) > part.byte_size:
         raise BadRequest(
             f"output {name!r} has {len(data)} bytes, and shared_memory_byte_size leaves {part.byte_size} for it in "
@@ -236,8 +251,8 @@ def _outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> 
     return _Outgoing(name, region, part._replace(byte_size=len(data)), data)
 
 
-def _check_apart(writing: list[_Outgoing]) -> None:
-    """Refuse outputs that would overlap."""
+def _refuse_overlaps(writing: list[_Outgoing]) -> None:
+    """Raise BadRequest if two outputs would overlap in a region."""
     ordered = sorted(writing, key=lambda output: (output.part.region, output.part.offset))
     for first, second in pairwise(ordered):
         if first.region is second.region and first.part.end > second.part.offset:

@@ -95,20 +95,21 @@ class Regions(ABC, Generic[R]):
     """The regions of one kind that clients have registered, each with its owner."""
 
     def __init__(self, refusal: RequestError | None, most_regions: int, most_bytes: int) -> None:
-        """refusal: why nothing can be registered; most_regions, most_bytes: what each owner may register."""
+        """refusal: why nothing can be registered, None if regions can. most_regions, most_bytes: limits per owner."""
         self._refusal, self._most_regions, self._most_bytes = refusal, most_regions, most_bytes
         self._regions: dict[Owner, dict[str, R]] = {}
 
     @abstractmethod
-    def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> R:
-        """Open a region with the client's parameters; RequestError if that is not possible."""
+    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> R:
+        """Open a region with the client's parameters *about*; RequestError if that is not possible."""
 
     @property
     def offered(self) -> bool:
-        """Whether anything can be registered."""
+        """Whether regions of this kind can be registered."""
         return self._refusal is None
 
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
+        """Return the status of a region of the owner, or of all its regions; NotFound if there is none of that name."""
         own = self._regions.get(owner, {})
         if not name:
             return [region.status() for region in own.values()]
@@ -117,6 +118,7 @@ class Regions(ABC, Generic[R]):
         return [own[name].status()]
 
     def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
+        """Open a region with the client's parameters *about*, and register it; RequestError if that is refused."""
         self._check_offered()
         self._forget_removed()
         if not name or len(name) > LONGEST_NAME_CHARS:
@@ -126,7 +128,7 @@ class Regions(ABC, Generic[R]):
             raise AlreadyRegistered(f"region {name!r} is registered already, for {own[name].place}; unregister it")
         byte_size = whole(about.get("byte_size"), f"region {name!r}: byte_size", least=1)
         self._check_room(name, own, byte_size)
-        self._regions[owner] = {**own, name: self.opened(name, about, byte_size)}
+        self._regions[owner] = {**own, name: self.open_region(name, about, byte_size)}
 
     def unregister(self, owner: Owner, name: str = "") -> None:
         own = self._regions.pop(owner, {})
@@ -134,11 +136,11 @@ class Regions(ABC, Generic[R]):
             self._regions[owner] = {other: region for other, region in own.items() if other != name}
 
     def has(self, owner: Owner, name: str) -> bool:
-        """Whether the owner has a region of that name."""
+        """Tell whether the owner has a region of that name."""
         return name in self._regions.get(owner, {})
 
     def find(self, owner: Owner, name: str) -> Region:
-        """A region of the owner's; NotFound if it has none of that name."""
+        """Return a region of the owner; NotFound if the owner has no region of that name."""
         self._check_offered()
         region = self._regions.get(owner, {}).get(name)
         if region is None:
@@ -146,14 +148,16 @@ class Regions(ABC, Generic[R]):
         return region
 
     def close(self) -> None:
-        """Let go of all regions."""
+        """Unregister all regions."""
         self._regions.clear()
 
     def _check_offered(self) -> None:
+        """Raise a new copy of the refusal, if there is one: each raised exception needs its own traceback."""
         if self._refusal is not None:
             raise type(self._refusal)(str(self._refusal))
 
     def _check_room(self, name: str, own: Mapping[str, R], byte_size: int) -> None:
+        """Raise TooLarge if a new region exceeds the limits; *own*: the regions that its owner has."""
         if len(own) >= self._most_regions:
             raise TooLarge(
                 f"region {name!r} is one too many: {len(own)} are registered, which is the limit "
@@ -172,6 +176,7 @@ class Regions(ABC, Generic[R]):
 
 
 def _unknown(name: str) -> str:
+    """Return the message for a region that is not registered."""
     return f"no region {name!r:.80} of shared memory is registered; register it first"
 
 
@@ -193,7 +198,10 @@ class RegionPart(NamedTuple):
 
 
 def part_of(parameters: Mapping[str, object], kind: str, name: object) -> RegionPart | None:
-    """Return the part of a region that holds a tensor, from its parameters; None if it is sent with the request."""
+    """Return the part of a region that holds a tensor; None if the tensor is sent with the request.
+
+    parameters: of the tensor. kind, name: input or output, and its name, for messages. BadRequest if incomplete.
+    """
     if PARAMETERS.isdisjoint(parameters):
         return None
     tensor = f"{kind} {name!r:.64}"
@@ -211,8 +219,11 @@ def part_of(parameters: Mapping[str, object], kind: str, name: object) -> Region
     return RegionPart(region, whole(offset, f"{tensor}: {OFFSET}"), whole(byte_size, f"{tensor}: {BYTE_SIZE}"))
 
 
-def places(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> dict[str, RegionPart]:
-    """Return the parts of regions for the tensors that are in regions; for repeated names the first one counts."""
+def region_parts(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> dict[str, RegionPart]:
+    """Return the part of a region for each tensor that is in one, by the tensor's name.
+
+    tensors: names with parameters; if a name is repeated, the first one counts. kind: input or output.
+    """
     parts: dict[str, RegionPart | None] = {}
     for name, parameters in tensors:
         if name not in parts:
@@ -221,7 +232,7 @@ def places(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> di
 
 
 def whole(value: object, what: str, least: int = 0) -> int:
-    """Check a number of bytes from a client."""
+    """Check that *value* is a number of bytes of at least *least*; *what* begins the message of the BadRequest."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_BYTES:
         raise BadRequest(f"{what} must be a whole number of bytes from {least}, not {value!r:.64}")
     return value

@@ -35,9 +35,13 @@ class Renewal:
 
     loaded: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    """Models that are not served any more."""
     failed: dict[str, str] = field(default_factory=dict)
+    """Model -> why its new version cannot be served; the old one still is."""
     settings: tuple[str, ...] = ()
+    """Descriptions of the settings that were changed."""
     restart: tuple[str, ...] = ()
+    """Descriptions of changed settings that need a restart."""
 
     def __str__(self) -> str:
         parts = [
@@ -65,22 +69,24 @@ class SettingsChange:
     restart: tuple[str, ...]
 
     def any_of(self, keys: Iterable[str]) -> bool:
+        """Tell whether one of these settings has changed."""
         return not self.changed.isdisjoint(keys)
 
 
 def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
-    """Compare settings: which changes a running server takes over, and which need a restart."""
+    """Compare the current settings with the *wanted* ones: which take effect now, and which need a restart."""
     names = [key for key in GROUP_OF if config.value_of(key) != wanted.value_of(key)]
-    taken = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
+    effective = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
     return SettingsChange(
-        replace(config, **{name: wanted.value_of(name) for name in taken}),
-        frozenset(taken),
-        tuple(_describe(name, config, wanted) for name in taken),
-        tuple(f"{_describe(name, config, wanted)} needs a restart" for name in names if name not in taken),
+        config=replace(config, **{name: wanted.value_of(name) for name in effective}),
+        changed=frozenset(effective),
+        settings=tuple(_describe(name, config, wanted) for name in effective),
+        restart=tuple(f"{_describe(name, config, wanted)} needs a restart" for name in names if name not in effective),
     )
 
 
 def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
+    """Describe the change of a setting, without the values of secrets."""
     return (
         name
         if name in SECRET
@@ -89,6 +95,7 @@ def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
 
 
 def _value_text(value: Any) -> str:
+    """Write the value of a setting for people."""
     if isinstance(value, dict):
         return ", ".join(f"{key}={option}" for key, option in value.items()) or "none"
     if isinstance(value, tuple):
@@ -116,12 +123,13 @@ def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: 
     if slot.shut:
         return False
     if slot.served:
-        return everything or library.changed(slot)
+        return everything or library.has_changed(slot)
     entry = library.repository.entry(slot.entry.name)
     return preload and entry.config.preload and entry.version == slot.entry.version and library.fits(slot)
 
 
 async def _reload(library: Library, wanted: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
+    """Load models, one after another; return the names of those loaded, and why the others failed, by name."""
     loaded: list[str] = []
     failed: dict[str, str] = {}
     done: set[ModelSlot] = set()

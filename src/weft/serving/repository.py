@@ -62,7 +62,7 @@ Versions = dict[str, ModelEntry]
 
 
 class _Unusable(Exception):
-    """Why a model, or a version of it, cannot be used; *passing* if the next scan may succeed."""
+    """Why a model, or a version of it, cannot be used; *passing*: whether the next scan may succeed."""
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
         super().__init__(message)
@@ -84,7 +84,10 @@ class _Scan:
     """Whether the whole source could not be read."""
 
     def add(self, entry: ModelEntry, where: str) -> None:
-        """Add a version of a model; of several locations with the same name the first one counts."""
+        """Add a version of a model from the location *where*.
+
+        If two locations have a model of the same name, the first one is used, and the other becomes a problem.
+        """
         if self.where.setdefault(entry.name, where) == where:
             self.models.setdefault(entry.name, {})[entry.version] = entry
             return
@@ -95,18 +98,22 @@ class _Scan:
         self.problem(entry.name, f"{first} and {second} {what}; rename one (the first one is used)")
 
     def problem(self, name: str, message: str) -> None:
-        _note(self.problems, name, message)
+        """Record why a model, or a version of it, cannot be used."""
+        _add_note(self.problems, name, message)
 
-    def trouble(self, name: str, version: str, trouble: _Unusable) -> None:
+    def note_unusable(self, name: str, version: str, trouble: _Unusable) -> None:
+        """Record a model, or a version of it, that cannot be used; *version*: empty for the whole model."""
         self.problem(name, f"version {version}: {trouble}" if version else str(trouble))
         if trouble.passing:
             self.unseen.add((name, version))
 
     def remark(self, name: str, message: str) -> None:
-        _note(self.remarks, name, message)
+        """Record a file of a model or source that is ignored."""
+        _add_note(self.remarks, name, message)
 
 
-def _note(notes: dict[str, str], name: str, message: str) -> None:
+def _add_note(notes: dict[str, str], name: str, message: str) -> None:
+    """Add a message to the notes on *name*; both may contain any text, and are written on one line."""
     key, text = one_line(name), one_line(message)
     notes[key] = f"{notes[key]}; {text}" if key in notes else text
 
@@ -117,22 +124,22 @@ class Repository:
     def __init__(
         self, sources: Sequence[str | Path], scratch: Path, *, programs: bool = False, shapes: Sequence[str] = ()
     ) -> None:
-        """*sources*: directories, files and names of models; *scratch*: where zoo models are written.
+        """sources: directories, files and names of models. scratch: folder where zoo models are written.
 
-        programs: whether programs of torch may be loaded. shapes: ``[MODEL:]NAME=1x3x640x640``, over those that the
-        models' own settings have.
+        programs: whether programs of torch may be loaded. shapes: ``[MODEL:]NAME=1x3x640x640``, which override the
+        shapes in the models' own settings. InputError for an unknown source or two models with the same name.
         """
-        self._sources = [_source(source, scratch, programs) for source in sources]
+        self._sources = [_open_source(source, scratch, programs) for source in sources]
         self._scanning = threading.Lock()  # serializes scans, which merge their results with those of the previous one
         self._found = _Scan()
         self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
         self._shapes: dict[str, dict[str, Shape]] = {}
-        self._look(first=True)
+        self._scan_sources(first=True)
         if shapes:
             aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
             _refuse_stitched(self._shapes, self._found.models)
-            self._look(first=True)
+            self._scan_sources(first=True)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -146,46 +153,51 @@ class Repository:
 
     def scan(self) -> None:
         """Scan all sources again; errors become problems, and nothing is raised."""
-        self._look(first=False)
+        self._scan_sources(first=False)
 
     def names(self) -> list[str]:
         return sorted(self._found.models)
 
     def versions(self, name: str) -> list[str]:
-        """The versions of a model, the lowest first."""
+        """Return the versions of a model, the lowest first; NotFound if there is no such model."""
         return list(self._versions(name))
 
     def entry(self, name: str, version: str = "") -> ModelEntry:
-        """A version of a model; the highest one where none is named."""
+        """Return a version of a model, by default the highest; NotFound if there is no such model or version."""
         versions = self._versions(name)
         wanted = version or list(versions)[-1]
         if wanted not in versions:
-            raise NotFound(f"model {name} has no version {_short(version)!r}; it has {', '.join(versions)}")
+            raise NotFound(f"model {name} has no version {_shorten(version)!r}; it has {', '.join(versions)}")
         return versions[wanted]
 
     def _versions(self, name: str) -> Versions:
+        """Return all versions of a model; NotFound if there is no such model, or none of its versions can be used."""
         scan = self._found
         if name in scan.models:
             return scan.models[name]
         if name in scan.problems:
             raise NotFound(f"model {name} cannot be used: {scan.problems[name]}")
         if not scan.models or len(scan.models) > MOST_NAMES_SHOWN:
-            raise NotFound(f"unknown model {_short(name)!r}; there are {len(scan.models)}, see the repository index")
-        raise NotFound(unknown_name("model", _short(name), scan.models))
+            raise NotFound(f"unknown model {_shorten(name)!r}; there are {len(scan.models)}, see the repository index")
+        raise NotFound(unknown_name("model", _shorten(name), scan.models))
 
-    def _look(self, *, first: bool) -> None:
+    def _scan_sources(self, *, first: bool) -> None:
+        """Scan all sources and publish the merged result; on the *first* scan a duplicate name is an InputError."""
         with self._scanning:
-            looks = [source.look() for source in self._sources]
-            for known, look in zip(self._by_source, looks, strict=True):
-                _keep_known(known, look)
-            merged = _merge_scans(looks, strict=first)
+            scans = [source.scan() for source in self._sources]
+            for previous, latest in zip(self._by_source, scans, strict=True):
+                _keep_known(previous, latest)
+            merged = _merge_scans(scans, strict=first)
             for name in self._shapes.keys() & merged.models.keys():
                 merged.models[name] = _set_shapes(merged.models[name], self._shapes[name])
-            self._by_source, self._found = looks, merged
+            self._by_source, self._found = scans, merged
 
 
 def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> None:
-    """Requests call the inputs of a model in a stitched file by other names than the graph, which has the shapes."""
+    """Raise InputError if a model in *shapes* is in a stitched file.
+
+    Its requests have other names for the inputs than the graph, to which shapes refer.
+    """
     for name in shapes:
         for entry in models[name].values():
             if entry.body:
@@ -193,7 +205,7 @@ def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> N
 
 
 def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
-    """The versions of a model with these shapes over those of its settings."""
+    """Return the versions of a model, with *shapes* in place of the same shapes in its settings."""
     shaped = {}
     for version, entry in versions.items():
         sizes = entry.config.shapes | {name: list(shape) for name, shape in shapes.items()}
@@ -201,48 +213,50 @@ def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
     return shaped
 
 
-def _keep_known(known: _Scan, look: _Scan) -> None:
-    """Keep models of the previous scan whose source could not be read now, if their files still exist."""
-    for name, versions in known.models.items():
+def _keep_known(previous: _Scan, latest: _Scan) -> None:
+    """Add models of the previous scan that could not be read now to the latest scan, if their files still exist."""
+    for name, versions in previous.models.items():
         kept = {
             version: entry
             for version, entry in versions.items()
-            if (look.blind or look.unseen & {(entry.body or name, version), (entry.body or name, "")})
+            if (latest.blind or latest.unseen & {(entry.body or name, version), (entry.body or name, "")})
             and _is_file(entry.path)
         }
         if kept:
-            versions = {**kept, **look.models.get(name, {})}
-            look.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
-            look.where[name] = known.where[name]
+            versions = {**kept, **latest.models.get(name, {})}
+            latest.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
+            latest.where[name] = previous.where[name]
 
 
-def _merge_scans(looks: Sequence[_Scan], *, strict: bool) -> _Scan:
+def _merge_scans(scans: Sequence[_Scan], *, strict: bool) -> _Scan:
     """Merge the scans of all sources. A duplicate name is an InputError, or if not *strict* the first one counts."""
-    whole = _Scan()
-    for look in looks:
-        for name, message in look.problems.items():
-            whole.problem(name, message)
-        for name, message in look.remarks.items():
-            whole.remark(name, message)
-        for name, versions in look.models.items():
-            if name not in whole.models:
-                whole.models[name], whole.where[name] = versions, look.where[name]
+    merged = _Scan()
+    for scan in scans:
+        for name, message in scan.problems.items():
+            merged.problem(name, message)
+        for name, message in scan.remarks.items():
+            merged.remark(name, message)
+        for name, versions in scan.models.items():
+            if name not in merged.models:
+                merged.models[name], merged.where[name] = versions, scan.where[name]
                 continue
-            clash = f"{whole.where[name]} and {look.where[name]} are both called {name}; rename one"
+            clash = f"{merged.where[name]} and {scan.where[name]} are both called {name}; rename one"
             if strict:
                 raise InputError(one_line(clash))
-            whole.problem(name, f"{clash} (the first one is used)")
-    return whole
+            merged.problem(name, f"{clash} (the first one is used)")
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """A repository."""
+    """A directory with models."""
 
     path: Path
     programs: bool
+    """Whether programs of torch may be loaded."""
 
-    def look(self) -> _Scan:
+    def scan(self) -> _Scan:
+        """List the usable models in the directory, and why others cannot be used."""
         scan = _Scan()
         try:
             root = Path(os.path.realpath(self.path, strict=True))
@@ -256,15 +270,15 @@ class _Directory:
         for name in names:
             model = name.removesuffix(".toml")
             if model == name:
-                self._look_at(root, name, scan)
+                self._scan_file(root, name, scan)
             elif not any(f"{model}{suffix}" in present for suffix in suffixes()):
                 scan.remark(model, f"{name} is ignored: there is no {model}.onnx")
         if not scan.models and not scan.problems:
             scan.remark(str(self.path), "the repository is empty")
         return scan
 
-    def _look_at(self, root: Path, file: str, scan: _Scan) -> None:
-        """Add the models of one file or folder of the repository, if it has any."""
+    def _scan_file(self, root: Path, file: str, scan: _Scan) -> None:
+        """Add the models of one file or folder of the repository to *scan*; other files are ignored."""
         name = next((file.removesuffix(suffix) for suffix in suffixes() if file.endswith(suffix)), file)
         try:
             mode = _mode(root, root / file)
@@ -276,9 +290,9 @@ class _Directory:
             elif not stat.S_ISREG(mode):  # opening a pipe would block for ever
                 raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
             else:
-                entries = _flat(root, _check_name(name), root / file, self.programs)
+                entries = _models_in_file(root, _check_name(name), root / file, self.programs)
         except _Unusable as trouble:
-            scan.trouble(name, "", trouble)
+            scan.note_unusable(name, "", trouble)
             return
         for entry in entries:
             scan.add(entry, str(self.path / file))
@@ -295,7 +309,8 @@ class _ModelFile:
     config: ModelConfig | None = None
     """Its settings; None: those of a TOML file in the same folder."""
 
-    def look(self) -> _Scan:
+    def scan(self) -> _Scan:
+        """List the models in the file: several if it is stitched; none, with the reason, if it cannot be used."""
         scan = _Scan()
         if not _is_file(self.path):
             kind = kind_at(self.path)
@@ -303,7 +318,7 @@ class _ModelFile:
             scan.problem(self.name, f"{self.path.name} {what}")
             return scan
         try:
-            config = self.config or _settings(None, self.path.with_suffix(".toml"))
+            config = self.config or _read_settings(None, self.path.with_suffix(".toml"))
             entries = _models_in(ModelEntry(self.name, "1", self.path, config, self.source), self.programs)
         except _Unusable as trouble:
             scan.problem(self.name, str(trouble))
@@ -313,30 +328,32 @@ class _ModelFile:
         return scan
 
 
-def _flat(root: Path, name: str, path: Path, programs: bool) -> list[ModelEntry]:
-    return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"), programs)
+def _models_in_file(root: Path, name: str, path: Path, programs: bool) -> list[ModelEntry]:
+    """Return the models of the file ``NAME.onnx`` in the root of a repository, with the settings of ``NAME.toml``."""
+    return _models_in(ModelEntry(name, "1", path, _read_settings(root, root / f"{name}.toml"), "repository"), programs)
 
 
 def _scan_versions(root: Path, name: str, scan: _Scan, programs: bool) -> list[ModelEntry]:
-    """The usable versions in a model's directory; others become problems of the model."""
+    """Return the usable versions in a model's directory; the reasons against other versions are added to *scan*."""
     folder = root / name
     files = _list_folder(root, folder)
     if TRITON_FILE in files:
         scan.remark(name, f"{TRITON_FILE} is ignored; settings go in {SETTINGS_FILE}")
-    config = _settings(root, folder / SETTINGS_FILE)
+    config = _read_settings(root, folder / SETTINGS_FILE)
     numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
     if not numbers:
         raise _Unusable(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
     entries: list[ModelEntry] = []
     for number in numbers:
         try:
-            entries += _models_in(_version(root, name, number, config), programs)
+            entries += _models_in(_version_entry(root, name, number, config), programs)
         except _Unusable as trouble:
-            scan.trouble(name, number, trouble)
+            scan.note_unusable(name, number, trouble)
     return entries
 
 
-def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
+def _version_entry(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
+    """Return the version *number* of a model; *config*: the settings of all its versions, which its own override."""
     folder = root / name / number
     files = _list_folder(root, folder)
     file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
@@ -344,12 +361,15 @@ def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEn
         raise _Unusable(f"no file {MODEL_FILE} in it")
     if not stat.S_ISREG(mode := _mode(root, folder / file)):
         raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
-    own = _settings(root, folder / SETTINGS_FILE)
+    own = _read_settings(root, folder / SETTINGS_FILE)
     return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
 
 
 def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
-    """Return the models in a file: several if it is stitched, else one."""
+    """Return the models in a file: several if it is stitched, else one. _Unusable if it cannot be served.
+
+    entry: the file as a single model. programs: whether programs of torch may be loaded.
+    """
     if entry.path.suffix == PROGRAM_SUFFIX:
         if not programs:
             raise _Unusable(
@@ -372,7 +392,7 @@ def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
     return [entry._replace(name=name, config=entry.config.for_task(name), body=entry.name) for name in tasks] or [entry]
 
 
-def _settings(root: Path | None, path: Path) -> ModelConfig:
+def _read_settings(root: Path | None, path: Path) -> ModelConfig:
     """Read settings from a TOML file, defaults if there is none. With *root* the file must be inside it."""
     if not os.path.lexists(path):
         return ModelConfig()
@@ -408,6 +428,7 @@ def _mode(root: Path, path: Path) -> int:
 
 
 def _check_name(name: str) -> str:
+    """Return a model's name; _Unusable if requests could not contain it."""
     if not servable(name):
         raise _Unusable(_NO_NAME)
     return name
@@ -417,12 +438,16 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
+    """Cut a client's text to 128 characters, for messages."""
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
-    """Open a source that the user named; names of known models take precedence over directories."""
+def _open_source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
+    """Return the source of models that the user named; names of models that weft knows come before directories.
+
+    InputError if there is no such source.
+    """
     if isinstance(given, str) and given in zoo.ZOO:
         return _ModelFile(given, _export_zoo_model(given, scratch), "zoo", config=ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
@@ -437,7 +462,7 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
     if str(given) and (kind := kind_at(path)) not in ("", "a file"):
         raise InputError(one_line(f"{path} is {kind}, not a file; a file ends in .onnx, a repository is a directory"))
     if not os.path.isfile(path):
-        raise InputError(_missing(str(given), path))
+        raise InputError(_missing_message(str(given), path))
     if path.suffix not in suffixes():
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
@@ -446,18 +471,19 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 
 
-def _missing(given: str, path: Path) -> str:
+def _missing_message(given: str, path: Path) -> str:
     """Return the message for a missing source, with similar names."""
     if "/" not in given and not given.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
-        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
-    near = one_line(" or ".join(_near(path)))
-    return f"{_short(given)!r} is not there; " + (
+        return f"{unknown_name('model', _shorten(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
+    near = one_line(" or ".join(_similar_paths(path)))
+    return f"{_shorten(given)!r} is not there; " + (
         f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
     )
 
 
-def _near(path: Path) -> Iterator[str]:
+def _similar_paths(path: Path) -> Iterator[str]:
+    """Yield up to three files in the same folder with similar names."""
     try:
         siblings = [name for name in os.listdir(path.parent) if not name.startswith(".")]
     except (OSError, ValueError):  # no such folder, or a zero in the path: nothing is near

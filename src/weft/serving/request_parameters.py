@@ -42,31 +42,32 @@ def due_of(
     timeout_us, slo_ms = 0, None
     if parameters:  # most requests have none
         timeout_us = whole(parameters, "timeout")
-        slo_ms = above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
-    if parameters and _true(parameters, "weft_best_effort"):
-        return RequestDue(arrival + round(terms.best_effort_ms * 1e6), False, True)
+        slo_ms = positive_number(parameters, "weft_slo_ms", "a number of milliseconds above 0")
+    if parameters and _boolean(parameters, "weft_best_effort"):
+        return RequestDue(arrival + round(terms.best_effort_ms * 1e6), strict=False, best_effort=True)
     strict = [arrival + timeout_us * 1000] if timeout_us else []
     if deadline is not None:
         strict.append(deadline)
     if not strict and slo_ms is None and terms.timeout_ms is not None:
         strict.append(arrival + round(terms.timeout_ms * 1e6))
     if strict:
-        return RequestDue(min(*strict, arrival + LONGEST_NS), True, False)
+        return RequestDue(min(*strict, arrival + LONGEST_NS), strict=True, best_effort=False)
     soft_ms = slo_ms if slo_ms is not None else terms.slo_ms
     within_ms = terms.default_slo_ms if soft_ms is None else soft_ms
-    return RequestDue(arrival + round(within_ms * 1e6), False, soft_ms is None)
+    # neither the request nor its model has a deadline: the server's default only orders it
+    return RequestDue(arrival + round(within_ms * 1e6), strict=False, best_effort=soft_ms is None)
 
 
 def whole(parameters: Mapping[str, object], key: str) -> int:
-    """A whole number of at most 64 bits; 0 where it is not given."""
+    """Return a parameter that is a whole number of at most 64 bits; 0 if it is not given."""
     value = parameters.get(key, 0)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WHOLE:
         raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0 to {MOST_WHOLE}")
     return value
 
 
-def above_zero(parameters: Mapping[str, object], key: str, what: str) -> float | None:
-    """A number above 0, which is *what* it must be; None where it is not given."""
+def positive_number(parameters: Mapping[str, object], key: str, what: str) -> float | None:
+    """Return a parameter that is a number above 0; None if it is not given. *what*: for the message of the error."""
     value = parameters.get(key)
     if value is None:
         return None
@@ -75,7 +76,8 @@ def above_zero(parameters: Mapping[str, object], key: str, what: str) -> float |
     return float(value)
 
 
-def _true(parameters: Mapping[str, object], key: str) -> bool:
+def _boolean(parameters: Mapping[str, object], key: str) -> bool:
+    """Return a boolean parameter; False if it is not given."""
     value = parameters.get(key, False)
     if not isinstance(value, bool):
         raise BadRequest(f"parameter {key} = {value!r} must be true or false")

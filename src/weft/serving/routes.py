@@ -33,7 +33,7 @@ from weft.http.messages import (
 from weft.serving import json_text
 from weft.serving.access import Caller, HostNames, check_origin, names_of
 from weft.serving.endpoints import OPEN, POST, PROBES, Call, Endpoint, Route, find
-from weft.serving.inference import InferCall, internal
+from weft.serving.inference import InferCall, internal_error
 from weft.serving.json_helpers import has_strings
 from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.openapi import HEALTH
@@ -56,18 +56,22 @@ class _Admitted:
     def __init__(
         self, route: Route, body_bytes: int, caller: Caller | None, budget: ByteBudget, *, counts: bool
     ) -> None:
-        """counts: whether it counts to the caller's requests in flight; OverQuota beyond the limit."""
+        """body_bytes: limit on the body. caller: the user of its key, None without a key. budget: of held bytes.
+
+        counts: whether it counts as one of the caller's requests in flight; OverQuota beyond the limit.
+        """
         self.route, self.body_bytes, self.caller = route, body_bytes, caller
         self._budget, self._unpacked_bytes, self._counts = budget, 0, counts
         if counts and caller is not None:
             caller.begin()
 
     def hold(self, count: int, packed_bytes: int) -> None:
-        """Count unpacked bytes as held until the answer, in addition to the packed ones."""
+        """Count *count* unpacked bytes as held until the answer; the *packed_bytes* of the body count already."""
         self._budget.take(count, packed_bytes + self._unpacked_bytes)
         self._unpacked_bytes += count
 
     def end(self) -> None:
+        """Release what the request holds, after its answer."""
         if self._unpacked_bytes:
             self._budget.give(self._unpacked_bytes)
         if self._counts and self.caller is not None:
@@ -93,6 +97,7 @@ class Routes:
     """Answers exchanges from a service."""
 
     def __init__(self, service: Service) -> None:
+        """Take the limits and the host names from the settings of the service."""
         self._service = service
         self._most_bytes = service.config.limits.max_body_bytes
         self._most_json_bytes = min(service.config.limits.max_json_bytes, self._most_bytes)
@@ -102,7 +107,7 @@ class Routes:
     # Checks of the head
 
     def gate(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
-        """Admit a request by its head, or return the refusal."""
+        """Check the head of a request, before its body is read; return its admission, or a response that refuses it."""
         path, service = target.raw_path, self._service
         route = find(path)
         endpoint = route.endpoint
@@ -115,19 +120,20 @@ class Routes:
             if endpoint is None:
                 raise NotFound(f"no such path: {path[:200]!r}")
             if endpoint.computes:
-                _only(POST, method, path)
-                return self._let_infer(route, headers, caller)
+                _check_method(POST, method, path)
+                return self._admit_inference(route, headers, caller)
             if endpoint.writes:
                 service.check_writable()
             if endpoint.handle:  # an unsupported endpoint is refused with 501 for every method
-                _only(endpoint.methods, method, path)
+                _check_method(endpoint.methods, method, path)
             return _Admitted(route, SMALL_BODY_BYTES, caller, service.budget, counts=method == "POST")
         except RequestError as error:
             if endpoint and endpoint.computes and not isinstance(error, Unauthorised):
                 service.trace_refusal(route.name, error, headers.get(PARENT, ""))
             return refusal(error)
 
-    def _let_infer(self, route: Route, headers: dict[str, str], caller: Caller | None) -> _AdmittedInfer:
+    def _admit_inference(self, route: Route, headers: dict[str, str], caller: Caller | None) -> _AdmittedInfer:
+        """Check the model, the lengths and the quota of an inference request; RequestError if one forbids it."""
         slot = self._service.slot_for(route.name, route.version)
         length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
@@ -142,6 +148,7 @@ class Routes:
         return admitted
 
     def _check_json(self, count: int) -> None:
+        """Raise TooLarge if a request has too many bytes of JSON."""
         if count > self._most_json_bytes:
             limit = self._most_json_bytes
             raise TooLarge(f"{count} bytes of JSON exceed the limit of {limit} bytes; send tensors in binary")
@@ -158,16 +165,18 @@ class Routes:
                 return
             endpoint = admitted.route.endpoint
             assert endpoint
-            answer = endpoint.handle(self._service, _call(exchange, admitted, endpoint)) if endpoint.handle else None
+            answer = None
+            if endpoint.handle:
+                answer = endpoint.handle(self._service, _make_call(exchange, admitted, endpoint))
             if isinstance(answer, Awaitable):
-                self._soon(exchange, self._later(exchange, endpoint, answer))
+                self._soon(exchange, self._answer_when_done(exchange, endpoint, answer))
             else:
-                self._answer(exchange, _response(endpoint, answer))
+                self._answer(exchange, _make_response(endpoint, answer))
         except RequestError as error:
             self._refuse(exchange, error)
 
     def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None], call: InferCall | None = None) -> None:
-        """Continue in a task; its exceptions are answered, too, and end *call*."""
+        """Run *work* in a task; if it raises, the error is the answer and ends *call*."""
 
         async def guarded() -> None:
             try:
@@ -179,16 +188,17 @@ class Routes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, exchange: HttpExchange, endpoint: Endpoint, answer: Awaitable[Any]) -> None:
-        self._answer(exchange, _response(endpoint, await answer))
+    async def _answer_when_done(self, exchange: HttpExchange, endpoint: Endpoint, answer: Awaitable[Any]) -> None:
+        """Answer with the result of a handler that is a coroutine."""
+        self._answer(exchange, _make_response(endpoint, await answer))
 
     def _refuse(self, exchange: HttpExchange, error: Exception, call: InferCall | None = None) -> None:
-        """Answer with an error, which ends *call*; inference that fails before there is a call is traced here."""
+        """Answer with an error, which ends *call*; inference that fails before it became a call is traced here."""
         if call is not None:
             error = call.fail(error)
         elif not isinstance(error, RequestError):
             log.error("%s %s", exchange.method, exchange.path, exc_info=error)
-            error = internal(error)
+            error = internal_error(error)
         admitted = exchange.passage
         if call is None and isinstance(admitted, _AdmittedInfer):
             self._service.trace_refusal(admitted.route.name, error, exchange.headers.get(PARENT, ""))
@@ -217,10 +227,13 @@ class Routes:
         if not wanted or exchange.method == "HEAD" or bodies.body_bytes(response) < bodies.LEAST_BYTES:
             self._send(exchange, response, call)
         else:
-            self._soon(exchange, self._pack(exchange, response, wanted, call), call)
+            self._soon(exchange, self._send_packed(exchange, response, wanted, call), call)
 
-    async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str, call: InferCall | None) -> None:
-        self._send(exchange, await asyncio.to_thread(bodies.packed, response, wanted), call)
+    async def _send_packed(
+        self, exchange: HttpExchange, response: HttpResponse, encoding: str, call: InferCall | None
+    ) -> None:
+        """Compress a response on a thread, then send it."""
+        self._send(exchange, await asyncio.to_thread(bodies.packed, response, encoding), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
         """Send an answer; the deadline of an inference request is checked right before."""
@@ -231,8 +244,9 @@ class Routes:
     # Inference
 
     def _infer(self, exchange: HttpExchange, admitted: _AdmittedInfer) -> None:
+        """Start an inference request, after decompressing its body if necessary."""
         if admitted.encoding == "identity":
-            self._begin(exchange, admitted, exchange.body)
+            self._begin_inference(exchange, admitted, exchange.body)
         else:
             self._soon(exchange, self._unpack(exchange, admitted))
 
@@ -247,9 +261,10 @@ class Routes:
             pieces.append(piece)
         body = await asyncio.to_thread(b"".join, pieces)
         if exchange.open:
-            self._begin(exchange, admitted, body)
+            self._begin_inference(exchange, admitted, body)
 
-    def _begin(self, exchange: HttpExchange, admitted: _AdmittedInfer, body: bytes | memoryview) -> None:
+    def _begin_inference(self, exchange: HttpExchange, admitted: _AdmittedInfer, body: bytes | memoryview) -> None:
+        """Pass an inference request to the service; large requests and answers are converted by helper processes."""
         length, service = admitted.header_length, self._service
         json_bytes = len(body) if length is None else length
         large = json_bytes > LARGE_BYTES
@@ -282,12 +297,14 @@ class Routes:
             exchange.gone = call.cancel
 
     def _write(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
+        """Encode a result here, and send it."""
         try:
             self._answer_packed(exchange, _infer_response(*encode(result)), call)
         except Exception as error:
             self._refuse(exchange, error, call)
 
     async def _write_large(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
+        """Encode a result in a helper process, and send it."""
         if exchange.open:
             self._answer_packed(exchange, _infer_response(*await self._service.json.encode(result)), call)
 
@@ -299,12 +316,13 @@ def refusal(error: RequestError) -> HttpResponse:
         headers = (("Retry-After", str(max(1, math.ceil(min(error.retry_after_s, 3600))))),)
     if isinstance(error, Unauthorised):
         headers = (("WWW-Authenticate", "Bearer"),)
-    if isinstance(error, _WrongVerb):
+    if isinstance(error, _MethodNotAllowed):
         headers = (("Allow", ", ".join(error.allowed)),)
     return error_response(error.status, str(error), headers)
 
 
 def _infer_response(parts: list[bytes], header_length: int | None) -> HttpResponse:
+    """Make the response from the parts of an encoded result; *header_length*: of its JSON, None if it is all JSON."""
     if header_length is None:
         return HttpResponse(200, parts)
     length = ("Inference-Header-Content-Length", str(header_length))
@@ -312,6 +330,7 @@ def _infer_response(parts: list[bytes], header_length: int | None) -> HttpRespon
 
 
 def header_length(headers: dict[str, str]) -> int | None:
+    """Return the length of the JSON part of a request's body, from its header; None without the header."""
     text = headers.get("inference-header-content-length")
     if text is None:
         return None
@@ -321,6 +340,7 @@ def header_length(headers: dict[str, str]) -> int | None:
 
 
 def _encoding(headers: dict[str, str]) -> str:
+    """Return the content encoding of a request; BadRequest if it is not supported."""
     encoding = headers.get("content-encoding")
     if encoding is None:
         return "identity"
@@ -330,7 +350,9 @@ def _encoding(headers: dict[str, str]) -> str:
     return encoding
 
 
-class _WrongVerb(RequestError):
+class _MethodNotAllowed(RequestError):
+    """The path does not support the method; *allowed*: the methods that it supports."""
+
     status, code, reason = 405, "UNIMPLEMENTED", "bad_request"
 
     def __init__(self, message: str, allowed: tuple[str, ...]) -> None:
@@ -338,17 +360,19 @@ class _WrongVerb(RequestError):
         self.allowed = allowed
 
 
-def _only(methods: tuple[str, ...], method: str, path: str) -> None:
+def _check_method(methods: tuple[str, ...], method: str, path: str) -> None:
+    """Raise _MethodNotAllowed unless *method* is one of the *methods* of a path."""
     if method not in methods:
-        raise _WrongVerb(f"{path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}", methods)
+        raise _MethodNotAllowed(f"{path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}", methods)
 
 
-def _call(exchange: HttpExchange, admitted: _Admitted, endpoint: Endpoint) -> Call:
-    body = _object(exchange.body) if endpoint.body and exchange.method == "POST" else {}
+def _make_call(exchange: HttpExchange, admitted: _Admitted, endpoint: Endpoint) -> Call:
+    """Convert an exchange to the call of its endpoint's handler."""
+    body = _parse_object(exchange.body) if endpoint.body and exchange.method == "POST" else {}
     return Call(admitted.route.name, admitted.route.version, body, admitted.caller, exchange.target.query)
 
 
-def _response(endpoint: Endpoint, answer: Any) -> HttpResponse:
+def _make_response(endpoint: Endpoint, answer: Any) -> HttpResponse:
     """Convert the result of a handler; a failing probe has status 503 in addition to its body."""
     if isinstance(answer, HttpResponse):
         return answer
@@ -358,8 +382,8 @@ def _response(endpoint: Endpoint, answer: Any) -> HttpResponse:
     return HttpResponse(200 if healthy else 503, b"" if answer is None else orjson.dumps(answer))
 
 
-def _object(body: bytes | memoryview) -> dict[str, Any]:
-    """An optional JSON object."""
+def _parse_object(body: bytes | memoryview) -> dict[str, Any]:
+    """Parse a body that is a JSON object; an empty body is an empty object."""
     if not body:
         return {}
     text = bytes(body)
@@ -375,7 +399,7 @@ def _object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def peeked(body: bytes | memoryview, header_length: int | None) -> dict[str, Any]:
-    """Return the unchecked parameters of a request, or none if it cannot be parsed."""
+    """Return the unchecked parameters of an inference request; empty if it cannot be parsed."""
     try:
         message = json_text.loads(memoryview(body)[:header_length])
     except orjson.JSONDecodeError:

@@ -37,7 +37,7 @@ class LaneSpan(NamedTuple):
     predicted_ns: int
     rows: int
     query: int
-    """Which batch of its shapes."""
+    """Number of the batch within its stream."""
     outcome: str
     traced: bool = True
     """Whether one of its requests is traced (``client_settings``); the dashboard shows it all the same."""
@@ -73,6 +73,7 @@ class Recorder:
 
 
 def _event(span: LaneSpan) -> dict[str, Any]:
+    """Convert a span to a complete event ("X") of Chrome's format, with times in microseconds."""
     return {
         "ph": "X",
         "pid": 1,
@@ -92,10 +93,7 @@ def _event(span: LaneSpan) -> dict[str, Any]:
 
 
 class SegmentObserver:
-    """Is called for every segment that has ended, on the engine's thread.
-
-    policy: the current policy; for one that refills batches, the learned times include the gap between segments.
-    """
+    """Counts ended segments and learns their times; on the engine's thread."""
 
     def __init__(
         self,
@@ -105,6 +103,10 @@ class SegmentObserver:
         recorder: Recorder,
         sharing: GpuSharing | None,
     ) -> None:
+        """policy: the current policy; if it refills batches, the learned times include the gap between segments.
+
+        recorder: gets a span per segment. sharing: learns contention; None if models do not share a GPU.
+        """
         self.policy = policy
         self._lanes, self._streams, self._recorder, self._sharing = lanes, streams, recorder, sharing
         self._last_batch: dict[int, Batch] = {}
@@ -143,12 +145,13 @@ class SegmentObserver:
             )
         )
         if aborted:
-            for model in work.shares():
+            for model in work.rows_by_model():
                 model.statistics.aborts += 1
         elif not error:
             self._learn(lane, completion, work, took)
 
     def _learn(self, lane: int, completion: Completion, work: BatchWork, took: int) -> None:
+        """Count a computed segment for its models, and learn the time *took*, corrected by contention on a GPU."""
         candidate, stream = completion.candidate, work.stream
         # A policy that refills makes small batches, and the gap between their segments is part of their cost.
         between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
@@ -156,9 +159,9 @@ class SegmentObserver:
         expected = round(candidate.compute / contention.speed) if contention else candidate.compute
         error = abs(took + between - expected) if stream.measured else 0
         computed = max(1, candidate.size * stream.rows)
-        for model, rows in work.shares().items():  # others may have joined it while it was computed
+        for model, rows in work.rows_by_model().items():  # requests may have joined the batch while it was computed
             own = min(rows, computed)
-            model.statistics.computed(computed, own, took, error)
+            model.statistics.computed(computed, own, took_ns=took, error_ns=error)
             if self._sharing:
                 model.statistics.shares.total_ns[self._sharing.name(lane)] += took * own // computed
         if contention is None or contention.alone:
@@ -179,20 +182,24 @@ class SegmentObserver:
         return self._sharing.observe(ran, candidate.compute if stream.measured else None, running)
 
     def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
-        """Record the gap between two segments of a batch on this lane, or the preemption of the batch before."""
-        before, self._last_batch[lane] = self._last_batch.get(lane), batch
-        if before is batch:
+        """Record the gap between two segments of a batch on a lane, or that *batch* preempted the lane's last batch."""
+        previous, self._last_batch[lane] = self._last_batch.get(lane), batch
+        if previous is batch:
             self._hand_overs += 1
             self._hand_over_ns += times.compute_start - self._last_end[lane]
-        elif before is not None and not before.ended:
-            self._note_preemption(lane, before, batch)
+        elif previous is not None and not previous.ended:
+            self._note_preemption(lane, previous, batch)
 
-    def _note_preemption(self, lane: int, before: Batch, batch: Batch) -> None:
-        stream = before.members[0].stream
-        if before.running and not self._lanes.holds(lane, (stream, before.query)):
-            return  # it goes on elsewhere
+    def _note_preemption(self, lane: int, previous: Batch, batch: Batch) -> None:
+        """Count a preemption of *previous* by *batch* on a lane.
+
+        Not if the first batch continues on another lane, or waits until the second one can be merged into it.
+        """
+        stream = previous.members[0].stream
+        if previous.running and not self._lanes.holds(lane, (stream, previous.query)):
+            return  # continues on another lane
         if self.policy.traits.refills and stream == batch.members[0].stream:
-            return  # it waits for others to catch up with it
-        if isinstance(before.work, BatchWork):
-            for model in before.work.shares():
+            return  # waits for the requests of *batch* to catch up and join
+        if isinstance(previous.work, BatchWork):
+            for model in previous.work.rows_by_model():
                 model.statistics.preemptions += 1

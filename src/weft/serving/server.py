@@ -57,7 +57,10 @@ class Server:
     """One server on the running event loop."""
 
     def __init__(self, config: ServerConfig, again: Callable[[], ServerConfig] | None = None) -> None:
-        """*again* reads the settings once more, for a server that takes over changed settings while it runs."""
+        """Open the backend and scan the models; nothing is loaded yet. InputError if a setting cannot be used.
+
+        again: reads the settings once more, for a server that takes over changed settings while it runs.
+        """
         self.config, self._again = config, again
         self.keys = Keys(config.network.api_key, config.network.keys_file)
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
@@ -81,7 +84,7 @@ class Server:
         self._cache = cache / "segments"
         with suppress(OSError):  # without a cache models are loaded all the same
             self._cache.mkdir(parents=True, exist_ok=True)
-        self._next_look: asyncio.TimerHandle | None = None
+        self._sample_timer: asyncio.TimerHandle | None = None
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self.answered = False
@@ -90,8 +93,11 @@ class Server:
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def start(self, say: Callable[[str], None] | None = None) -> None:
-        """Listen, then load the models; afterwards ``service.why_not_ready()`` has what is missing."""
-        self._open()
+        """Listen, then load the models. They may have failed: ``service.why_not_ready()`` says which are missing.
+
+        say: called with the name of each model that begins to load. InputError if a port is taken.
+        """
+        self._create_service()
         routes, limits = Routes(self.service), limits_of(self.config.limits)
         self._http = HttpServer(
             routes.handle,
@@ -105,7 +111,7 @@ class Server:
         self._grpc = GrpcServer(self.service) if self.config.network.grpc_port is not None else None
         try:
             await self._listen()
-            self._look_later()
+            self._set_sample_timer()
             await self.service.preload(say)
             self._started.set()
         except BaseException:
@@ -113,8 +119,8 @@ class Server:
             raise
 
     async def check(self, say: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
-        """Load and learn the models without listening, call *report*, and end: ``weft serve --check``."""
-        self._open(learn_first=True)
+        """Load and learn the models without listening, call *report*, and stop: ``weft serve --check``."""
+        self._create_service(learn_first=True)
         try:
             tls_of(self.config.network)
             grpc_tls_of(self.config.network)
@@ -123,7 +129,7 @@ class Server:
         finally:
             await self._close_models(CLOSING_S)
 
-    def _open(self, *, learn_first: bool = False) -> None:
+    def _create_service(self, *, learn_first: bool = False) -> None:
         """Create the dispatcher, the library and the service."""
         config = self.config
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
@@ -157,15 +163,16 @@ class Server:
         if self._again:
             self.service.settings_again = self._again
 
-    def look_again(self) -> None:
+    def reread(self) -> None:
         """Read keys, settings and models again, and take over changes (SIGHUP)."""
         if self.config.network.keys_file is not None:
-            self.keys.look(anyway=True)
+            self.keys.reload(force=True)
         task = asyncio.create_task(self._renew())
         self._renewals.add(task)
         task.add_done_callback(self._renewals.discard)
 
     async def _renew(self) -> None:
+        """Take over changed settings and models once the server has started; errors are logged."""
         await self._started.wait()
         if self.service.draining:
             return
@@ -174,14 +181,15 @@ class Server:
         except RequestError as error:
             log.warning("everything stays as it is: %s", error)
 
-    def _look_later(self) -> None:
-        self._next_look = asyncio.get_running_loop().call_later(STEP_S, self._look)
+    def _set_sample_timer(self) -> None:
+        """Call ``_sample`` after the history's interval."""
+        self._sample_timer = asyncio.get_running_loop().call_later(STEP_S, self._sample)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         """Add a sample to the history, trim memory, and set the timer for the next time."""
         self.service.sample_history()
         self._trim_when_idle()
-        self._look_later()
+        self._set_sample_timer()
 
     def _trim_when_idle(self) -> None:
         """Return freed memory of large requests to the system when none is in flight."""
@@ -191,6 +199,7 @@ class Server:
             asyncio.get_running_loop().run_in_executor(None, give_freed_memory_back)
 
     async def _listen(self) -> None:
+        """Listen for HTTP, and for gRPC if it is on; InputError if that is not possible."""
         network = self.config.network
         try:
             self.http_port = await self._http.start(network.host, network.http_port, tls_of(network))
@@ -215,17 +224,17 @@ class Server:
         self._hurry.set()
 
     async def stop(self) -> bool:
-        """Drain and stop: take no new requests, answer the accepted ones; False if ``drain_s`` was too short.
+        """Drain and stop: refuse new requests, answer the accepted ones, and close everything.
 
-        Requests that are pending then get an error, and their segments are stopped.
+        Returns False if ``drain_s`` was too short: the requests that are pending then get an error.
         """
         self.service.draining = True
         for renewal in self._renewals:
             renewal.cancel()
         drain_s = self.config.network.drain_s
         end_s = time.monotonic() + drain_s
-        await self._before(end_s, self.service.drained())
-        await self._before(end_s, self._http_finished(), *([self._grpc.finish()] if self._grpc else []))
+        await self._wait_until(end_s, self.service.wait_until_drained())
+        await self._wait_until(end_s, self._wait_for_http(), *([self._grpc.finish()] if self._grpc else []))
         lost = self.unfinished
         if lost:
             log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, drain_s)
@@ -234,9 +243,9 @@ class Server:
         await self._close(HURRIED_S if lost else CLOSING_S)
         return not lost
 
-    async def _before(self, end_s: float, *things: Awaitable[None]) -> None:
-        """Wait until all have ended, the time is over, or ``hurry`` was called."""
-        tasks: asyncio.Future[Any] = asyncio.gather(*things)
+    async def _wait_until(self, end_s: float, *awaitables: Awaitable[None]) -> None:
+        """Wait until all *awaitables* are done, at most until *end_s* (monotonic clock) or a call of ``hurry``."""
+        tasks: asyncio.Future[Any] = asyncio.gather(*awaitables)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         left_s = max(0.0, end_s - time.monotonic())
         await asyncio.wait([tasks, hurry], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
@@ -244,45 +253,43 @@ class Server:
             pending.cancel()
         await asyncio.gather(tasks, hurry, return_exceptions=True)
 
-    async def _http_finished(self) -> None:
+    async def _wait_for_http(self) -> None:
         """Wait until all answers are sent: closing a TLS connection would cut off slow readers."""
         while self._http.in_flight or self._http.unread:
             await asyncio.sleep(0.005)
 
     async def _close(self, patience_s: float) -> None:
-        await self._http.drain(self._at_most_s(patience_s))
+        """Close connections, then lanes, models and helpers; *patience_s*: timeout of each."""
+        await self._http.drain(self._timeout_s(patience_s))
         if self._grpc:
-            await self._grpc.stop(self._at_most_s(patience_s))
+            await self._grpc.stop(self._timeout_s(patience_s))
         self._http.close()
-        if self._next_look:
-            self._next_look.cancel()
+        if self._sample_timer:
+            self._sample_timer.cancel()
         await self._close_models(patience_s)
 
     async def _close_models(self, patience_s: float) -> None:
-        """Close lanes, models and helpers; what does not end in time is abandoned (``process``)."""
-        self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
+        """Close lanes, models and helpers; threads that do not end within *patience_s* are abandoned (``process``)."""
+        self._dispatcher.close(min(STOPPING_S, self._timeout_s(patience_s)))
         self.service.close_regions()
         await self._end_in_background("end of large JSON", self.service.json.close, patience_s)
-        await self.service.library.close(self._at_most_s(patience_s))
+        await self.service.library.close(self._timeout_s(patience_s))
         await self._end_in_background("end of the backend", self.backend.close, patience_s)
         await self._end_in_background("end of the spans", self.service.telemetry.close, patience_s)
         self.service.log_settings.restore()
         await self._end_in_background("end of the scratch", self.remove_scratch)
 
-    def _at_most_s(self, patience_s: float) -> float:
-        """Return the timeout, shortened after ``hurry``."""
+    def _timeout_s(self, patience_s: float) -> float:
+        """Return *patience_s* as a timeout, shortened after ``hurry``."""
         return HURRIED_S if self._hurry.is_set() else patience_s
 
     def remove_scratch(self) -> None:
-        """Remove the temporary folder; callable again, after abandoned threads have written there."""
+        """Remove the temporary folder; may be called again, because abandoned threads may have written into it."""
         if self._scratch:
             remove(self._scratch)
 
     async def _end_in_background(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
-        """Close something on a background thread, and wait for it at most *patience_s*.
-
-        None: without timeout, until ``hurry`` is called.
-        """
+        """Call *close* on a background thread, and wait at most *patience_s*; None: until ``hurry`` is called."""
         ending: asyncio.Future[Any] = run_in_background(name, close, lambda _: None)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
@@ -300,6 +307,7 @@ class _Signals:
     """
 
     def __init__(self, drain_s: float) -> None:
+        """Install the handlers; *drain_s*: time that the first signal leaves to answer requests."""
         self._drain_s = drain_s
         self.exit_timer = ExitTimer(lambda: 0 if self.server and self.server.answered else 1)
         self.stop_requested = asyncio.Event()
@@ -311,14 +319,15 @@ class _Signals:
     def reread_keys(self, server: Server) -> None:
         """Read the keys file again on SIGHUP."""
         if server.config.network.keys_file is not None and hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.look(anyway=True))
+            self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.reload(force=True))
 
     def reread_settings(self, server: Server) -> None:
         """Read keys, settings and models again on SIGHUP."""
         if hasattr(signal, "SIGHUP"):
-            self._loop.add_signal_handler(signal.SIGHUP, server.look_again)
+            self._loop.add_signal_handler(signal.SIGHUP, server.reread)
 
     def _on_signal(self) -> None:
+        """Request the stop at the first signal; at the second, end at once and restore the default actions."""
         if not self.stop_requested.is_set():
             self.exit_timer.within(self._drain_s + GRACE_S)
             self.stop_requested.set()
@@ -367,6 +376,7 @@ async def _serve_until_stopped(
     started: Callable[[Server], None],
     finishing: Callable[[int], None] | None,
 ) -> bool:
+    """Start a server, wait for a signal, and stop the server; parameters and result as for ``serve``."""
     starting = asyncio.create_task(server.start(say))
     waiting = asyncio.create_task(signals.stop_requested.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -403,6 +413,7 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def limits_of(limits: LimitSettings) -> ClientLimits:
+    """Convert the settings of limits to the limits of the HTTP server."""
     return ClientLimits(
         body_bytes=limits.max_body_bytes,
         connections=limits.max_connections,
@@ -413,6 +424,7 @@ def limits_of(limits: LimitSettings) -> ClientLimits:
 
 
 def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
+    """Create the TLS context for HTTP; None without a certificate, InputError if it cannot be used."""
     if network.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -426,12 +438,14 @@ def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
 
 
 def grpc_tls_of(network: NetworkSettings) -> Any:
+    """Create the TLS credentials for gRPC; None without a certificate."""
     if network.tls_cert is None or network.tls_key is None:
         return None
     return credentials(network.tls_cert, network.tls_key)
 
 
 def _log_access(exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
+    """Write a line of the access log: peer, method, path, status, bytes, time since the request was received."""
     took_ms = (time.monotonic_ns() - exchange.received_ns) / 1e6
     line = exchange.peer, exchange.method or "-", exchange.target.raw_path or "-", response.status, sent_bytes, took_ms
     access.info("%s %s %s %d %d bytes %.3f ms", *line)

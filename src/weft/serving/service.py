@@ -76,19 +76,19 @@ class Service(InferenceService):
 
     def sample_history(self) -> None:
         """Add a sample to the history."""
-        seen = {(slot.entry.name, slot.entry.version): slot.statistics for slot in self.library.slots()}
-        self.history.sample(self.now(), seen)
+        counters = {(slot.entry.name, slot.entry.version): slot.statistics for slot in self.library.slots()}
+        self.history.sample(self.now(), counters)
 
     def check_writable(self) -> None:
-        """Refuse to load or unload a model if the repository is read-only."""
+        """Raise Forbidden if clients may not load and unload models."""
         if self.config.loading.repository == "read-only":
             raise Forbidden(
                 "the repository is read-only: models are loaded at the start or by requests for them; "
                 'to load and unload, start the server with repository = "open"'
             )
 
-    def check_steerable(self) -> None:
-        """Refuse to change the settings of the log or the trace if they are read-only."""
+    def check_settings_open(self) -> None:
+        """Raise Forbidden if clients may not change the settings of the log and the trace."""
         if self.config.telemetry.live_settings == "read-only":
             raise Forbidden(
                 "settings of the log and of the trace are read-only; to let clients change them, start the server with "
@@ -98,6 +98,7 @@ class Service(InferenceService):
     # Descriptions
 
     def metadata(self) -> dict[str, Any]:
+        """Return the server's name, version and the protocol extensions that it supports."""
         shared = ["system_shared_memory"] if self.system_memory.offered else []
         shared += ["cuda_shared_memory"] if self.cuda_memory.offered else []
         return {"name": "weft", "version": __version__, "extensions": [*EXTENSIONS, *shared]}
@@ -107,28 +108,29 @@ class Service(InferenceService):
         slot = self.library.find(name, version)
         return not slot.outage and (slot.served is not None or (slot.state == "unloaded" and not slot.shut))
 
-    async def loaded(self, name: str, version: str = "") -> ModelSlot:
-        """Return a model that is loaded, loading it if necessary."""
+    async def load_on_demand(self, name: str, version: str = "") -> ModelSlot:
+        """Return a model after loading it, if it is not loaded; NotFound, LoadFailed or Overloaded if that fails."""
         slot = self.library.find(name, version)
         if slot.served is None:
-            await self.library.ensure(slot)
+            await self.library.ensure_loaded(slot)
         return slot
 
     async def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        slot = await self.loaded(name, version)
+        """Return a model's versions, inputs and outputs, after loading it if necessary."""
+        slot = await self.load_on_demand(name, version)
         assert slot.served
         spec = slot.served.spec
         return {
             "name": name,
             "versions": self.library.repository.versions(name) if not version else [slot.entry.version],
             "platform": self.library.backend.platform,
-            "inputs": list(map(_tensor, spec.inputs)),
-            "outputs": list(map(_tensor, spec.outputs)),
+            "inputs": list(map(_describe_tensor, spec.inputs)),
+            "outputs": list(map(_describe_tensor, spec.outputs)),
         }
 
     async def model_config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Return Triton's ModelConfig, with weft's settings as parameters."""
-        slot = await self.loaded(name, version)
+        """Return a model's settings as Triton's ModelConfig, with weft's own as parameters; load it if necessary."""
+        slot = await self.load_on_demand(name, version)
         assert slot.served
         batching, spec = slot.served.loaded.batching, slot.served.spec
         batch = batching.max_batch if batching.batchable else int(_has_rows(spec))
@@ -137,22 +139,23 @@ class Service(InferenceService):
             "platform": self.library.backend.platform,
             "backend": self.library.backend.name,
             "max_batch_size": batch,
-            "input": [_tensor_config(tensor, batched=batch > 0) for tensor in spec.inputs],
+            "input": [_describe_config(tensor, batched=batch > 0) for tensor in spec.inputs],
             "output": [
-                _add_label_file(_tensor_config(tensor, batched=batch > 0), slot.config.labels)
+                _add_label_file(_describe_config(tensor, batched=batch > 0), slot.config.labels)
                 for tensor in spec.outputs
             ],
             "parameters": parameters_of(slot.config),
         }
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Return the counters of a model; without a name, of all loaded models."""
         slots = [self.library.find(name, version)] if name else [s for s in self.library.slots() if s.served]
-        return {"model_stats": [_statistics(slot) for slot in slots]}
+        return {"model_stats": [_describe_statistics(slot) for slot in slots]}
 
     def change_log_settings(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Change log settings, if any are given, and return all of them."""
         if wanted:
-            self.check_steerable()
+            self.check_settings_open()
             self.log_settings.change(wanted)
         return self.log_settings.as_dict()
 
@@ -161,7 +164,7 @@ class Service(InferenceService):
         if name:
             self.library.find(name)
         if wanted:
-            self.check_steerable()
+            self.check_settings_open()
             self.trace.change(wanted, name)
         return self.trace.as_dict(name)
 
@@ -225,6 +228,7 @@ class Service(InferenceService):
             return renewal
 
     async def _parse_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
+        """Return the settings for a model in the parameters of a load request; None if it has none."""
         backend = self.library.backend
         shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
@@ -256,38 +260,41 @@ class Service(InferenceService):
         self.log_readiness()
 
     async def _preload(self, waiting: Iterator[ModelSlot], say: Callable[[str], None] | None) -> None:
-        """Load models from a shared iterator, one after another."""
+        """Load models from *waiting*, which several calls share, one after another."""
         for slot in waiting:
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            done = slot.served or slot.loading or slot.state == "failed"  # with a model of the same body
+            done = slot.served or slot.loading or slot.state == "failed"  # together with a model of the same body
             if done or not (slot.config.preload and newest and self.library.fits(slot)):
-                continue  # the others come on demand
+                continue  # loaded on demand
             if say:
                 say(slot.entry.name)
             try:
-                await self.library.ensure(slot)
+                await self.library.ensure_loaded(slot)
             except LoadFailed:
                 pass  # logged by the library
             except Overloaded as error:
                 log.warning("%s", error)
 
 
-def _tensor(spec: Any) -> dict[str, Any]:
+def _describe_tensor(spec: Any) -> dict[str, Any]:
+    """Return a tensor's entry in the metadata of a model."""
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
 
 
-def _tensor_config(spec: Any, *, batched: bool) -> dict[str, Any]:
+def _describe_config(spec: Any, *, batched: bool) -> dict[str, Any]:
+    """Return a tensor's entry in Triton's ModelConfig; if *batched*, its shape is without the batch dimension."""
     kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
     return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
 
 
 def _add_label_file(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Add the label file to the entry of an output in Triton's ModelConfig; *labels*: output -> file."""
     file = labels.get(configured["name"])
     return {**configured, "label_filename": file} if file else configured
 
 
 def _has_rows(spec: ModelSpec) -> bool:
-    """Tell whether the first dimension of all tensors is free, which clients take for the batch."""
+    """Tell whether the first dimension of all tensors is free: clients then treat it as the batch dimension."""
     return all(tensor.shape[:1] == (-1,) for tensor in (*spec.inputs, *spec.outputs))
 
 
@@ -295,7 +302,8 @@ def _duration(count: int, ns: int) -> dict[str, int]:
     return {"count": count, "ns": ns}
 
 
-def _statistics(slot: ModelSlot) -> dict[str, Any]:
+def _describe_statistics(slot: ModelSlot) -> dict[str, Any]:
+    """Return a model's entry in the answer to a statistics call."""
     seen = slot.statistics
     return {
         "name": slot.entry.name,

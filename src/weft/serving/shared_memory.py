@@ -32,12 +32,12 @@ Write = Callable[[Lender, int, memoryview], None]
 
 
 class SystemRegion:
-    """A part of an object of shared memory."""
+    """A region in the system's shared memory: a part of an object that the client has created."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """RequestError if there is no such object, or it is too short."""
+        """key: the name of the object. RequestError if there is no such object, or it is too short."""
         self.name, self.key, self.offset, self.byte_size = name, key, offset, byte_size
-        self._opened = _Descriptor(_open(name, key, offset + byte_size))
+        self._opened = _Descriptor(_open_checked(name, key, offset + byte_size))
         self.terms = LendingTerms(next(REGION_NUMBERS), "file", offset, byte_size)
 
     on_device = False
@@ -47,18 +47,20 @@ class SystemRegion:
         return self._opened.number
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill *buffer* from byte *offset* of the region on; BadRequest if the client has truncated the object."""
         start = self.offset + offset
         try:
             complete = read_fully(self._opened.number, buffer, start)
         except OSError as error:
             raise BadRequest(f"region {self.name!r} cannot be read: {error.strerror}") from error
         if not complete:
-            raise BadRequest(self._cut(start + len(buffer)))
+            raise BadRequest(self._truncated_message(start + len(buffer)))
 
     def write_from(self, data: memoryview, offset: int) -> None:
+        """Write *data* at byte *offset* of the region; BadRequest if the client has truncated the object."""
         at, start = 0, self.offset + offset
         if os.fstat(self._opened.number).st_size < start + len(data):  # writing would make it grow
-            raise BadRequest(self._cut(start + len(data)))
+            raise BadRequest(self._truncated_message(start + len(data)))
         while at < len(data):
             try:
                 at += os.pwrite(self._opened.number, data[at:], start + at)
@@ -72,7 +74,8 @@ class SystemRegion:
     def status(self) -> dict[str, str | int]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def _cut(self, wanted: int) -> str:
+    def _truncated_message(self, wanted: int) -> str:
+        """Return the message for an object that was truncated after it was registered; *wanted*: the bytes needed."""
         size = os.fstat(self._opened.number).st_size
         return (
             f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {wanted} are "
@@ -81,7 +84,7 @@ class SystemRegion:
 
 
 class _Descriptor:
-    """An open object, closed with the last reference: a copy on another thread may outlive the region."""
+    """A file descriptor that is closed with the last reference: a copy on another thread may outlive the region."""
 
     __slots__ = ("number",)
 
@@ -97,17 +100,18 @@ class SystemMemory(Regions[SystemRegion]):
 
     def __init__(self, *, enabled: bool, most_regions: int, most_bytes: int) -> None:
         """most_regions, most_bytes: what each owner may register."""
-        super().__init__(_why_not(enabled), most_regions, most_bytes)
+        super().__init__(_refusal(enabled), most_regions, most_bytes)
 
-    def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> SystemRegion:
+    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> SystemRegion:
+        """Open a part of a shared memory object, given by ``key`` and ``offset``; RequestError if that fails."""
         key, offset = about.get("key"), whole(about.get("offset", 0), f"region {name!r}: offset")
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
         return SystemRegion(name, key, offset, byte_size)
 
 
-def _why_not(enabled: bool) -> RequestError | None:
-    """Return why shared memory is not offered; None if it is."""
+def _refusal(enabled: bool) -> RequestError | None:
+    """Return the error with which shared memory is refused; None if it is offered."""
     if sys.platform != "linux":
         return Forbidden("shared memory is not supported on this system, only on Linux; send the tensors themselves")
     if not enabled:
@@ -115,9 +119,9 @@ def _why_not(enabled: bool) -> RequestError | None:
     return None
 
 
-def _open(name: str, key: str, end: int) -> int:
-    """Open an object and check that it has at least *end* bytes."""
-    number = _open_region(name, key)
+def _open_checked(name: str, key: str, end: int) -> int:
+    """Open the object *key* for the region *name*, and check that it has at least *end* bytes; return a descriptor."""
+    number = _open_object(name, key)
     try:
         status = os.fstat(number)
         if not stat.S_ISREG(status.st_mode):
@@ -133,8 +137,9 @@ def _open(name: str, key: str, end: int) -> int:
     return number
 
 
-def _open_region(name: str, key: str) -> int:
-    file = _file_of(name, key)
+def _open_object(name: str, key: str) -> int:
+    """Open the object *key*, without following links; RequestError if that is not possible."""
+    file = _object_name(name, key)
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe does not block
     try:
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -149,6 +154,7 @@ def _open_region(name: str, key: str) -> int:
 
 
 def _why_unopened(error: OSError) -> str:
+    """Return the reason why an object cannot be opened, for the client."""
     match error.errno:
         case errno.ENOENT:
             return "there is no such object; create it first, on the server's machine and in its container"
@@ -159,7 +165,7 @@ def _why_unopened(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _file_of(name: str, key: str) -> bytes:
+def _object_name(name: str, key: str) -> bytes:
     """Return the file name of an object; as for ``shm_open``, the leading slash is optional."""
     file = key.removeprefix("/").encode("utf-8", "surrogatepass")
     if file in (b"", b".", b"..") or b"/" in file or b"\0" in file or len(file) > LONGEST_KEY_BYTES:
@@ -173,7 +179,7 @@ def _file_of(name: str, key: str) -> bytes:
 
 
 class CudaRegion:
-    """Memory of a GPU that a client shares."""
+    """A region in memory of a GPU that a client has allocated and shares."""
 
     on_device = True
     file: int | None = None
@@ -190,6 +196,7 @@ class CudaRegion:
         return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Refuse: the server cannot read the memory of a GPU; only models on the GPU can."""
         raise BadRequest(
             f"region {self.name!r} lies on a GPU, where only tensors of numbers are read, and only for models that run "
             "there; use system shared memory, or send the tensor itself"
@@ -205,19 +212,20 @@ class CudaMemory(Regions[CudaRegion]):
     def __init__(
         self, devices: Collection[int], write: Write, *, enabled: bool, most_regions: int, most_bytes: int
     ) -> None:
-        """devices: the GPUs that models run on; none: on processors."""
-        super().__init__(_why_no_cuda(devices, enabled), most_regions, most_bytes)
+        """devices: the GPUs that models run on, empty if models run on processors. write: see ``Write``."""
+        super().__init__(_cuda_refusal(devices, enabled), most_regions, most_bytes)
         self._devices, self._write = sorted(devices), write
 
-    def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
+    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
+        """Note memory of a GPU, given by ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
         device = whole(about.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
             here = ", ".join(map(str, self._devices))
             raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {here}")
-        return CudaRegion(name, _handle(name, about.get("raw_handle")), device, byte_size, self._write)
+        return CudaRegion(name, _decode_handle(name, about.get("raw_handle")), device, byte_size, self._write)
 
 
-def _handle(name: str, given: object) -> bytes:
+def _decode_handle(name: str, given: object) -> bytes:
     """Decode a CUDA handle: bytes over gRPC, Base64 in an object over HTTP."""
     if isinstance(given, Mapping):
         given = given.get("b64")
@@ -233,7 +241,8 @@ def _handle(name: str, given: object) -> bytes:
     return handle
 
 
-def _why_no_cuda(devices: Collection[int], enabled: bool) -> RequestError | None:
+def _cuda_refusal(devices: Collection[int], enabled: bool) -> RequestError | None:
+    """Return the error with which CUDA's shared memory is refused; None if it is offered."""
     if not devices:
         return BadRequest(
             "CUDA shared memory is not supported, models run on processors here; register system shared memory"

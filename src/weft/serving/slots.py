@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel
 from weft.serving.config import ModelConfig
-from weft.serving.exit_rules import leaving_at
+from weft.serving.exit_rules import make_task_exits
 from weft.serving.repository import MODEL_FILE, ModelEntry
 from weft.serving.statistics import Statistics
 from weft.serving.streams import ServedModel
@@ -35,7 +35,7 @@ def origin_of(entry: ModelEntry) -> Origin:
 
 
 def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """List the files of a model: all in its own folder, or those with its name."""
+    """List the files of a model as in ``Origin.files``: all in its own folder, or those with its name."""
     folder = path.parent
     files = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
     try:
@@ -75,28 +75,32 @@ class ModelSlot:
         return self.entry.config
 
     def take(self, body: ServedModel, now_ns: int) -> None:
-        """Serve requests with a loaded body, unless unloaded meanwhile; ModelError if the body lacks this model."""
+        """Serve requests for this model with a loaded body; ModelError if the body does not contain the model.
+
+        No effect if a client has unloaded the model meanwhile.
+        """
         if self.shut:
             self.state = "unloaded"
             return
-        served = self._of(body)
+        served = self._model_of(body)
         served.statistics = self.statistics
-        self.served, self.state, self.message = served, "ready", _message(body.loaded, self.entry)
+        self.served, self.state, self.message = served, "ready", _load_message(body.loaded, self.entry)
         self.used_ns, self.failed_on = now_ns, None
         self.size_bytes = body.residency.memory_bytes + body.residency.moving_bytes
 
-    def _of(self, body: ServedModel) -> ServedModel:
+    def _model_of(self, body: ServedModel) -> ServedModel:
         """Return this slot's model of a body: a task if the file is stitched, else the body itself."""
         tasks = body.loaded.tasks
         if not tasks and not self.entry.body:
             return body
         for task in tasks.specs if tasks and self.entry.body else ():
             if task.name == self.entry.name:
-                return body.for_task(task, queue_size=self.config.queue_size, leaving=leaving_at(task, self.config))
+                exit_rules = make_task_exits(task, self.config)
+                return body.for_task(task, queue_size=self.config.queue_size, exit_rules=exit_rules)
         raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
 
     def fail(self, message: str) -> None:
-        """Record that the model cannot be loaded from its current file."""
+        """Record that the model cannot be loaded from its current file; *message*: the reason."""
         self.message, self.failed_on = message, signature(self.entry.path)
         self.state = "ready" if self.served else "failed"
 
@@ -128,6 +132,7 @@ def signature(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_size
 
 
-def _message(loaded: LoadedModel, entry: ModelEntry) -> str:
+def _load_message(loaded: LoadedModel, entry: ModelEntry) -> str:
+    """Return what the index says about a loaded model: the body it shares with others, and its remarks."""
     family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
     return "; ".join([*family, *loaded.remarks])

@@ -30,8 +30,9 @@ class Recent(NamedTuple):
 
     end_ns: int
     latency_ns: int
+    """-1 for a request without a result."""
     met: bool | None
-    """Whether it kept its deadline; None where it had none."""
+    """Whether it met its deadline; None if it had no deadline."""
 
 
 class RecentWindow(NamedTuple):
@@ -52,14 +53,14 @@ class ShareTimes:
         self.total_ns: Counter[str] = Counter()
         self._past: deque[tuple[int, Counter[str]]] = deque(maxlen=SHARES_KEPT)
 
-    def look(self, now: int) -> None:
-        """Take a sample."""
+    def sample(self, now: int) -> None:
+        """Keep a sample of the times until now."""
         if self.total_ns:
             self._past.append((now, self.total_ns.copy()))
 
     def lately(self, now: int) -> dict[str, float]:
-        """Return the fraction of the last minutes that segments ran on each share."""
-        since, before = self._past[0] if self._past else (now, self.total_ns)
+        """Return the fraction of the last minutes during which segments ran, by share."""
+        since, before = self._past[0] if self._past else (now, self.total_ns)  # the oldest sample
         return {share: (ns - before[share]) / max(1, now - since) for share, ns in self.total_ns.items()}
 
 
@@ -97,9 +98,9 @@ class Statistics:
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
     shares: ShareTimes = field(default_factory=lambda: ShareTimes())
-    """Where models share a device."""
+    """Times on the shares of a device; empty if models do not share one."""
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_NS) + 1))
-    """How many answers per bound, and at the end those beyond the last."""
+    """Number of answers per latency bound; the last entry counts the answers beyond the largest bound."""
     last_ms: int = 0
     """When the last result was given: milliseconds since 1970."""
     recent: deque[Recent] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -131,10 +132,9 @@ class Statistics:
         self._remember(Recent(now, latency_ns, met))
 
     def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> bool | None:
-        """Count a request without a result.
+        """Count a request without a result; return False if it counts as a missed deadline, else None.
 
-        Returns False where it counts as a missed deadline, else None: a client that went away, or sent what does not
-        fit the model, misses none.
+        A request that its client cancelled, or whose inputs do not fit the model, has not missed its deadline.
         """
         self.failures[reason] += 1
         if reason not in CLIENT_ERRORS:
@@ -156,21 +156,25 @@ class Statistics:
         count[1] += infer_ns
 
     def computed(self, rows: int, own: int, took_ns: int, error_ns: int) -> None:
-        """Count a segment of *rows* rows, *own* of them of this model; the model gets its share of the time."""
+        """Count a segment of *rows* rows, *own* of which belong to this model, with a proportional share of its time.
+
+        took_ns: the time of the segment. error_ns: the difference from the expected time.
+        """
         self.segments += 1
         self.segment_rows += rows
         self.segment_ns += took_ns if own == rows else took_ns * own // max(1, rows)
         self.segment_error_ns += error_ns if own == rows else error_ns * own // max(1, rows)
 
     def window(self, now: int) -> RecentWindow:
-        """Summarize the last ten seconds, or the answers that are kept if those are fewer."""
-        rows = [recent for recent in self.recent if recent.end_ns >= now - WINDOW_NS]
-        full = len(self.recent) == RECENT and len(rows) == RECENT
-        span_s = max(1e-3, (now - rows[0].end_ns) / 1e9) if full else WINDOW_NS / 1e9
-        latencies = [recent.latency_ns for recent in rows if recent.latency_ns >= 0]
+        """Summarize the answers of the last ten seconds, or of a shorter time under rates beyond RECENT per window."""
+        answers = [recent for recent in self.recent if recent.end_ns >= now - WINDOW_NS]
+        full = len(self.recent) == RECENT and len(answers) == RECENT  # older answers of the window were dropped
+        span_s = max(1e-3, (now - answers[0].end_ns) / 1e9) if full else WINDOW_NS / 1e9
+        latencies = [answer.latency_ns for answer in answers if answer.latency_ns >= 0]
         p50, p90, p99 = (np.percentile(latencies, (50, 90, 99)) / 1e6).tolist() if latencies else (None, None, None)
-        met = sum(1 for recent in rows if recent.met)
-        return RecentWindow(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
+        met = sum(1 for answer in answers if answer.met)
+        missed = sum(1 for answer in answers if answer.met is False)
+        return RecentWindow(len(latencies) / span_s, p50, p90, p99, met, missed)
 
     def _remember(self, answer: Recent) -> None:
         """Add an answer to the window and drop those that are too old."""

@@ -28,7 +28,7 @@ from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
-from weft.serving.exit_rules import ExitRules, outputs_of
+from weft.serving.exit_rules import ExitRules, requestable_outputs
 from weft.serving.gpu_sharing import UNMEASURED, GpuSharing
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
@@ -62,10 +62,14 @@ class ServedModel:
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
         max_compute_s: float | None = None,
-        leaving: ExitRules | None = None,
+        exit_rules: ExitRules | None = None,
         labels: Mapping[str, Labels] | None = None,
     ) -> None:
-        self.name, self.version, self.loaded, self.leaving = name, version, loaded, leaving
+        """queue_size: limit on waiting requests. batch_timeout_ms: how long the first request of a batch waits.
+
+        max_compute_s: limit on the computing time of a request, None: no limit. exit_rules: None without early exits.
+        """
+        self.name, self.version, self.loaded, self.exit_rules = name, version, loaded, exit_rules
         # read for every segment and every request: looked up once here
         self.timing, self.residency = loaded.timing, loaded.residency or ModelResidency()
         self.labels = labels or {}
@@ -84,9 +88,9 @@ class ServedModel:
         warm = self.timing.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
-    def for_task(self, task: TaskSpec, *, queue_size: int = 256, leaving: ExitRules | None = None) -> ServedModel:
-        """One of the models that have this body."""
-        model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, leaving=leaving)
+    def for_task(self, task: TaskSpec, *, queue_size: int = 256, exit_rules: ExitRules | None = None) -> ServedModel:
+        """Create one of the models that share this body."""
+        model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, exit_rules=exit_rules)
         model.body, model.task = self, task
         model.labels = {name: self.labels[inner] for name, inner in task.outputs.items() if inner in self.labels}
         return model
@@ -97,8 +101,9 @@ class ServedModel:
         inputs, outputs = self.loaded.inputs, self.loaded.outputs
         if self.task:
             inputs, outputs = _rename_tensors(inputs, self.task.inputs), _rename_tensors(outputs, self.task.outputs)
-        exits = self.leaving.names if self.leaving else ()
-        return ModelSpec(self.name, self.version, inputs, outputs_of(outputs, exits[-1] if exits else None), exits[:-1])
+        exits = self.exit_rules.names if self.exit_rules else ()
+        outputs = requestable_outputs(outputs, exits[-1] if exits else None)
+        return ModelSpec(self.name, self.version, inputs, outputs, exits[:-1])
 
     @property
     def memory_bytes(self) -> int:
@@ -114,25 +119,29 @@ class ServedModel:
         return tuple([(name, (rows, *[length if size < 0 else size for size in free[name]])) for name in shapes])
 
     @cached_property
-    def _long(self) -> list[tuple[str, int]]:
-        """The inputs of a task with the axes whose length is free."""
+    def _free_axes(self) -> list[tuple[str, int]]:
+        """Input of the body and axis, for each axis of the task's inputs whose length is free; not for the rows."""
         names = self.task.inputs.values() if self.task and self.task.length else ()
         specs = [spec for spec in self.loaded.inputs if spec.name in names]
-        return [(spec.name, at) for spec in specs for at, size in enumerate(spec.shape) if at and size < 0]
+        return [(spec.name, axis) for spec in specs for axis, size in enumerate(spec.shape) if axis and size < 0]
 
     def length(self, inputs: Mapping[str, Input]) -> int | None:
-        """Return the length of a request's inputs, which are named as in the body; None without free axes."""
-        if not self._long:
+        """Return the length of the free axes (such as tokens) in a request; None without free axes.
+
+        inputs: by their names in the body. BadRequest if their lengths differ or are 0.
+        """
+        if not self._free_axes:
             return None
-        lengths = {inputs[name].shape[at] for name, at in self._long}
+        lengths = {inputs[name].shape[axis] for name, axis in self._free_axes}
         if len(lengths) > 1 or 0 in lengths:
             raise BadRequest(f"{self.name}: its inputs must be of one length from 1 on, not {sorted(lengths)}")
         return int(lengths.pop())
 
-    def stretched(self, inputs: Mapping[str, Input]) -> int | None:
-        """Return the length to which a request is padded for batching: the next power of two, or its own.
+    def padded_length(self, inputs: Mapping[str, Input]) -> int | None:
+        """Return the length that decides the stream of a request: its own, or the one to which it is padded.
 
-        If requests of all lengths can share a batch, one length stands for all.
+        Padding is to the next power of two. If requests of all lengths can share a batch, it is the same for all of
+        them. None without free axes.
         """
         length = self.length(inputs)
         family = self.loaded.tasks
@@ -142,21 +151,24 @@ class ServedModel:
             return length
         return 1 << (length - 1).bit_length()
 
-    def inward(self, inputs: dict[str, Input]) -> dict[str, Input]:
-        """Rename a request's inputs to those of the body."""
+    def to_body_inputs(self, inputs: dict[str, Input]) -> dict[str, Input]:
+        """Rename a request's inputs to the names they have in the body."""
         return {self.task.inputs[name]: value for name, value in inputs.items()} if self.task else inputs
 
-    def outward(
+    def from_body_outputs(
         self, outputs: Mapping[str, Array], start: int, end: int, length: int | None = None
     ) -> dict[str, Array]:
-        """Return a task's outputs for a request: its rows of the body's outputs, cut to its length."""
+        """Return a task's outputs for one request, from the outputs of the body.
+
+        start, end: the rows of the request. length: of the request, to cut off padding; None without free axes.
+        """
         assert self.task is not None
         own = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
-        if length is None or self.leaving:  # scores of classes, of any length
+        if length is None or self.exit_rules:  # scores of classes, of any length
             return own
-        free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
+        is_free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
         return {
-            name: value[tuple(slice(length if at and long else None) for at, long in enumerate(free[name]))]
+            name: value[tuple(slice(length if axis and free else None) for axis, free in enumerate(is_free[name]))]
             for name, value in own.items()
         }
 
@@ -176,7 +188,7 @@ class ServedStream:
     batches: int
     """Most requests in a batch."""
     places: int
-    """Programs that are reserved for it, at least ``batches``."""
+    """Number of programs that are reserved for the stream, one per batch size: at least ``batches``."""
     measured: bool
     """Whether its times were ever observed; otherwise they are estimates."""
     seen: int = 0
@@ -215,15 +227,18 @@ class ServedStreams:
         return self._by_use[index]
 
     def stream_for(self, model: ServedModel, inputs: dict[str, Input], *, alone: bool = False) -> ServedStream:
-        """Return the stream of a request, opened for the first request of its shapes."""
+        """Return the stream of a request, which is opened by the first request of its shapes.
+
+        alone: the stream for requests that run in a batch of their own. BadRequest if the shapes have no common rows.
+        """
         shapes = tuple([(name, value.shape) for name, value in inputs.items()])
         if model.task:
-            shapes = model.body.body_shapes(_rows(model.name, shapes), model.stretched(inputs))
+            shapes = model.body.body_shapes(_common_rows(model.name, shapes), model.padded_length(inputs))
         model = model.body
         stream = model.streams.get((shapes, alone))
         if stream is None:
             self._close_old()
-            stream = model.streams[shapes, alone] = self._open(model, shapes, alone)
+            stream = model.streams[shapes, alone] = self._open_stream(model, shapes, alone)
             self._by_use[stream.index] = stream
         elif len(self._by_use) > STREAMS // 2:
             self._by_use.move_to_end(stream.index)
@@ -231,20 +246,20 @@ class ServedStreams:
 
     def expected_s(self, model: ServedModel) -> dict[str, list[float]]:
         """Return the expected segment times for a model's most common shapes, by batch size in rows."""
-        stream = _commonest(model)
+        stream = _most_used_stream(model)
         if stream is None:
             return {}
         programs = self.programs[stream.first_program : stream.first_program + stream.batches]
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
     def whole(self, model: ServedModel) -> int:
-        """Return the expected ticks of a request of a model's most common shapes; 0 before there was one."""
-        stream = _commonest(model)
+        """Return the expected ticks of a request of a model's most common shapes; 0 before the first request."""
+        stream = _most_used_stream(model)
         return self.programs[stream.first_program].total_compute if stream else 0
 
     def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
         """Return the mean segment times, by batch size in rows, for the sizes that were computed."""
-        stream = _commonest(model)
+        stream = _most_used_stream(model)
         return {
             str(size * stream.rows): [ns / count / 1e9 for count, ns in sums]
             for size, sums in (stream.sums.items() if stream else ())
@@ -257,14 +272,15 @@ class ServedStreams:
 
     # Segment times
 
-    def _put(self, index: int, program: Program) -> None:
+    def _set_program(self, index: int, program: Program) -> None:
         """Set a program in both lists, which policies read for every decision."""
         self.programs[index], self._remaining[index] = program, program.remaining
 
     def learn(self, stream: ServedStream, candidate: Candidate, took: int, between: int = 0) -> None:
-        """Learn the time of a segment; the first observation of a shape replaces the estimate.
+        """Learn the time *took* of a segment, in ticks; the first observation of a shape replaces the estimate.
 
-        between: the gap to the next segment, if the expected times include it.
+        candidate: the segment and its batch, as the policy saw it. between: the gap to the next segment in ticks, if
+        the expected times include gaps.
         """
         sums = stream.sums.get(candidate.size)
         if sums is None:
@@ -273,57 +289,60 @@ class ServedStreams:
         sums[candidate.layer] = count + 1, total + took
         took += between
         if not stream.measured:
-            for size in range(1, stream.batches + 1):
-                self._expect(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
+            for size in range(1, stream.batches + 1):  # assume that the time is proportional to the batch size
+                self._set_segment_ticks(stream.first_program + size - 1, candidate.layer, took * size // candidate.size)
         elif abs(took - candidate.compute) > max(candidate.compute // 20, UNNOTICED_NS):
-            seen = min(took, 3 * candidate.compute + UNNOTICED_NS)
-            expected = round(candidate.compute + LEARNING * (seen - candidate.compute))
-            self._expect(candidate.program, candidate.layer, expected)
+            bounded = min(took, 3 * candidate.compute + UNNOTICED_NS)  # an outlier must not dominate the average
+            expected = round(candidate.compute + LEARNING * (bounded - candidate.compute))
+            self._set_segment_ticks(candidate.program, candidate.layer, expected)
 
-    def expect_leaving(self, model: ServedModel) -> None:
-        """Update the programs of a model after the observed exit rates have changed."""
-        assert model.leaving is not None
+    def update_exit_rates(self, model: ServedModel) -> None:
+        """Pass the observed exit rates of a model on to its programs."""
+        assert model.exit_rules is not None
         for stream in model.streams.values():
             for index in range(stream.first_program, stream.first_program + stream.batches):
-                self._put(index, replace(self.programs[index], exit_rates=model.leaving.shares.published))
+                self._set_program(index, replace(self.programs[index], exit_rates=model.exit_rules.shares.published))
 
-    def doubt(self, stream: ServedStream) -> None:
-        """Move the expected times of a stream towards the measured ones after a request was refused because of them.
+    def relax_estimates(self, stream: ServedStream) -> None:
+        """Lower the expected times of a stream towards those measured at load, after they made admission refuse.
 
         A refused request is not computed, so nothing can be learned from it: times that were learned in a busy moment
         would otherwise keep requests out for ever.
         """
         for size in range(1, stream.batches + 1):
             index = stream.first_program + size - 1
-            now, loaded = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
-            if stream.measured and now.total_compute > loaded.total_compute:
-                compute = tuple((3 * a + min(a, b)) // 4 for a, b in zip(now.compute, loaded.compute, strict=True))
-                self._put(index, replace(now, compute=compute))
+            learned, at_load = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
+            if stream.measured and learned.total_compute > at_load.total_compute:
+                pairs = zip(learned.compute, at_load.compute, strict=True)
+                compute = tuple((3 * ticks + min(ticks, loaded_ticks)) // 4 for ticks, loaded_ticks in pairs)
+                self._set_program(index, replace(learned, compute=compute))
 
-    def _expect(self, index: int, layer: int, ticks: int) -> None:
+    def _set_segment_ticks(self, index: int, layer: int, ticks: int) -> None:
+        """Set the expected time of one segment, *layer*, of the program *index*."""
         program = self.programs[index]
         compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
-        self._put(index, replace(program, compute=compute))
+        self._set_program(index, replace(program, compute=compute))
 
     # Opening and closing
 
-    def _open(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
+    def _open_stream(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
+        """Open a stream with a program per batch size, in the place of a closed stream if one has enough programs."""
         batching, timing = model.loaded.batching, model.timing
         rows, batches = 1, 1
         if batching.batchable:
-            rows = _rows(model.name, shapes)
-            joins = not alone and (batching.any_shapes or _as_measured(timing, shapes))
+            rows = _common_rows(model.name, shapes)
+            joins = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
             batches = max(1, batching.max_batch // max(1, rows)) if joins else 1
         programs = [_estimate_program(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
-        steered = model.leaving.steered if model.leaving else None
+        steered = model.exit_rules.steered if model.exit_rules else None
         fitting = [old for old in self._spare if old.places >= batches]
         if fitting:
             spare = min(fitting, key=lambda old: old.places)
             self._spare.remove(spare)
             first, places = spare.first_program, spare.places
             for index, program in enumerate(programs, first):
-                self._put(index, program)
+                self._set_program(index, program)
             stream = ServedStream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
             self._source.open(_terms(stream), steered, stream=stream.index)
         else:
@@ -333,8 +352,8 @@ class ServedStreams:
             stream.index = self._source.open(_terms(stream), steered)
         if self._sharing:
             if model not in self._bodies:
-                self._bodies[model] = self._sharing.number()
-            self._sharing.put(stream.first_program, _likes(stream), self._bodies[model])
+                self._bodies[model] = self._sharing.next_number()
+            self._sharing.put(stream.first_program, _sensitivities(stream), self._bodies[model])
         return stream
 
     def _close_old(self) -> None:
@@ -354,6 +373,7 @@ class ServedStreams:
             self._close(stream)
 
     def _close(self, stream: ServedStream) -> None:
+        """Close a stream; its number and programs are kept for another one."""
         del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
         self._spare.append(stream)
 
@@ -364,21 +384,29 @@ def _rename_tensors(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tu
     return tuple(by_name[inner]._replace(name=name) for name, inner in names.items())
 
 
-def _as_measured(timing: SegmentTiming, shapes: Shapes) -> bool:
+def _has_measured_shapes(timing: SegmentTiming, shapes: Shapes) -> bool:
     """Tell whether a request has the shapes that the model was measured with, except for the number of rows."""
     warm = timing.warm_shapes or {}
     return all(shape[1:] == warm.get(name, shape)[1:] for name, shape in shapes)
 
 
-def _commonest(model: ServedModel) -> ServedStream | None:
+def _most_used_stream(model: ServedModel) -> ServedStream | None:
+    """Return the stream of a model's body with the most batches; None before the first request."""
     return max(model.body.streams.values(), key=lambda stream: stream.seen, default=None)
 
 
 def _terms(stream: ServedStream) -> Terms:
-    return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
+    """Return what the engine must know about a stream; deadlines are those of the requests."""
+    return Terms(
+        programs=stream.first_program,
+        deadline=NO_DEADLINE,
+        max_batch=stream.batches,
+        timeout=stream.model.batch_timeout_ns,
+        priority=1,
+    )
 
 
-def _likes(stream: ServedStream) -> list[GpuLikeness]:
+def _sensitivities(stream: ServedStream) -> list[GpuLikeness]:
     """Return the sensitivities of a stream's programs to shares, as far as they were measured."""
     shares = stream.model.loaded.shares
     like = shares.like if shares and stream.measured else {}
@@ -386,10 +414,10 @@ def _likes(stream: ServedStream) -> list[GpuLikeness]:
 
 
 def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
-    """Estimate the segment times at a batch size from those that were measured when the model was loaded.
+    """Estimate the segment times of a batch of *size* requests from the times measured when the model was loaded.
 
-    Larger shapes than the measured ones are assumed to be as fast, so that admission refuses no request on a guess, and
-    no shape that was not measured is assumed to be short enough for the event loop.
+    rows: of one request. Shapes larger than the measured one are assumed to take the same time, so that admission
+    refuses no request on a guess. Shapes that were not measured never count as short enough for the event loop.
     """
     times = model.timing.times_at(max(1, rows * size))
     share = _elements(shapes, rows) / model.warm_elements if model.warm_elements else 0.0
@@ -401,8 +429,8 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
         ticks = [max(INLINE_TICKS, round(time * 1e9 * min(share, 1.0))) for time in times]
     nothing = (0,) * len(ticks)
     program = Program(model.name, model.loaded.segments, nothing, tuple(ticks), nothing)
-    leaving = model.leaving
-    return replace(program, exits=leaving.layers, exit_rates=leaving.shares.published) if leaving else program
+    exit_rules = model.exit_rules
+    return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 
 
 def _elements(shapes: Shapes, rows: int) -> float:
@@ -410,7 +438,8 @@ def _elements(shapes: Shapes, rows: int) -> float:
     return sum(int(np.prod(shape)) for _, shape in shapes) / max(1, rows)
 
 
-def _rows(model: str, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+def _common_rows(model: str, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Return the first dimension that all inputs of a request have; BadRequest if they differ."""
     rows = {shape[0] for _, shape in shapes if shape}
     if len(rows) != 1:
         raise BadRequest(f"{model}: its inputs must have the same first dimension, not {sorted(rows)}")

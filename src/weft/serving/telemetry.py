@@ -33,18 +33,18 @@ PARENT = "traceparent"
 
 
 class Hop:
-    """A request on its way through a gate."""
+    """The span of a request in a gate, between its client and a server; this one is not sent."""
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
-        """The parent span that is sent to the server; empty for none."""
+        """The parent span that is passed on to the server; empty if there is none."""
 
     def end(self, attributes: Mapping[str, str | int]) -> None:
         """End the span with these attributes, after the answer or a disconnect."""
 
 
 class Telemetry:
-    """Sends nothing."""
+    """Sends no spans."""
 
     enabled = False
     """Whether ``ended`` does anything; callers skip preparing its arguments otherwise."""
@@ -59,7 +59,7 @@ class Telemetry:
         """
 
     def passes(self, model: str, parent: str) -> Hop:
-        """Begin the span of a request in a gate."""
+        """Begin the span of a request for *model* in a gate; *parent*: the client's span, empty if there is none."""
         return Hop(parent)
 
     def close(self) -> None:
@@ -76,6 +76,7 @@ class OpenTelemetry(Telemetry):
     enabled = True
 
     def __init__(self, endpoint: str | None = None, exporter: SpanExporter | None = None) -> None:
+        """exporter: sends the spans, by default to *endpoint*. InputError if a package is missing."""
         try:
             from opentelemetry.sdk.resources import OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -98,6 +99,7 @@ class OpenTelemetry(Telemetry):
     def ended(
         self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
     ) -> None:
+        """Send the span of a request that ends now and lasted *lasted_ns*; see ``Telemetry.ended``."""
         end_ns = time.time_ns()
         name = f"infer {model[:MOST_NAME_CHARS]}".rstrip()
         span = self._tracer.start_span(name, self._context(parent), self._kind, start_time=end_ns - lasted_ns)
@@ -112,13 +114,14 @@ class OpenTelemetry(Telemetry):
         span.end(end_ns)
 
     def passes(self, model: str, parent: str) -> Hop:
+        """Begin the span of a request in a gate; the server's span will be its child."""
         span = self._tracer.start_span(f"gate {model}", self._context(parent), self._kind)
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._within(span))
         return _SpanHop(carrier.get(PARENT, parent), span)
 
     def _context(self, parent: str) -> Any:
-        """Parse the parent span; None without one."""
+        """Parse the header of the parent span; None if it is empty."""
         return self._propagator.extract({PARENT: parent}) if parent else None
 
     def close(self) -> None:
@@ -147,6 +150,7 @@ def make_telemetry(otlp: bool | str | None) -> Telemetry:
 
 
 def _exporter(endpoint: str | None) -> SpanExporter:
+    """Create what sends spans to a collector over HTTP; None: to the one that the environment names."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     if endpoint is None:

@@ -14,17 +14,12 @@ from weft.runtime.client_memory import Input
 from weft.runtime.exits import join
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
-from weft.serving.exit_rules import ExitRules, Reached, RequestRows
+from weft.serving.exit_rules import ExitOutputs, ExitRules, RequestRows
 from weft.serving.streams import ServedModel, ServedStream
 
 
 class ClientTicket(Ticket):
-    """A request of a real client: its inputs, deadline and priority, and its progress.
-
-    due: on the clock of the lanes, in nanoseconds. strict: no result is sent after the deadline.
-    best_effort: the deadline only orders it, and is not counted as met or missed.
-    exit_threshold: confidence at which rows leave early; by default that of its model.
-    """
+    """A request of a real client: its inputs, deadline and priority, and its progress."""
 
     __slots__ = (
         "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "met", "model", "progress", "reply",
@@ -43,8 +38,14 @@ class ClientTicket(Ticket):
         best_effort: bool = False,
         exit_threshold: float | None = None,
     ) -> None:
+        """reply: called once with the outcome. due: the deadline, on the clock of the lanes, in nanoseconds.
+
+        strict: no result is sent after the deadline. best_effort: the deadline only orders the request, and is not
+        counted as met or missed. priority: its weight. exit_threshold: confidence at which rows leave early; by default
+        that of its model.
+        """
         super().__init__(-1, 0, due, priority, strict, line=model.line, wanted=exit_threshold)
-        self.model, self.inputs, self.reply = model, model.inward(inputs), reply
+        self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
         self.rows = 0
         self.began = 0
@@ -56,7 +57,7 @@ class ClientTicket(Ticket):
         self.deaths = self.tries = 0
         """Workers that died while they computed it, and retries for such a reason."""
         self.progress: RequestRows | None = None
-        """If it has several rows, those that have left at an exit so far."""
+        """For a request with several rows: the rows that have left at an exit so far."""
 
     def enter(self, stream: ServedStream, now: int) -> None:
         """Assign the ticket to its stream at its arrival."""
@@ -79,7 +80,7 @@ class ClientTicket(Ticket):
             error = self.late(now)
         statistics, latency = self.model.statistics, now - self.arrival
         if error:
-            self.met = statistics.failed(now, latency, error.reason, not self.best_effort)
+            self.met = statistics.failed(now, latency, error.reason, had_deadline=not self.best_effort)
         else:
             self.met = None if self.best_effort else now <= self.due
             statistics.queue_ns += self.began - self.arrival
@@ -99,8 +100,8 @@ class BatchWork:
 
     __slots__ = (
         "_answers",
+        "_exit_outputs",
         "_parts",
-        "_reached",
         "batch",
         "began",
         "compute_ns",
@@ -112,48 +113,53 @@ class BatchWork:
     )
 
     def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
+        """Begin the work of a batch with the inputs of its tickets."""
         self.stream, self.batch, self.tickets = stream, batch, tickets
         self.model = stream.model
         """The body."""
         self.loaded, self.timing = stream.model.loaded, stream.model.timing
-        self.began = self.shares()
+        self.began = self.rows_by_model()
         """The models, with their rows, at the start of the batch."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
-        self._reached: Reached | None = None
+        self._exit_outputs: ExitOutputs | None = None
+        """The outputs at the exit after the last computed segment; None if that segment does not end at an exit."""
         self.compute_ns = 0
 
     @property
     def body(self) -> ServedModel:
-        """The body whose memory it uses."""
+        """The body whose memory the batch uses."""
         return self.model
 
     def compute_left_ns(self) -> int:
-        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``."""
-        first_ns = NO_DEADLINE
+        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``.
+
+        NO_DEADLINE if all requests have strict deadlines.
+        """
+        least_ns = NO_DEADLINE
         for ticket in self.tickets:
             if not (ticket.strict or ticket.gone):
                 left_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
-                first_ns = left_ns if left_ns < first_ns else first_ns
-        return first_ns
+                least_ns = left_ns if left_ns < least_ns else least_ns
+        return least_ns
 
-    def waiting(self) -> list[ClientTicket]:
+    def soft_tickets(self) -> list[ClientTicket]:
         """Return the pending requests without a strict deadline."""
         return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 
     def step(self, segment: int) -> Step:
-        """Return the input of a segment: the tensors of all requests that are left."""
+        """Return the input of a segment: the tensors of all requests that are still in the batch."""
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
-        """Store the outputs of a computed segment; a stopped one changes nothing, so that others may still join."""
+        """Store the outputs of a computed segment. A stopped segment is not stored: other batches may still join."""
         if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
             self._check_rows(outputs)
         self._parts = [BatchPart(output.values) for output in outputs]
         self._answers = [output.answers for output in outputs]
-        leaving = self.model.leaving
-        self._reached = leaving.reached(segment, outputs[0].answers) if leaving else None
+        exit_rules = self.model.exit_rules
+        self._exit_outputs = exit_rules.outputs_at(segment, outputs[0].answers) if exit_rules else None
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
         """Refuse outputs without exactly one row per row of the requests: they cannot be assigned to requests."""
@@ -168,23 +174,23 @@ class BatchWork:
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
-        for ticket, start, end in self._places():
+        for ticket, start, end in self._row_ranges():
             yield ticket, {name: array[start:end] for name, array in values.items()}
 
-    def shares(self) -> dict[ServedModel, int]:
-        """Return the models of the requests that are left, with their rows."""
+    def rows_by_model(self) -> dict[ServedModel, int]:
+        """Return the models of the requests that are still in the batch, each with its number of rows."""
         rows: dict[ServedModel, int] = {}
         for ticket in self.tickets:
             rows[ticket.model] = rows.get(ticket.model, 0) + ticket.rows
         return rows
 
-    def departing(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
-        """Remove the requests that leave at this exit and return them with their answers; drop cancelled ones."""
-        leaving, reached = self.model.leaving, self._reached
-        assert leaving is not None and reached is not None
+    def remove_leaving(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
+        """Remove the requests that leave at this exit and return them with their answers; drop cancelled requests."""
+        exit_rules, exit_outputs = self.model.exit_rules, self._exit_outputs
+        assert exit_rules is not None and exit_outputs is not None
         answered, staying, rows = [], list[ClientTicket](), list[int]()
-        for ticket, start, end in self._places():
-            answer = None if ticket.gone else _answer(ticket, leaving, reached, start, end)
+        for ticket, start, end in self._row_ranges():
+            answer = None if ticket.gone else _exit_answer(ticket, exit_rules, exit_outputs, start, end)
             if answer is not None:
                 answered.append((ticket, answer))
             elif not ticket.gone:
@@ -197,7 +203,7 @@ class BatchWork:
 
     def join(self, other: BatchWork) -> None:
         """Merge another batch, which is at the same segment, into this one."""
-        for ticket in other.tickets:
+        for ticket in other.tickets:  # the computing time of this batch is added to all of its tickets at the end
             ticket.compute_ns += other.compute_ns - self.compute_ns
         self.tickets += other.tickets
         self._parts += other._parts
@@ -208,19 +214,19 @@ class BatchWork:
         """Release the tensors, after the end of the batch."""
         self._parts, self._answers = [], []
 
-    def _places(self) -> Iterator[tuple[ClientTicket, int, int]]:
-        """Yield every ticket with the range of its rows among those of its model."""
-        at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
+    def _row_ranges(self) -> Iterator[tuple[ClientTicket, int, int]]:
+        """Yield every ticket with the start and end of its rows among the rows of its model."""
+        next_row = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
         for ticket in self.tickets:
-            start = at[ticket.model]
-            at[ticket.model] = start + ticket.rows
-            yield ticket, start, start + ticket.rows
+            start = next_row[ticket.model]
+            end = next_row[ticket.model] = start + ticket.rows
+            yield ticket, start, end
 
 
 class MixedWork(BatchWork):
-    """A batch of requests for models that have one body; the rows of each model are in the order of its tickets.
+    """A batch of requests for several models that share a body; the rows of each model are in the order of its tickets.
 
-    The samples of several such batches cannot be joined half-way, where those of all models lie one after another.
+    The tensors of two such batches cannot be concatenated half-way, because the rows of a batch are sorted by model.
     """
 
     __slots__ = ("_named",)
@@ -234,9 +240,10 @@ class MixedWork(BatchWork):
         """Check nothing: the number of rows of every model was checked when the body was measured."""
 
     def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
+        """Store the outputs of a segment; after the first, note which models' outputs this batch must contain."""
         super().take(segment, outputs)
         if segment == 0:
-            tasks = [model.task for model in self.shares() if model.task]
+            tasks = [model.task for model in self.rows_by_model() if model.task]
             self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
 
     def join(self, other: BatchWork) -> None:
@@ -245,26 +252,31 @@ class MixedWork(BatchWork):
         self._named += other._named
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
+        """Yield every ticket with the outputs of its model, for its rows; each row's exit is chosen here."""
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
-        for ticket, start, end in self._places():
-            model, leaving = ticket.model, ticket.model.leaving
-            outputs = model.outward(values, start, end, model.length(ticket.inputs))
-            if leaving:
-                ticket.threshold = leaving.threshold if ticket.wanted is None else ticket.wanted
-                outputs = leaving.chosen(outputs, ticket.threshold)
+        for ticket, start, end in self._row_ranges():
+            model, exit_rules = ticket.model, ticket.model.exit_rules
+            outputs = model.from_body_outputs(values, start, end, model.length(ticket.inputs))
+            if exit_rules:
+                ticket.threshold = exit_rules.threshold if ticket.wanted is None else ticket.wanted
+                outputs = exit_rules.choose_exits(outputs, ticket.threshold)
             yield ticket, outputs
 
 
-def _answer(
-    ticket: ClientTicket, leaving: ExitRules, reached: Reached, start: int, end: int
+def _exit_answer(
+    ticket: ClientTicket, exit_rules: ExitRules, exit_outputs: ExitOutputs, start: int, end: int
 ) -> dict[str, Array] | None:
-    """Return the answer to a request, with these rows, at an exit; None if it continues."""
-    last, threshold = reached.number == len(leaving.names), ticket.threshold
-    if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # written so that NaN never leaves
+    """Return the answer to a request at an exit, None if some of its rows continue.
+
+    start, end: the rows of the request in *exit_outputs*, which are those of its batch.
+    """
+    number, answers, confidences = exit_outputs
+    last, threshold = number == len(exit_rules.names), ticket.threshold
+    if ticket.rows == 1 and not last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
-    mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])
+    own = ExitOutputs(number, answers[start:end], confidences[start:end])
     if ticket.rows == 1:
-        return leaving.answer(mine.answers, np.array([mine.number], np.int64), mine.sure)
+        return exit_rules.answer(own.answers, np.array([number], np.int64), own.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
-    return ticket.progress.answered(leaving) if ticket.progress.reach(mine, threshold, end=last) else None
+    return ticket.progress.to_answer(exit_rules) if ticket.progress.record_exits(own, threshold, end=last) else None

@@ -20,10 +20,10 @@ from weft.base.errors import BadRequest, Failed, unknown_name
 from weft.runtime.client_memory import Input
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import json_text
-from weft.serving.classification import Labels, class_count, classified
+from weft.serving.classification import Labels, class_count, classify
 from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
-from weft.serving.regions import RegionPart, part_of, places
+from weft.serving.regions import RegionPart, part_of, region_parts
 
 Parameter = str | int | float | bool
 
@@ -160,22 +160,22 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
         if not 0 < header_length <= len(view):
             raise BadRequest(f"header length {header_length} does not lie within the body of {len(view)} bytes")
         body, tail = view[:header_length], view[header_length:]
-    message = _message(body if isinstance(body, bytes) else bytes(body))
+    message = _parse_message(body if isinstance(body, bytes) else bytes(body))
     parameters = _parameters(message, "request")
     binary = False
     if "binary_data_output" in parameters:
-        binary = _flag(parameters, "binary_data_output", False)
+        binary = _flag(parameters, "binary_data_output", default=False)
         del parameters["binary_data_output"]
-    request_id = checked_id(message.get("id"))
-    inputs, apart = _inputs(message.get("inputs"), tail, model)
+    request_id = check_id(message.get("id"))
+    inputs, in_regions = _parse_inputs(message.get("inputs"), tail, model)
     outputs = message.get("outputs")
     wanted = _parse_outputs(outputs, binary, model)
-    shared = shared_tensors(apart, _places(outputs) if outputs else {}) if apart or outputs else None
+    shared = shared_tensors(in_regions, _output_regions(outputs) if outputs else {}) if in_regions or outputs else None
     return InferRequest(inputs, request_id, parameters, wanted, shared)
 
 
-def _message(text: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a request, bounded in its parts and without duplicate keys."""
+def _parse_message(text: bytes) -> dict[str, Any]:
+    """Parse the JSON object of a request; refuse JSON with too many parts or with duplicate keys."""
     check_parts(text)
     try:
         message = json_text.loads(text)
@@ -202,7 +202,7 @@ def _key_count(message: dict[str, Any]) -> int:
 
 
 def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
-    """Encode a response: the parts of its body, and the length of the JSON part if binary tensors follow it.
+    """Encode a response; return the parts of its body, and the length of the JSON part, None if all of it is JSON.
 
     Elements that are not finite are written as the literals ``NaN``, ``Infinity`` and ``-Infinity``.
     """
@@ -217,9 +217,9 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     parts = [b""]
     for wanted in request.wanted:
         spec = specs[wanted.name]
-        array = produced(response.outputs, spec)
+        array = output_array(response.outputs, spec)
         if wanted.classes:
-            spec, array = classified(spec, array, wanted.classes, response.labels.get(spec.name, ()))
+            spec, array = classify(spec, array, wanted.classes, response.labels.get(spec.name, ()))
         tensor: dict[str, Any] = {"name": spec.name, "datatype": spec.datatype, "shape": array.shape}
         if spec.name in response.shared:
             tensor["parameters"] = response.shared[spec.name].parameters()
@@ -250,8 +250,8 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
 
 
-def checked_id(value: object) -> str:
-    """Check the id of a request, which the answer repeats."""
+def check_id(value: object) -> str:
+    """Check the id of a request, and return it; empty without an id."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -262,7 +262,7 @@ def checked_id(value: object) -> str:
 
 
 def refuse_tensor_parameter(key: str, kind: str) -> None:
-    """Refuse parameters of a tensor that other servers support but this one does not."""
+    """Refuse unknown parameters of an input or output (*kind*), and those that only other servers support."""
     if key.startswith("shared_memory") and key not in REGION_PARAMETERS:
         raise BadRequest(f"{kind} parameter {shown(key)} is unknown; known: {', '.join(sorted(REGION_PARAMETERS))}")
     if key == "classification" and kind == "input":
@@ -277,13 +277,13 @@ def refuse_request_parameter(key: str, value: object) -> None:
         raise BadRequest(f"parameter {shown(key)} is not supported: names that begin with triton_ are the server's")
 
 
-def fit(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
-    """Check an input's description against the model's inputs."""
+def fit_input(name: object, datatype: object, shape: object, specs: Mapping[str, TensorSpec]) -> Fitted:
+    """Check the name, datatype and shape that a client gave for an input; BadRequest if the model's input differs."""
     spec = specs.get(name) if isinstance(name, str) else None
     if spec is None:
-        raise BadRequest(_unknown("input", name, specs))
+        raise BadRequest(_unknown_name_message("input", name, specs))
     if datatype != spec.datatype:
-        raise BadRequest(_wrong_datatype(spec, datatype))
+        raise BadRequest(_wrong_datatype_message(spec, datatype))
     if type(shape) is not list:
         raise BadRequest(f"input {spec.name!r}: shape must be a list of integers, not {shown(shape)}")
     if len(shape) != len(spec.shape):
@@ -301,8 +301,8 @@ def fit(name: object, datatype: object, shape: object, specs: Mapping[str, Tenso
     return spec, dtype, tuple(shape), elements
 
 
-def missing(inputs: Mapping[str, object], model: ModelSpec) -> str:
-    """Return the message for a request without all inputs."""
+def missing_inputs_message(inputs: Mapping[str, object], model: ModelSpec) -> str:
+    """Return the message for a request in which some of the model's inputs are missing."""
     names = [spec.name for spec in model.inputs if spec.name not in inputs]
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
 
@@ -314,7 +314,10 @@ def check_wanted(count: int) -> None:
 
 
 def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec, classes: object = None) -> None:
-    """Add a requested output; a repeated one is answered once, as requested first."""
+    """Add a requested output to *wanted*; if a name is repeated, only the first request for it counts.
+
+    classes: the client's number of classes, still unchecked; None: the tensor itself.
+    """
     if isinstance(name, str) and name in wanted:
         return
     for spec in model.outputs:
@@ -324,7 +327,7 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
         if name in model.exits:
             answer = model.outputs[0].name
             raise BadRequest(f"output {name!r} is an exit; ask for {answer!r}, which holds what each row's exit gave")
-        raise BadRequest(_unknown("output", name, [spec.name for spec in model.outputs]))
+        raise BadRequest(_unknown_name_message("output", name, [spec.name for spec in model.outputs]))
     wanted[spec.name] = Wanted(spec.name, binary, 0 if classes is None else class_count(classes, spec))
 
 
@@ -332,7 +335,7 @@ def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
     """Decode a binary tensor: a view of *data* if that is aligned, else a copy."""
     spec, dtype, shape, elements = fitted
     if dtype.kind == "O":
-        return objects(_split_strings(data, spec.name, elements)).reshape(shape)
+        return bytes_array(_split_strings(data, spec.name, elements)).reshape(shape)
     check_size(len(data), fitted)
     # frombuffer takes half as long as ndarray, and refuses a buffer of nothing
     array: Array = np.frombuffer(data, dtype).reshape(shape) if elements else np.ndarray(shape, dtype, data)
@@ -350,37 +353,37 @@ def check_size(count: int, fitted: Fitted) -> None:
 
 
 def to_binary(array: Array) -> bytes:
-    """A tensor in binary: little-endian, row-major; strings with their lengths before them."""
+    """Encode a tensor: little-endian, row-major; each string is preceded by its length in four bytes."""
     if array.dtype.kind not in "OUS":
         return array.tobytes()
-    return b"".join([len(item).to_bytes(4, "little") + item for item in strings(array)])
+    return b"".join([len(item).to_bytes(4, "little") + item for item in bytes_elements(array)])
 
 
-def strings(array: Array) -> list[bytes]:
-    """The elements of a BYTES tensor, row-major; text becomes UTF-8."""
+def bytes_elements(array: Array) -> list[bytes]:
+    """Return the elements of a BYTES tensor, row-major; text is encoded as UTF-8."""
     return [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
 
 
 def from_strings(data: bytes | memoryview, shape: tuple[int, ...]) -> Array:
     """Decode a BYTES tensor that ``to_binary`` encoded."""
-    return objects(_split_strings(data, "", math.prod(shape))).reshape(shape)
+    return bytes_array(_split_strings(data, "", math.prod(shape))).reshape(shape)
 
 
-def objects(items: list[bytes]) -> Array:
-    """A flat BYTES tensor."""
+def bytes_array(items: list[bytes]) -> Array:
+    """Make a flat BYTES tensor."""
     array = np.empty(len(items), np.object_)
     array[:] = items
     return array
 
 
 def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
-    """Refuse integers an input's datatype cannot hold; of other datatypes nothing is asked."""
+    """Refuse integers that an input's datatype cannot hold; elements of other datatypes are not checked."""
     least, most = _LIMITS.get(spec.datatype, (0, 0))
     if elements and most and not (least <= min(elements) and max(elements) <= most):
         raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
 
 
-def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
+def output_array(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     """Return the array that was computed for an output; Failed if it is missing or of another type."""
     array = outputs.get(spec.name)
     if array is None:
@@ -390,7 +393,7 @@ def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
     return array
 
 
-def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
+def check_in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
     """Check an input in a region; *inline*: whether the request also contains data for it."""
     if inline:
         raise BadRequest(f"input {fitted[0].name!r} lies in region {part.region!r} and has data, too; send one of them")
@@ -414,50 +417,54 @@ def is_large(response: InferResponse) -> bool:
 
 
 def _text_size(array: Array) -> int:
+    """Return the total length of the strings in an array."""
     return sum(len(item) for item in array.reshape(-1).tolist() if isinstance(item, str | bytes))
 
 
 def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> SharedTensors | None:
-    """The tensors of a request that lie in regions, if any do."""
+    """Return the tensors of a request that lie in regions; None if all were sent with it."""
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
-def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
-    """Decode the inputs: those with data, and those in regions."""
+def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
+    """Decode the inputs of a request; return those with data, and separately those in regions.
+
+    listed: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
+    """
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
-    apart: InRegions = {}
-    read = 0
+    in_regions: InRegions = {}
+    read = 0  # bytes of the tail that belong to inputs so far
     for item in listed:
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
-        fitted = fit(name, item.get("datatype"), item.get("shape"), specs)
-        if name in inputs or name in apart:
+        fitted = fit_input(name, item.get("datatype"), item.get("shape"), specs)
+        if name in inputs or name in in_regions:
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
         part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
         data = _binary_data(item, parameters, tail, read) if parameters else None
         if part is not None:
-            apart[name] = in_region(part, fitted, data is not None or "data" in item)
+            in_regions[name] = check_in_region(part, fitted, inline=data is not None or "data" in item)
         elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
             read += len(data)
-    if len(inputs) + len(apart) != len(model.inputs):
-        raise BadRequest(missing({**inputs, **apart}, model))
+    if len(inputs) + len(in_regions) != len(model.inputs):
+        raise BadRequest(missing_inputs_message({**inputs, **in_regions}, model))
     if tail is not None and read != len(tail):
         raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
-    return inputs, apart
+    return inputs, in_regions
 
 
 def _binary_data(
     item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
 ) -> memoryview | None:
-    """Return the binary data of an input, or None if its data is JSON; *read* bytes of the tail are consumed."""
+    """Return the binary data of an input, from byte *read* of the tail on; None if its data is JSON."""
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -473,6 +480,7 @@ def _binary_data(
 
 
 def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+    """Parse the requested outputs, by default all; *binary*: whether they are binary unless they say otherwise."""
     if listed is None or listed == []:
         return model.every_output[binary]
     if type(listed) is not list:
@@ -488,13 +496,13 @@ def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Want
     return tuple(wanted.values())
 
 
-def _places(listed: Any) -> dict[str, RegionPart]:
-    """Return the parts of regions for the requested outputs, of a list that ``_parse_outputs`` has checked."""
-    return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
+def _output_regions(listed: Any) -> dict[str, RegionPart]:
+    """Return where in regions outputs are to be written, from a list that ``_parse_outputs`` has checked."""
+    return region_parts(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
-    """The parameters of the request, an input or an output."""
+    """Return the checked parameters of *holder*; *kind*: what it is: request, input or output."""
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
@@ -512,6 +520,7 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
 
 
 def _flag(parameters: Mapping[str, Parameter], key: str, default: bool) -> bool:
+    """Return a boolean parameter; BadRequest for another type."""
     value = parameters.get(key, default)
     if value is not True and value is not False:
         raise BadRequest(f"parameter {key!r} must be true or false, not {shown(value)}")
@@ -528,7 +537,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     if spec.datatype == "BYTES":
         if known != 1:
             raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
-        array = objects([bytes(body)]).reshape((1,) * len(spec.shape))
+        array = bytes_array([bytes(body)]).reshape((1,) * len(spec.shape))
         return InferRequest({spec.name: array}, "", {}, model.every_output[True])
     stride = known * DATATYPES[spec.datatype].itemsize
     if free > 1 or (free and not stride):
@@ -536,11 +545,12 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     if free and len(body) % stride:
         raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
     shape = [len(body) // stride if size < 0 else size for size in spec.shape]
-    array = from_binary(body, fit(spec.name, spec.datatype, shape, {spec.name: spec}))
+    array = from_binary(body, fit_input(spec.name, spec.datatype, shape, {spec.name: spec}))
     return InferRequest({spec.name: array}, "", {}, model.every_output[True])
 
 
 def _from_json(data: object, fitted: Fitted) -> Array:
+    """Decode the data of an input in JSON; BadRequest if it does not fit its shape and datatype."""
     spec, dtype, shape, elements = fitted
     flat = _flatten(data, spec, shape, elements)
     allowed, expected = _ELEMENTS[dtype.kind]
@@ -548,14 +558,15 @@ def _from_json(data: object, fitted: Fitted) -> Array:
         value = next(item for item in flat if type(item) not in allowed)
         raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is {expected}, not {shown(value)}")
     if dtype.kind == "f":
-        return _floats(flat, spec, dtype).reshape(shape)
+        return _make_floats(flat, spec, dtype).reshape(shape)
     if dtype.kind == "O":
-        return objects([item.encode() for item in flat]).reshape(shape)
+        return bytes_array([item.encode() for item in flat]).reshape(shape)
     check_range(flat, spec)
     return np.array(flat, dtype).reshape(shape)
 
 
-def _floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
+def _make_floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> Array:
+    """Convert numbers to a type of floating point; BadRequest if one is too large for it."""
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype)
@@ -564,7 +575,7 @@ def _floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> A
 
 
 def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: int) -> list[Any]:
-    """Flatten the data of a tensor, which is flat or nested exactly like its shape."""
+    """Flatten the data of a tensor, row-major; BadRequest unless it is flat or nested exactly like its shape."""
     if type(data) is not list:
         if shape:
             raise BadRequest(f"input {spec.name!r}: data must be a list, not {shown(data)}")
@@ -583,6 +594,7 @@ def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: i
 
 
 def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
+    """Return the flat data of an output as a value that orjson can write; BadRequest if strings are not UTF-8."""
     if spec.datatype != "BYTES":
         return np.ascontiguousarray(array).reshape(-1)
     try:
@@ -592,7 +604,7 @@ def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
 
 
 def _split_strings(data: bytes | memoryview, name: str, elements: int) -> list[bytes]:
-    """Split strings that are each preceded by their length in four bytes."""
+    """Split *data* into strings, each preceded by its length in four bytes; BadRequest unless it holds *elements*."""
     if elements * 4 > len(data):
         raise BadRequest(f"input {name!r}: {len(data)} bytes are too few for {elements} strings")
     items: list[bytes] = []
@@ -614,13 +626,14 @@ def _dims(spec: TensorSpec) -> str:
     return str(list(spec.shape))
 
 
-def _unknown(kind: str, name: object, known: Iterable[str]) -> str:
+def _unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
+    """Return the message for an input or output (*kind*) that the model does not have."""
     if not isinstance(name, str):
         return f"the name of an {kind} must be a string, not {shown(name)}"
     return unknown_name(kind, name[:_SHOWN_CHARS], known)
 
 
-def _wrong_datatype(spec: TensorSpec, datatype: object) -> str:
+def _wrong_datatype_message(spec: TensorSpec, datatype: object) -> str:
     if datatype == "BF16":
         return f"input {spec.name!r}: datatype BF16 is not supported; send {spec.datatype}"
     return f"input {spec.name!r}: datatype {shown(datatype)} does not fit, the model expects {spec.datatype}"
