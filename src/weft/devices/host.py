@@ -32,7 +32,7 @@ Count = Annotated[int, Field(ge=1, le=1024)]
 
 
 def device_entry(name: str) -> Entry | None:
-    """The registry entry for the kind of a device, which is the part of *name* before the colon (``cuda:0``); or None."""
+    """The registry entry for a device's kind, the part of *name* before the colon (``cuda:0``); None if unknown."""
     return registered("devices").get(name.partition(":")[0])
 
 

@@ -59,7 +59,7 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
     chunk_mib: Positive | None = None
     """Largest piece of a layer that is bigger than the weight buffer; an eighth of the buffer by default."""
     piece_cycles: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """Additional cycles of the array for each cut of a layer; 0 by default, as folds follow each other without a gap."""
+    """Additional cycles of the array for each cut of a layer; 0, since folds follow each other without a gap."""
 
     @property
     def clock_hz(self) -> float:

@@ -40,7 +40,7 @@ Without urgent work such a pair is preferred, so that every alternative that may
 
 
 class Pair(NamedTuple):
-    """A body on a lane, and the body that ran concurrently on another lane; all streams of the whole GPU are one lane."""
+    """A body on a lane, and the body that ran beside it on another lane; all streams of the whole GPU are one lane."""
 
     body: int
     lane: int
@@ -64,7 +64,7 @@ class SeenSpeeds:
         return pair in self._published
 
     def factor(self, pair: Pair) -> float:
-        """The correction of the predicted speed of ``pair.body`` beside ``pair.other``; 1 while nothing is published."""
+        """The correction of the predicted speed of ``pair.body`` beside ``pair.other``; 1 if none is published."""
         return self._published.get(pair, 1.0)
 
     def learn(self, pair: Pair, ratio: float) -> bool:

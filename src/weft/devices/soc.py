@@ -76,7 +76,7 @@ class Unit(BaseModel, extra="forbid", frozen=True, strict=True):
     launch_us: Amount = 0.0
     """Fixed cost of a layer; for estimates only."""
     power_w: Positive | None = None
-    """While it runs; for estimates of energy only."""
+    """Power while the unit runs; for estimates of energy only."""
     refuses: tuple[str, ...] = Field(default=(), strict=False)
     """Operators and kinds of layers that the unit cannot run; for estimates only."""
 
@@ -148,7 +148,7 @@ def socs() -> list[str]:
 
 
 def load_soc(name_or_path: str) -> Soc:
-    """Load a preset by name or by an unambiguous part of the name, or the SoC in a TOML file or a calibration (JSON)."""
+    """Load a preset by name or an unambiguous part of it, or the SoC in a TOML file or a calibration (JSON)."""
     if name_or_path.endswith(".toml"):
         return parse_soc(read_description("device", name_or_path), name_or_path)
     if name_or_path.endswith(".json"):
