@@ -124,7 +124,7 @@ def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, head
 
 
 def _mask(g: GraphBuilder, mask: GraphValue) -> GraphValue:
-    """Turn a mask of 1 (attend) and 0 (ignore) into summands of the scores, 0 and -``MASKED``: [batch, 1, 1, seq_len]."""
+    """Turn a mask of 1 (attend) and 0 (ignore) into summands of scores, 0 and -``MASKED``: [batch, 1, 1, seq_len]."""
     x = g.node("Cast", "mask.float", mask, to=1)
     x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
     x = g.node("Sub", "mask.minus_one", x, g.constant("one", 1))
