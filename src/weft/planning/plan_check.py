@@ -26,7 +26,7 @@ from weft.planning.prediction import planned_host
 from weft.planning.survey import Subject
 from weft.planning.survey.measure import time_models
 from weft.runtime.device_kinds import device_called
-from weft.serving.config import read_model_config, read_toml
+from weft.serving.config import ModelConfig, read_model_config, read_toml
 from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.serving.repository import Repository
 
@@ -268,9 +268,9 @@ def _subjects(folder: Path) -> list[Subject]:
     for stream in planned_workload(folder).stream:
         entry = repository.entry(stream.served_name)
         # Settings of a stitched file are by names of its graph, not by names in requests.
-        set_shapes, set_values = ({}, {}) if entry.body else (entry.config.shapes, entry.config.values)
-        shapes = {name: tuple(sizes) for name, sizes in {**set_shapes, **stream.shapes}.items()}
-        subjects.setdefault(entry.name, Subject(entry.name, shapes, {**set_values, **stream.values}))
+        config = ModelConfig() if entry.body else entry.config
+        shapes = {name: tuple(sizes) for name, sizes in {**config.shapes, **stream.shapes}.items()}
+        subjects.setdefault(entry.name, Subject(entry.name, shapes, {**config.values, **stream.values}))
     return list(subjects.values())
 
 

@@ -88,8 +88,11 @@ class Trace:
         """Spans in the order they were issued."""
         times_s = (self.fetch_start_s, self.fetch_end_s, self.compute_start_s, self.compute_end_s)
         columns = (self.stream, self.query, self.layer, *times_s, self.weight_bytes)
-        for stream, query, layer, *times, size in zip(*(column.tolist() for column in columns), strict=True):
-            yield Span(self.streams[stream], query, self.layers[stream][layer], *times, stream, size)
+        for stream, query, layer, fetch_at, fetched_at, begun_at, ended_at, size in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            names = self.streams[stream], query, self.layers[stream][layer]
+            yield Span(*names, fetch_at, fetched_at, begun_at, ended_at, stream, size)
 
     @classmethod
     def from_spans(
