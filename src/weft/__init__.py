@@ -1,10 +1,10 @@
 """Run many neural networks on one accelerator, well.
 
 Models (``load_model``) become profiles on a device (``load_npu``, ``estimate``); ``simulate`` weaves
-them under a policy and returns what happened (``Trace``) and what it came to (``Report``). ``map_models`` places
+them under a policy and returns all events (``Trace``) and their statistics (``Report``). ``map_models`` places
 models on the units of a ``Soc``, ``place`` on the machines of a cluster, ``stitch`` makes one graph of models that
-share weights, ``tune`` finds number formats for one; what is behind them is ``weft.mapping``, ``weft.placing``,
-``weft.stitching``, ``weft.tuning``. The server is ``weft.serving``, its load generator ``weft.load``.
+share weights, ``tune`` finds number formats for a model. The modules behind these functions are ``weft.mapping``,
+``weft.placing``, ``weft.stitching``, ``weft.tuning``. The server is ``weft.serving``, its load generator ``weft.load``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ moved.install()
 
 
 def __dir__() -> list[str]:
-    """The public names whose tools have what they need."""
+    """The public names of all tools whose required packages are installed."""
     from weft.base.registry import registered
 
     return sorted(("__version__", *(name for name, entry in registered("names").items() if not entry.missing())))
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its tool on first use; a script that rounds numbers loads no solver."""
+    """Import a public name from its tool on first use, so that ``import weft`` loads no solver and no runtime."""
     if name == "__all__":
         return __dir__()
     if not name.startswith("_"):

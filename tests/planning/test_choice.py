@@ -10,7 +10,7 @@ from weft.planning import finals as last
 from weft.planning.candidates import arrangements, batch_limits, request_policies
 from weft.planning.choice import Chosen, choose
 from weft.planning.finals import FINE, finals
-from weft.planning.planning_run import _fell_short
+from weft.planning.planning_run import _not_finalist_text
 from weft.planning.trials import largest_step, run_workload, trial_of
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.run_length import RunLength
@@ -103,8 +103,8 @@ def test_finalists_are_compared_with_the_same_fresh_requests(brief):
 
 def test_no_option_is_said_to_miss_what_no_run_showed(brief):
     trial = trial_of(asked(*RARE, objective="latency"), arrangement(ONE), 0)
-    assert trial.report and _fell_short(trial) == "came after the finalists in short runs"
-    assert trial.level() and "missed" in _fell_short(trial)
+    assert trial.report and _not_finalist_text(trial) == "came after the finalists in short runs"
+    assert trial.level() and "missed" in _not_finalist_text(trial)
 
 
 def test_who_carries_more_than_is_asked_keeps_the_deadlines_without_another_run(brief):

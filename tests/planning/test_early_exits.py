@@ -137,7 +137,7 @@ def test_who_leaves_changes_nothing_in_the_measurement(folder):
 def test_nobody_leaves_while_segments_are_measured():
     load = parse_workload({"stream": [{"model": name, "rate": 1.0} for name in ("net", "plain")]}, "test")
     seen = _Survey((), (1,), 1, 1.0, Path(), None, None, served={"net": {"exits": [1]}, "plain": {"exits": []}})
-    assert [sent_threshold(each) for each in seen._to_the_end(load).stream] == [2.0, None]
+    assert [sent_threshold(each) for each in seen._without_exits(load).stream] == [2.0, None]
 
 
 def test_exits_of_a_measured_model_lie_in_order_within_it():

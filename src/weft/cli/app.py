@@ -27,15 +27,15 @@ GROUPS = (
 )
 """Groups of commands in the order of the README; groups of third-party tools follow."""
 OTHERS = "Tools"
-"""The group of commands without one."""
+"""The group of commands that register no group."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C; typer would exit without a message."""
+    """Raised instead of KeyboardInterrupt, for which typer would exit without a message."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The registered commands by name, each imported on first access: most runs need one of them."""
+    """The registered commands by name, each imported on first access, since most runs need a single command."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(_by_group())
@@ -50,7 +50,7 @@ class _Commands(Mapping[str, Any]):
 def _by_group() -> dict[str, Entry]:
     """Return the commands in the order of their groups; a name with a space is a subcommand."""
     entries = {name: entry for name, entry in registered("commands").items() if " " not in name}
-    order = {group: place for place, group in enumerate(GROUPS)}
+    order = {group: index for index, group in enumerate(GROUPS)}
     return dict(sorted(entries.items(), key=lambda item: order.get(group_of(item[1]), len(order))))
 
 
@@ -61,19 +61,19 @@ def group_of(entry: Entry) -> str:
 
 @cache
 def _command(name: str) -> Any:
-    """Return a command, ready to run."""
+    """Return a command, or a group with its subcommands, as a click command that can run."""
     entry, parent = _by_group()[name], typer.Typer(add_completion=False)
     parent.callback()(lambda: None)
-    module = _module(entry)
+    module = _load_module(entry)
     if hasattr(module, "app"):
         add_subcommands(module.app, entry.name)
         parent.add_typer(module.app, name=entry.name, rich_help_panel=group_of(entry))
     else:
-        _add(parent, entry.name, module, rich_help_panel=group_of(entry))
+        _add_command(parent, entry.name, module, rich_help_panel=group_of(entry))
     return typer.main.get_command(parent).commands[entry.name]  # type: ignore[attr-defined]
 
 
-def _module(entry: Entry) -> Any:
+def _load_module(entry: Entry) -> Any:
     """Return the module of a command; if it cannot be used, a command that prints the reason."""
     try:
         module = entry.load()
@@ -81,7 +81,7 @@ def _module(entry: Entry) -> Any:
         return _Unusable(error)
     if entry.tool.own:
         return module
-    try:  # a third-party command is built alone first, so that only this command fails
+    try:  # a third-party command is first built in a separate app, so that an error affects only this command
         trial = typer.Typer(add_completion=False)
         trial.add_typer(module.app) if hasattr(module, "app") else trial.command()(module.command)
         typer.main.get_command(trial)
@@ -91,15 +91,16 @@ def _module(entry: Entry) -> Any:
     return module
 
 
-def _add(app: typer.Typer, name: str, module: Any, **settings: Any) -> None:
-    # an unusable command accepts any options: the reason matters more than a wrong option
-    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-    context = anything if isinstance(module, _Unusable) else None
+def _add_command(app: typer.Typer, name: str, module: Any, **settings: Any) -> None:
+    """Add the ``command`` of a module to an app."""
+    # an unusable command accepts any options, so that its reason is printed instead of an error about an option
+    any_options = {"ignore_unknown_options": True, "allow_extra_args": True}
+    context = any_options if isinstance(module, _Unusable) else None
     app.command(name, cls=Command, context_settings=context, **settings)(module.command)
 
 
 class _Unusable:
-    """Replaces a command whose tool cannot be imported: it raises the error, and other commands work."""
+    """Replaces the module of a command that cannot be imported; the command raises the error, others work."""
 
     def __init__(self, error: InputError) -> None:
         def command(context: typer.Context) -> None:
@@ -118,12 +119,14 @@ def _summary(entry: Entry) -> TyperCommand:
 def add_subcommands(app: typer.Typer, name: str) -> None:
     """Add the subcommands that tools register, as ``models generate`` below ``models``."""
     for path, entry in registered("commands").items():
-        above, space, below = path.partition(" ")
-        if space and above == name:
-            _add(app, below, _module(entry))
+        parent, space, subcommand = path.partition(" ")
+        if space and parent == name:
+            _add_command(app, subcommand, _load_module(entry))
 
 
 class _Root(TyperGroup):
+    """The command group ``weft``, whose commands are imported on first use."""
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # read only, where typer declares a dict
@@ -191,7 +194,7 @@ def _root(
 
 
 class _ToStandardError(logging.Handler):
-    """Prints the log of the compiler, which takes seconds, like progress."""
+    """Prints log messages to standard error: that kernels are compiled, which takes seconds."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)

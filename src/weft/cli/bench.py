@@ -122,7 +122,7 @@ def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     from weft.planning.prediction import compare
 
     comparison = compare(plan, result)
-    headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
+    headings = [text for figure in ("p50", "p99", "missed") for text in (f"{figure} predicted", "measured", "apart")]
     table = plain_table("predicted and measured, ms", ("stream", *headings))
     for stream in comparison.streams:
         predicted, measured = stream.predicted, stream.measured
@@ -150,6 +150,7 @@ def _signed_percent(share: float | None, suffix: str) -> str:
 def _workload(
     path: str | None, streams: list[str] | None, options: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
+    """Return the workload of a file, a plan or ``--stream``; *options*: keys to change, None for no change."""
     from weft.planning.plan import is_plan, planned_workload
 
     if (path is None) == (not streams):
@@ -177,14 +178,14 @@ def print_load(result: LoadResult) -> None:
             load.stream.model,
             str(figures.scheduled),
             str(figures.answered),
-            _others(figures),
+            _other_results(figures),
             f"{figures.offered_per_s:.1f}",
             f"{figures.answered_per_s:.1f}",
             "none" if load.stream.deadline_ms is None else f"{load.stream.deadline_ms:g}",
             number(figures.met_share, 2, scale=100, suffix=" %"),
         )
-        spans = (figures.mean_s, figures.p50_s, figures.p90_s, figures.p95_s)
-        cells = [number(value, 2, scale=1e3) for value in spans]
+        usual_s = (figures.mean_s, figures.p50_s, figures.p90_s, figures.p95_s)
+        cells = [number(value, 2, scale=1e3) for value in usual_s]
         tail = [number(value, 2, scale=1e3) for value in (figures.p99_s, figures.p999_s)]
         cells += [mark_largest(cell, figures.p99_max_of) for cell in tail]
         cells += [number(value, 2, scale=1e3) for value in (figures.max_s, figures.lag_p99_s, figures.lag_max_s)]
@@ -217,8 +218,8 @@ def _print_answers(result: LoadResult) -> None:
     console.print(table)
 
 
-def _others(figures: StreamFigures) -> str:
-    """Return the requests without status 200, by status or kind."""
+def _other_results(figures: StreamFigures) -> str:
+    """Return the numbers of requests without status 200, by status or kind, as a text."""
     kinds = [f"{status}: {count}" for status, count in figures.statuses.items() if status != 200]
     kinds += [f"{kind}: {count}" for kind, count in (("broken", figures.broken), ("lost", figures.lost)) if count]
     return ", ".join(kinds) or "-"

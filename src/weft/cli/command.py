@@ -1,7 +1,7 @@
-"""Commands: errors in the words of their options, refusal of options that do not apply, and termination.
+"""Commands: errors that name options, refusal of options that do not apply, and termination.
 
-A command that can be used in several ways declares in a table which of its options each way does not take, and what to
-do instead. An option left at its default was not given, and is never refused.
+A command with several forms declares in a table the options that each form does not take, with advice on what to do
+instead. An option that was not typed or set by a variable is never refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typer.core import TyperCommand
 from weft.base.errors import InputError, WeftError
 
 STATED = ("COMMANDLINE", "ENVIRONMENT")
-"""Sources of parameters that a user gave."""
+"""Sources (as click names them) of parameters that the user gave."""
 
 PRICED = "a profile has its costs in it; make another with weft profile"
 PROFILES_ONLY = {"batch": PRICED, "seq_len": PRICED, "tables": PRICED, "cost": PRICED, "shape": PRICED}
-"""Option -> what to do instead, where there are profiles and no models to price."""
+"""Option that only applies to models -> advice, for commands that are given only profiles."""
 
 _UNITS = r"(?:_s|_ms|_j|_bytes|_gb_s)?"
-"""Suffix of an argument after the name of its option."""
+"""Unit at the end of an argument's name that its option does not have."""
 _LABEL = r"^(?:options|--[\w-]+): (?:\w+\.)*"
 """Prefix of a message that names the source of a value; the option replaces it."""
 _PART = r"[\w./\\'\"`-]"
@@ -36,7 +36,7 @@ _KEY_OF_A_FILE = r"\S+\.(?:toml|json|npz|onnx): (?:[\w.]+ ){1,2}(?=(?:=|must|is|
 
 
 class InOptions:
-    """Mixin of commands: errors of the library, which name arguments, name the options that were given instead."""
+    """Mixin of commands: in errors of the library, names of arguments are replaced by the options that were given."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -53,7 +53,7 @@ class Command(InOptions, TyperCommand):
 
 @contextmanager
 def name_options_in_errors(context: typer.Context) -> Iterator[None]:
-    """Have errors of the library name all options of the command, also those that would be a way out."""
+    """In errors raised in the block, replace names of arguments by options, also by options that were not given."""
     try:
         yield
     except WeftError as error:
@@ -66,7 +66,7 @@ told_in_options = name_options_in_errors
 
 
 def in_options(text: str, context: typer.Context) -> str:
-    """Return *text* in the words of the options that were given."""
+    """Return an error text with the names of arguments replaced by the options that were given."""
     given = [param for param in context.command.params if param.name and is_given(context, param.name)]
     return _name_unknown(naming_options(text, given), context)
 
@@ -75,27 +75,27 @@ def naming_options(text: str, params: Iterable[Any]) -> str:
     """Return *text* with ``max_groups = 0`` as ``--max-groups 0`` and ``check = False`` as ``--no-check``."""
     in_file, has_option = re.match(_KEY_OF_A_FILE, text), text.startswith("--")
     start = in_file.end() if in_file else 0
-    for_file, text = text[:start], text[start:]
+    prefix, text = text[:start], text[start:]
     for param in params:
         option = max(param.opts, key=len)
         if not option.startswith("--"):
             continue
-        off = max(param.secondary_opts, key=len, default=f"no {option}")
+        negated = max(param.secondary_opts, key=len, default=f"no {option}")
         typed = option[2:].replace("-", "_")
         names = "|".join(name.replace("_", "[_ ]") for name in (typed, param.name))
         value = rf"(?:{_LABEL}|{_ALONE})(?:{names}){_UNITS} = "
-        # True and False before other values: a flag is typed without one
+        # True and False before other values, since a flag is typed without a value
         text = re.sub(rf"{value}True\b", option, text)
-        text = re.sub(rf"{value}False\b", off, text)
+        text = re.sub(rf"{value}False\b", negated, text)
         text = re.sub(rf"{value}(?=\S)", f"{option} ", text)
         text = re.sub(rf"(^|: )(?:{names}){_UNITS}(?= (?:must|is|has) )", rf"\1{option}", text)
         if "_" in typed and not has_option:  # without an underscore it may be an ordinary word
             text = re.sub(f"{_ALONE}{typed}{_UNITS}{_ENDS}", option, text)
-    return for_file + text
+    return prefix + text
 
 
 def _name_unknown(text: str, context: typer.Context) -> str:
-    """Put the option before a message about an unknown name that was given to it."""
+    """Put the option before a message about an unknown name, if the name is the value of an option."""
     unknown = re.match(r"unknown [^']*'([^']*)'", text)
     for name, option in given_options(context).items():
         value = context.params.get(name)
@@ -109,20 +109,20 @@ def _name_unknown(text: str, context: typer.Context) -> str:
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Tell whether a user gave the parameter *name*, on the command line or by a variable."""
+    """Return whether the user gave the parameter *name*, on the command line or by an environment variable."""
     source = context.get_parameter_source(name)
     return source is not None and source.name in STATED
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
-    """Return parameter -> long name of its option, of all that were given."""
+    """Return name of a parameter -> long name of its option, for all parameters that were given."""
     return {param.name: max(param.opts, key=len) for param in context.command.params if is_given(context, param.name)}
 
 
 def refuse_unused(context: typer.Context, way: str, instead: Mapping[str, str]) -> None:
-    """Raise InputError for an option that does not apply to a *way* of using the command.
+    """Raise InputError if an option was given that does not apply to this form of the command.
 
-    instead: parameter -> what to do instead.
+    way: the form, as it is named in the message. instead: parameter that does not apply -> what to do instead.
     """
     for name, option in given_options(context).items():
         if name in instead:
@@ -145,9 +145,9 @@ def refuse_parameters_of_others(context: typer.Context, models: Sequence[str]) -
 
 @contextmanager
 def terminated_like_interrupted() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM, so that a stop by a job manager cleans up as Ctrl-C does.
+    """In the block, raise KeyboardInterrupt on SIGTERM, so that a job manager's stop cleans up as Ctrl-C does.
 
-    Child processes are then stopped and temporary folders removed.
+    The cleanup stops child processes and removes temporary folders.
     """
 
     def interrupt(number: int, frame: Any) -> None:
@@ -155,7 +155,7 @@ def terminated_like_interrupted() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread, which alone may set signal handlers
+    except ValueError:  # this is not the main thread, and only the main thread may set signal handlers
         yield
         return
     try:

@@ -70,7 +70,7 @@ def file_option(
 def folder_option(*names: str, help: str, replaced: bool = False, panel: str | None = "Output", **settings: Any) -> Any:
     """Declare an option for a folder to write; a path that cannot be written is refused before any work.
 
-    replaced: whether the folder is written whole and replaces an older one, next to which it is made first.
+    replaced: whether the folder is written as a whole beside an older folder, which it then replaces.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
@@ -82,7 +82,7 @@ def folder_option(*names: str, help: str, replaced: bool = False, panel: str | N
 
 
 def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> None:
-    """Raise InputError for a path at which no folder can be written, before minutes of work."""
+    """Raise InputError for a path at which no folder can be written; called before minutes of work."""
     if replaced and not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
     if path.is_file():
@@ -94,15 +94,17 @@ def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> No
 
 
 def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> None:
+    """Raise InputError for a file that cannot be written; *taken*: path -> option, of files checked before."""
     try:
-        why = _why_not(option, path, suffixes, taken)
+        why = _why_not_writable(option, path, suffixes, taken)
     except OSError as problem:
         why = f"cannot write: {problem.strerror or problem}"
     if why:
         raise InputError(f"{option} {path}: {why}")
 
 
-def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> str:
+def _why_not_writable(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> str:
+    """Return why a file cannot be written; empty if it can. The path is added to *taken*."""
     if str(path) == STANDARD_OUTPUT:
         return "name a file; only --json goes to standard output"
     if not path.parent.is_dir():
@@ -120,11 +122,11 @@ def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path,
 
 
 def _name_completion(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a shell completion of the last of several names with commas between them."""
+    """Return a function that completes the last name of a list with commas in a shell; *known*: returns all names."""
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, begun = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in known() if name.startswith(begun)]
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in known() if name.startswith(last)]
 
     return complete
 
@@ -185,7 +187,7 @@ DeviceFile = Annotated[str | None, file_option("--toml", help="Write the result 
 
 
 def split_names(text: str, needed_by: str = "") -> list[str]:
-    """Split a list with commas; *needed_by*: an option that must name something."""
+    """Split a list with commas; *needed_by*: an option whose list must not be empty."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if needed_by and not names:
         raise InputError(f"{needed_by} {text!r} names nothing; leave it out, or write names with commas between")
@@ -205,7 +207,7 @@ def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str
 
 @contextmanager
 def shapes_of_several(models: Sequence[str]) -> Iterator[None]:
-    """Have advice to pass ``--shape`` name the model, if there are several."""
+    """In errors that advise ``--shape``, name the model if there are several."""
     try:
         yield
     except ShapeNeeded as error:
@@ -225,7 +227,7 @@ def parse_bytes(option: str, text: str | None) -> int | None:
 
 
 def written_bytes(size: int | None) -> str | None:
-    """Return a size as ``parse_bytes`` reads it, as 256m."""
+    """Return a size as a text that ``parse_bytes`` reads, such as 256m."""
     if size is None:
         return None
     unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)
@@ -244,6 +246,7 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:
 
 
 def _option(text: str, value: str) -> Option:
+    """Parse the value of a policy's option; *text*: the whole option, for the error message."""
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
     number = as_number(value)
@@ -254,7 +257,7 @@ def _option(text: str, value: str) -> Option:
 
 def as_number(text: str) -> int | float | str:
     """Return the number in a text, or the text itself."""
-    # int first: float would accept whole numbers too, and round those beyond 2**53
+    # int first, since float also accepts integers and rounds those beyond 2**53
     for kind in (int, float):
         try:
             return kind(text)
@@ -274,7 +277,7 @@ SHAPE, VALUE = "shape", "value"
 
 
 def parse_stream(text: str) -> dict[str, object]:
-    """Return the keys of a stream, from MODEL:key=value,key=value."""
+    """Parse MODEL:key=value,key=value as the keys of a stream in a workload file."""
     model, _, rest = text.partition(":")
     if not model or re.match(r"\w+=", model):
         raise WorkloadError(f"--stream {text!r} names no model; write MODEL:{text.removeprefix(':') or 'rate=10'}")
@@ -299,7 +302,10 @@ def parse_stream(text: str) -> dict[str, object]:
 def _add_input(
     known: dict[str, object], text: str, key: str, value: str, parse: Callable[[str], tuple[str, object]]
 ) -> None:
-    """Add the content of an input, NAME=1x128; the former NAME:1x128 is read with a warning."""
+    """Parse the shape or value of an input, NAME=1x128, and add it to *known*.
+
+    text: the whole option, for error messages. The former form NAME:1x128 is read with a warning.
+    """
     before, colon, after = value.rpartition(":")
     former = "=" not in value and bool(colon and before)
     try:
@@ -320,7 +326,7 @@ def _parse_value(text: str) -> tuple[str, object]:
 
 
 def _refuse_model(path: str) -> None:
-    """Raise WorkloadError for a model in the place of a workload file, with the option that takes it."""
+    """Raise WorkloadError if *path* is a model and no workload file, with advice on the option for models."""
     if path.endswith(".onnx") or (path in model_names() and not Path(path).exists()):
         shown = f"-s {path}:rate=10,deadline=100"
         raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {shown}")
@@ -334,9 +340,9 @@ def asked_workload(
     read: Callable[[str], Workload] | None = None,
     **changes: Any,
 ) -> Workload:
-    """Return the workload of a file or of ``--stream``, with the shapes of ``--shape`` and other keys changed.
+    """Return the workload of a file or of ``--stream``, with the shapes of ``--shape``.
 
-    read: reads *path* if that is no workload file.
+    read: reads *path*, by default as a workload file. changes: further keys of the workload to replace.
     """
     from weft.workloads.requests import parse_workload, read_workload
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weft.simulation.comparison import Comparison
 
 MOST_SEGMENTS = 300_000
-"""Default of the segments that a comparison simulates, over all policies.
+"""Default limit of the segments that a comparison simulates, over all policies.
 
 A segment takes 0.1 to 0.3 ms (all 24 policies on ``h200``, below and above its capacity), so that a comparison takes
 about a minute.
@@ -111,12 +111,12 @@ def _compare_requests(
     from weft.simulation.comparison import ALL, check_host, compare_requests, request_names
     from weft.workloads.requests import read_workload
 
-    wanted = ALL if policies == ALL else split_names(policies, "--policies")
-    request_names(wanted)  # refuses unknown names before the machine is measured
+    given = ALL if policies == ALL else split_names(policies, "--policies")
+    request_names(given)  # raises for unknown names before the machine is measured
     check_late(late)
     requests = with_shapes(read_workload(path), shapes)
     host = check_host(workload_device(requests, device, lanes, shapes=shapes))
-    names = request_names(wanted, host)
+    names = request_names(given, host)
     with progress_bar("simulating", len(names)) as advance:
         comparison = compare_requests(
             requests,

@@ -1,4 +1,4 @@
-"""Devices of commands: options, the device of a workload, this machine measured, and its measurements as tables."""
+"""Devices of commands: options, the device of a workload, measuring this machine, and tables of measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weft.workloads.requests import Workload
 
 SECONDS = 5.0
-"""Default time in which all models run together; a longer one gives steadier results, a shorter one noise."""
+"""Default length of the measurement of all models together; longer measurements have less noise."""
 DEFAULT_NPU = "tpuv3-like"
 
 AnyDevice = Annotated[
@@ -44,7 +44,7 @@ def measure(
     seconds: float = SECONDS,
     cache: str | None = None,
 ) -> Host:
-    """Measure this machine, or a GPU of it, with these models or those of a workload; shows the progress."""
+    """Measure this machine or its GPU with these models or those of a workload, and show the progress."""
     from weft.planning.survey.host_measurement import measure
 
     with progress_bar("measuring", 1) as advance:
@@ -66,9 +66,9 @@ def workload_device(
     cache: str | None = None,
     shapes: Sequence[str] | None = None,
 ) -> Device:
-    """Return the device of a workload: the named one, its own, or this machine, measured now with its models.
+    """Return the device *device*, by default that of the workload; this machine is measured with the models.
 
-    shapes: the values of ``--shape``, which are refused if the device has the times of its models already.
+    shapes: the values of ``--shape``; raises InputError for shapes if the device's models are measured already.
     """
     from weft.devices import Host, is_measured, load_device
 
@@ -88,7 +88,7 @@ def workload_device(
 
 
 def named_npu(device: str | None) -> Npu:
-    """Return the NPU to price models for; without a name the default one, which is then printed."""
+    """Return the NPU named *device*, by default ``DEFAULT_NPU``, whose name is then printed."""
     from weft.devices import is_measured, load_npu, read_host
 
     if device is not None and (is_measured(device) or device.endswith(".json")):

@@ -7,7 +7,7 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # typing itself takes a while, and Ctrl-C may come then
+if TYPE_CHECKING:  # importing typing takes a while, in which Ctrl-C would not be handled
     from collections.abc import Sequence
 
 INTERRUPTED = 130
@@ -29,7 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _exit_interrupted(at_once: bool) -> None:
-    """Report the interruption and exit; *at_once*: without Python's cleanup, which may crash or print after Ctrl-C."""
+    """Print that the command was interrupted, and exit.
+
+    at_once: exit without Python's cleanup, which may crash or print messages after Ctrl-C.
+    """
     from contextlib import suppress
 
     with suppress(OSError):  # the reader of the pipe is gone

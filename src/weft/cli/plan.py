@@ -153,10 +153,10 @@ def _check(context: typer.Context, folder: str) -> None:
     from weft.planning.plan import read_plan
     from weft.planning.plan_check import drift
 
-    nothing = "it looks at a plan that is there; leave it out"
+    advice = "it looks at a plan that is there; leave it out"
     others = ("workload", "output", "streams", "shape", "device", "json_file")
-    refuse_unused(context, "--check", dict.fromkeys(others, nothing))
-    read_plan(folder)  # PlanError where it is none: a mistyped folder is no difference
+    refuse_unused(context, "--check", dict.fromkeys(others, advice))
+    read_plan(folder)  # raises PlanError: a mistyped folder must not be reported as a difference
     changes = drift(folder)
     for sentence in changes:
         say(sentence, soft_wrap=True)
@@ -169,7 +169,7 @@ def _check(context: typer.Context, folder: str) -> None:
 
 
 def _time_again(folder: str, changes: list[str]) -> list[str]:
-    """Time a plan's models now and return the differences; *changes*: sentences printed about the plan before."""
+    """Time a plan's models now and return the differences; *changes*: sentences that are printed already."""
     from weft.planning.plan_check import timed_now
 
     try:
@@ -194,8 +194,8 @@ def _print_conditions(measured: Conditions | None, began: datetime, devices: Seq
         return
     from_file = any(not is_measured(device) for device in devices)
     if measured.ended < began.replace(microsecond=0):
-        kept = "" if from_file else " and kept; --fresh measures again"
-        say(f"{'measured':<9} {age_in_words(measured.ended)} ago{kept}", soft_wrap=True)
+        advice = "" if from_file else " and kept; --fresh measures again"
+        say(f"{'measured':<9} {age_in_words(measured.ended)} ago{advice}", soft_wrap=True)
     if measured.disturbed:
         advice = "measure it again" if from_file else "plan with nothing else running, or --fresh later"
         say(f"{'measured':<9} {measured.in_words}: {advice}", style="yellow", soft_wrap=True)

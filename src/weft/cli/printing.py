@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from weft.models import Model
 
 FILE_WIDTH = 140
-"""Columns if standard output is no terminal: the widest table of a command fits."""
+"""Width of the output in characters if it is no terminal, so that the widest table fits."""
 QUIET_S, EVERY_S = 2.0, 5.0
-"""Off a terminal: seconds before the first line of progress, so that short tasks print none, and between two lines."""
+"""Without a terminal: seconds before the first line of progress (short tasks print none), and between two lines."""
 STANDARD_OUTPUT = "-"
 
 
 class Advance(Protocol):
-    """Moves a progress bar: by one, or to *done* of *of*."""
+    """Moves a progress bar by one step, or to *done* of *of* steps."""
 
     def __call__(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None: ...
 
@@ -38,7 +38,7 @@ console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def write_result(path: str | None, value: Mapping[str, Any]) -> None:
-    """Write *value* as JSON to the path of ``--json``; nothing if that is None."""
+    """Write *value* as JSON to the path of ``--json``, ``-`` for standard output; do nothing if it is None."""
     from weft.base.jsonfile import as_json, write_json
 
     if path == STANDARD_OUTPUT:
@@ -49,12 +49,12 @@ def write_result(path: str | None, value: Mapping[str, Any]) -> None:
 
 
 def say(text: str, **settings: Any) -> None:
-    """Print plain text: names and reasons come from files and may contain the markup of rich."""
+    """Print *text* without interpreting rich's markup, which names from files may contain."""
     console.print(text, highlight=False, markup=False, **settings)
 
 
 def say_written(what: str, path: str | Path, more: str = "") -> None:
-    """Print that a file was written, on one line of any length: scripts read it too."""
+    """Print that a file was written, on a line without wrapping, since scripts read it."""
     say(f"{what:<9} {path}" + (f"  ({more})" if more else ""), soft_wrap=True)
 
 
@@ -62,11 +62,11 @@ told = say_written
 """The former name."""
 
 _MOST_GUESSES = 3
-"""Unknown shapes that are printed: one of them explains most of those after it, which are only counted."""
+"""Number of unknown shapes that are printed; further ones usually follow from the first, and are only counted."""
 
 
 def warn_of_gaps(model: Model) -> None:
-    """Warn of the parts of a model that were not counted: operators of unknown arithmetic, unknown shapes."""
+    """Warn of the parts of a model whose work is not known: operators without a cost rule, unknown shapes."""
     ops, more = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
     lines = [f"no arithmetic known for {ops}; counted as activation traffic"] if ops else []
     lines += model.guesses[:_MOST_GUESSES]
@@ -76,7 +76,7 @@ def warn_of_gaps(model: Model) -> None:
 
 
 def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
-    """Make a table whose first *left* columns are text and the others numbers."""
+    """Make a table whose first *left* columns are text; the other columns are numbers."""
     table = Table(
         title=escape(title), title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
@@ -86,7 +86,7 @@ def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Add a row of plain text: names come from files and may contain the markup of rich."""
+    """Add a row of cells, without interpreting rich's markup, which names from files may contain."""
     table.add_row(*map(escape, cells), style=style)
 
 
@@ -107,9 +107,9 @@ def counted(count: int, thing: str) -> str:
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
-    """Show the progress of a task: a bar that disappears at the end; off a terminal lines, if it takes a while.
+    """Show the progress of a task: a bar that disappears at the end; without a terminal, lines on standard error.
 
-    Yields a function that advances and renames it. Without a *total* the elapsed time is shown.
+    Yields a function that advances and renames the bar. Without a *total*, only the elapsed time is shown.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -152,7 +152,7 @@ def stage_bars() -> Iterator[Show]:
 
 
 class _Lines:
-    """Progress as lines on standard error, from a thread, so that a task without reports shows its time too."""
+    """Prints progress as lines on standard error, from a thread, so that lines appear even if a task never advances."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what, self._description = what, what

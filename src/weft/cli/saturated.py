@@ -48,7 +48,7 @@ class SaturatedOptions:
     """Cut layers larger than this part of the buffer, 8 for an eighth; 1 cuts none."""
 
     def read_profiles(self, npu: Npu, shapes: Sequence[str] | None) -> list[Profile]:
-        """Return profiles of the named models on the device, then those read from files."""
+        """Estimate profiles of the named models on the device, and add the profiles from files."""
         from weft.devices.costs.layer_costs import estimate, read_profile
         from weft.models.sources import load_models
 

@@ -36,6 +36,7 @@ HELP_ORDER = [
 
 
 def _grpc_port(port: int) -> int | None:
+    """Return the setting for the option ``--grpc-port``, where -1 means no gRPC."""
     return None if port == -1 else port
 
 
@@ -115,7 +116,7 @@ def command(
 
 
 def _plan_among(sources: list[str], config: str | None) -> str | None:
-    """Return the plan to serve, if one is named; it has models and settings of its own, so it must be named alone."""
+    """Return the plan among *sources*, or None; raises InputError if other sources or a settings file are given too."""
     from weft.planning.plan import is_plan
 
     plan = next((source for source in sources if is_plan(source)), None)
@@ -133,7 +134,7 @@ def _settings(
     *,
     unchecked: bool = False,
 ) -> ServerConfig:
-    """Return the settings: those of the file or the plan, overridden by variables, overridden by *options*."""
+    """Return the settings of the file or plan, overridden by environment variables, then by *options*."""
     from weft.serving.environment import settings_in
 
     if api_key_file:
@@ -168,7 +169,7 @@ class _Loading:
         self.done()
 
     def say(self, name: str) -> None:
-        """Show that a model is being loaded."""
+        """Show that the model *name* is being loaded."""
         if self._status:
             self._status.update(f"loading {escape(name)}: it is cut and measured while it is served")
         else:
@@ -226,12 +227,12 @@ def _print_models(service: Service) -> None:
 
 
 def _state(slot: ModelSlot, why_unusable: str) -> tuple[str, str]:
-    """Return a model's state in a word, and its segments and remarks."""
+    """Return a model's state as a word, and a text with its segments and remarks."""
     if why_unusable:
         return "failed", why_unusable
     if slot.served is None:
         return "on demand", slot.message
-    return "ready", "; ".join(filter(None, (_pieces(slot.served.loaded), slot.message)))
+    return "ready", "; ".join(filter(None, (_segments_text(slot.served.loaded), slot.message)))
 
 
 def _finishing(requests: int) -> None:
@@ -239,6 +240,7 @@ def _finishing(requests: int) -> None:
 
 
 def _announce(server: Server) -> None:
+    """Print the server's address, its models, and problems of the repository."""
     config, service = server.config, server.service
     scheme = "https" if config.network.tls_cert else "http"
     address = f"{scheme}://{config.network.host}:{server.http_port}"
@@ -253,9 +255,11 @@ def _announce(server: Server) -> None:
     say(f"       policy {config.scheduling.policy}, {lanes}, stop with Ctrl-C\n")
     lines: dict[tuple[str, str], list[str]] = {}
     for slot in service.library.slots():
-        pieces = _pieces(slot.served.loaded) if slot.served else slot.state
-        text = f"{slot.entry.version}: {pieces}  {slot.message}"
-        group = "" if slot.state == "failed" else slot.entry.name  # models of one file fail for one reason: one line
+        state = _segments_text(slot.served.loaded) if slot.served else slot.state
+        text = f"{slot.entry.version}: {state}  {slot.message}"
+        group = (
+            "" if slot.state == "failed" else slot.entry.name
+        )  # models of a file that fail for a reason share a line
         lines.setdefault((group, text), []).append(slot.entry.name)
     for (_, text), names in lines.items():
         _line(f"       {', '.join(names)} {text}")
@@ -266,11 +270,12 @@ def _announce(server: Server) -> None:
         _line(f"       remark: {name}: {remark}")
 
 
-def _pieces(loaded: LoadedModel) -> str:
+def _segments_text(loaded: LoadedModel) -> str:
+    """Return the number of segments and the exits of a model as a text."""
     exits = ", ".join(spec.output for spec in loaded.exits.specs) if loaded.exits else ""
     return counted(len(loaded.segments), "segment") + (f", exits {exits}" if exits else "")
 
 
 def _line(text: str) -> None:
-    """Print one line of any length."""
+    """Print a line without wrapping it."""
     say(text.rstrip(), soft_wrap=True)

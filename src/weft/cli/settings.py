@@ -3,7 +3,7 @@
     @with_settings
     def command(context: typer.Context, typed: Annotated[Typed, From(TuneOptions)], fresh: bool = False) -> None:
 
-Parameter ``typed`` stands for the options of all fields that have one. The command gets the values that were typed, by
+The parameter ``typed`` stands for the options of all fields that have an option. The command gets the typed values by
 field; other fields keep the defaults of the class, or the values of a file or of the environment.
 """
 
@@ -35,7 +35,7 @@ COMPLETIONS = {
 class From:
     """Marks the parameter of a command that stands for the options of settings classes.
 
-    converters: field -> a function of the typed value, if the field has another type.
+    converters: field -> function that converts the typed value to the type of the field.
     """
 
     def __init__(self, *kinds: type[Any], **converters: Callable[[Any], Any]) -> None:
@@ -44,7 +44,7 @@ class From:
         self._converters = converters
 
     def parameters(self) -> list[inspect.Parameter]:
-        """Return a parameter for each option, as typer reads them."""
+        """Return a parameter of a function for each option, from which typer makes the option."""
         return [
             inspect.Parameter(
                 name,
@@ -56,7 +56,7 @@ class From:
         ]
 
     def typed(self, context: typer.Context) -> Typed:
-        """Return the typed values in the types of the fields."""
+        """Return field -> typed value, converted to the type of the field."""
         options = given_options(context)
         return {
             name: self._value(name, options[name], context.params[name]) for name in self.settings if name in options
@@ -88,14 +88,14 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         others = {name: value for name, value in arguments.items() if name not in declared}
         command(**others, **{name: mark.typed(arguments["context"]) for name, mark in marks.items()})
 
-    # typer reads the annotations, inspect the signature: both must show the options in place of the marks
+    # typer reads the annotations, and inspect the signature: both must have the options in place of the marks
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
 def declared(kind: type[Any], name: str) -> Any:
-    """Return the option of a field, for a command that has it as a parameter of its own."""
+    """Return the option of the field *name* of a settings class, for a command with a parameter for it."""
     return next(_option(setting) for setting in settings_of(kind) if setting.name == name)
 
 
@@ -125,7 +125,7 @@ def _type(setting: DeclaredSetting) -> Any:
 
 
 def option_names(setting: DeclaredSetting) -> tuple[str, ...]:
-    """Return the names of an option: ``--max-body`` for ``max_body_bytes``, and ``--no-...`` of flags that are on."""
+    """Return the names of an option: ``--max-body`` for ``max_body_bytes``, also ``--no-...`` for flags that are on."""
     assert setting.option is not None
     names = setting.option.names
     if any(name.startswith("--") for name in names):
@@ -148,5 +148,5 @@ def _default(setting: DeclaredSetting) -> Any:
 
 
 def _is_size(setting: DeclaredSetting) -> bool:
-    """Tell whether a setting is a number of bytes, which is typed as 512m."""
+    """Return whether a setting is a number of bytes, which is typed as 512m."""
     return setting.name.endswith("_bytes")

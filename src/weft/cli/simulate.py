@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class CommandForms(NamedTuple):
-    """For an option, what to do instead in each form of the command; empty if the form takes the option."""
+    """For an option, the advice in each form of the command that does not take it; empty if the form takes it."""
 
     models: str = ""
     """Saturated streams of models, with or without profiles."""
@@ -56,7 +56,7 @@ class CommandForms(NamedTuple):
 
 
 WRITTEN = CommandForms("--models", "profiles without --models", "--workload", "--bench")
-"""The forms as a user writes them."""
+"""The names of the forms in messages."""
 
 _ONE = "it brings its own streams; give one of them"
 _STREAM = "its streams name their models; change them in the file"
@@ -101,7 +101,7 @@ OPTIONS = {
     "perfetto": _EXPORT,
     "figure": _EXPORT,
 }
-"""Option -> the forms that do not take it."""
+"""Option -> advice for the forms that do not take it."""
 
 
 @with_settings
@@ -223,7 +223,10 @@ def simulate_workload(
     json_file: str | None,
     exports: dict[str, str | None],
 ) -> None:
-    """Simulate a workload file under one policy, print the report and write files. *cost*: None for the default."""
+    """Simulate a workload file under a policy, print the report and write files.
+
+    cost: name of a cost model, None for the default. exports: keyword of ``write_exports`` -> path or None.
+    """
     from weft.devices import Host
     from weft.devices.costs import DEFAULT_COST
     from weft.engine.lateness import check_late
@@ -251,7 +254,7 @@ def simulate_workload(
 
 
 def _check_cost(workload: Workload, device: Device) -> None:
-    """Raise InputError for a cost model if the device or the profiles determine the costs."""
+    """Raise InputError if ``--cost`` does not apply, since the device or profiles determine the costs."""
     from weft.devices import Npu
 
     if not isinstance(device, Npu):

@@ -1,4 +1,4 @@
-"""``weft tools``: the installed tools, the entries that they register, and the reasons why others were left out."""
+"""``weft tools``: the installed tools, the entries that they register, and why other tools were not loaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ OTHERS_SHARE = 0.05
 (``planning.trials.STEP``): what takes less changes no number in them."""
 STOLEN_SHARE = 0.02
 """Share of the cores' time above which steal is named. It is less than for processes: a hypervisor takes whole time
-slices of some milliseconds, and two in a hundred requests that wait for one are more than the usual limit of late ones.
+slices of some milliseconds, and if 2 % of requests wait for such a slice, the usual limit of late requests is exceeded.
 """
 REPEATS_RATIO = 1.5
 """How many times longer the same model may take alone in one measurement than in another before that is named; the
@@ -39,22 +39,22 @@ class Conditions(BaseModel, extra="forbid", frozen=True):
     clock_mhz: NotNegative | None = None
     """Clock of the fastest core, the median of what was read after each part of the measurement."""
     repeats_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
-    """Longest over shortest median time of one model alone, over all times that it was measured so; of all models the
-    largest."""
+    """Longest over shortest median time of the same model alone, over the repeats of its measurement; the largest of
+    all models."""
 
     @property
     def taken_share(self) -> float:
-        """Share of the cores' time that was not there for what was measured."""
+        """Share of the cores' time that the measured processes could not get."""
         return min(1.0, (self.others_cores or 0.0) / self.cores + (self.stolen_share or 0.0))
 
     @property
     def too_long(self) -> float:
-        """By which share measured times may be too long: work that would fill all cores had only the rest of them."""
+        """The relative error by which measured times may be too long, if the measured work could fill all cores."""
         return self.taken_share / (1 - min(0.99, self.taken_share))
 
     @property
     def disturbances(self) -> list[str]:
-        """What disturbed the measurement, each with its number; empty on a quiet machine."""
+        """Messages that name each disturbance of the measurement and its size; empty on a quiet machine."""
         causes = []
         if self.others_cores is not None and self.others_cores > OTHERS_SHARE * self.cores:
             causes.append(f"other processes took {self.others_cores:.2g} of {_cores(self.cores)} while measuring")
@@ -74,16 +74,20 @@ class Conditions(BaseModel, extra="forbid", frozen=True):
         if not self.disturbances:
             return ""
         causes = ", ".join(self.disturbances)
-        return f"{causes}; measured times may be up to {max(1, round(100 * self._worst)):d} % too long"
+        return f"{causes}; measured times may be up to {max(1, round(100 * self._largest_error)):d} % too long"
 
     @property
-    def _worst(self) -> float:
+    def _largest_error(self) -> float:
+        """The relative error of measured times, by taken processor time or by the spread of repeats."""
         repeats = self.repeats_ratio or 1.0
         return max(self.too_long, repeats - 1 if repeats > REPEATS_RATIO else 0.0)
 
 
 def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
-    """The conditions of several measurements as one: of each number the largest, and when the first of them ended."""
+    """Merge the conditions of several measurements, for each number the worst one; None if none is known.
+
+    That is the largest value, but the lowest clock and the earliest end.
+    """
     known = [conditions for conditions in measured if conditions is not None]
     if not known:
         return None
@@ -99,7 +103,7 @@ def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
 
 
 def age_in_words(ended: datetime, now: datetime | None = None) -> str:
-    """How long ago a measurement ended, in its largest unit: "3 days"."""
+    """The age of a measurement in its largest unit, such as "3 days"; *now* is the current time by default."""
     seconds = ((now or datetime.now(UTC)) - ended).total_seconds()
     for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length_s:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class Resident(NamedTuple):
-    """Weights in the buffer: how many, and when the compute that frees them ends."""
+    """Weights of a layer in the buffer: their size in ticks, and when the compute that frees them ends."""
 
     size: int
     done: int
 
 
 class LayerTimes(NamedTuple):
-    """When one issued layer is fetched and computed; where nothing is fetched, that takes no time."""
+    """When an issued layer is fetched and computed; without weights, the fetch starts and ends at the same time."""
 
     fetch_start: int
     fetch_end: int
@@ -29,7 +29,7 @@ class LayerTimes(NamedTuple):
 class DeviceClocks(NamedTuple):
     """When a device can take its next layer, after everything issued so far: the paper's S = (t_m, t_c, l).
 
-    A lane, or a unit of a SoC, has one clock for all of it and no buffer: ``at``.
+    A lane, or a unit of a SoC, has one clock for all its work and no buffer: make it with ``at``.
     """
 
     channel_free: int = 0
@@ -43,7 +43,7 @@ class DeviceClocks(NamedTuple):
 
     @classmethod
     def at(cls, now: int) -> DeviceClocks:
-        """A device that fetches nothing and can begin now."""
+        """The clocks of a device without a channel that can begin its next work at *now*."""
         return cls(now, now, now)
 
     @property
@@ -57,10 +57,10 @@ class DeviceClocks(NamedTuple):
 
 
 def fetch_end(state: DeviceClocks, size: int, buffer: int, start: int) -> int:
-    """When *size* ticks of weights, begun at *start*, are all on chip.
+    """When the fetch of *size* ticks of weights ends that starts at *start*, with a weight buffer of *buffer* ticks.
 
-    A remainder that exactly fits the space a finished layer freed does not wait for the next one to
-    finish; the printed pseudo-code (Fig. 9, line 14) does, by a strict comparison.
+    A remainder that exactly fills the space freed by a finished layer does not wait for the next layer to finish. In
+    the paper's pseudo-code (Fig. 9, line 14) it would wait, by a strict comparison.
     """
     free = state.free(buffer)
     if size <= free:  # no stall
@@ -79,12 +79,15 @@ def fetch_end(state: DeviceClocks, size: int, buffer: int, start: int) -> int:
 def issue(
     state: DeviceClocks, fetch: int, compute: int, buffer: int, not_before: int = 0
 ) -> tuple[DeviceClocks, LayerTimes]:
-    """The state after issuing a layer next, and when it is fetched and computed."""
+    """Issue a layer of *fetch* and *compute* ticks; return the clocks afterwards and the times of the layer.
+
+    buffer: the weight buffer's capacity in ticks. not_before: the earliest start of the fetch.
+    """
     start = max(state.channel_free, not_before)
     fetched = fetch_end(state, fetch, buffer, start)
     began = max(state.array_free, fetched)
     done = began + compute
-    # Weights are on chip only while the channel may have to wait for them: later ones were fetched after they left.
+    # Weights that are freed before this fetch ends can no longer stall the channel, so they are not kept.
     kept = tuple(entry for entry in state.resident if entry.done > fetched)
     after = DeviceClocks(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
     return after, LayerTimes(start, fetched, began, done)
@@ -93,12 +96,12 @@ def issue(
 def prefetchable(state: DeviceClocks, size: int, buffer: int, fetched: int) -> int:
     """Return the ticks of later layers that the channel can fetch before the array is free.
 
-    fetched: the end of the fetch of a layer of *size*, from which on the channel is free. This is the paper's
-    fetch(S'[t_m], S[t_c]).
+    fetched: when the fetch of a layer of *size* ticks ends and the channel becomes free. buffer: the weight buffer's
+    capacity in ticks. This is fetch(S'[t_m], S[t_c]) of the paper.
     """
     time, need = fetched, 0
     room = buffer - size - sum(entry.size for entry in state.resident if entry.done > fetched)
-    for entry in (e for e in state.resident if e.done > fetched):
+    for entry in (resident for resident in state.resident if resident.done > fetched):
         need += min(room, state.array_free - time)
         time = max(time + room, entry.done)
         room = entry.size

@@ -26,41 +26,42 @@ HAND_OVER_S = 1e-4
 """Time until a lane whose queue ran empty begins the next segment: the idle time of the GPU, measured in one process.
 """
 SEGMENT_MS = 0.25
-"""How long segments of a model on the simulated GPU take, about, as they are cut by default on a real one."""
+"""Approximate length of a model's segments on the simulated GPU, the default on a real GPU."""
 ROUNDS = 60
 """Most rounds of the fit; it converges in about 20, and each costs a prediction of all pairs per constant."""
 ENOUGH = 1e-7
-"""Least gain of a round, in squared logarithms, for another one."""
+"""Another round follows only if a round reduces the error by at least this, in squared logarithms."""
 H200 = Path(__file__).parent / "data" / "h200.json"
 STREAMS = ("streams", "a high", "b high")
-"""Ways to run a pair on the whole GPU; others are two sides of a cut."""
+"""Values of ``MeasuredPair.how`` for a pair on the whole GPU; other values name the two sides of a cut."""
 _FITTED = tuple(Contention.model_fields)
 
 
 class AloneModel(BaseModel, extra="forbid", frozen=True):
-    """A model alone."""
+    """Measurements of a model alone: time in ms, kernels, memory traffic, and speeds on shares of the GPU."""
 
     ms: Amount
     kernels: Annotated[int, Field(ge=1)]
     gb: Amount
-    """Gigabytes that it reads and writes."""
+    """Gigabytes of memory that a run reads and writes."""
     speeds: dict[int, Annotated[float, Field(gt=0, le=4)]]
+    """Multiprocessors of a share -> speed there over that on the whole GPU."""
     estimated: tuple[int, ...] = ()
     """The shares of which the speed was not measured."""
 
 
 class MeasuredPair(BaseModel, extra="forbid", frozen=True):
-    """Two models that both had endless work."""
+    """The speeds of two models that ran concurrently without pause."""
 
     models: tuple[str, str]
     how: str
-    """On ``streams``, with one of them on a stream of high priority, or on the sides of a cut, as ``84+48``."""
+    """One of ``STREAMS`` (``a high``: the first model has high priority), or the sides of a cut, such as ``84+48``."""
     speeds: tuple[float, float]
     """Their rates over their rates alone on the whole GPU."""
 
 
 class GpuPairs(BaseModel, extra="forbid", frozen=True):
-    """All that was measured. The field names are the keys of the file."""
+    """Measurements on one GPU. The field names are the keys of the file."""
 
     format: Literal[1] = 1
     kind: Literal["gpu-pairs"] = "gpu-pairs"
@@ -74,26 +75,27 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
     pairs: tuple[MeasuredPair, ...]
 
     def like(self, model: str) -> GpuLikeness:
-        """The likeness of a model, from what was measured of it alone."""
+        """The likeness of a model, from its measurements alone."""
         alone = self.models[model]
         memory = min(1.0, alone.gb / (alone.ms / 1e3) / self.gb_per_s)
         return GpuLikeness(speeds=alone.speeds, kernel_us=alone.ms * 1e3 / alone.kernels, memory=memory)
 
     def cut(self, contention: Contention) -> GpuCuts:
-        """How the GPU can be shared, by a model of contention."""
+        """How the GPU can be shared, with these constants of the contention model."""
         return GpuCuts(sms=self.sms, cuts=self.cuts, contention=contention)
 
     def predicted(self, pair: MeasuredPair, contention: Contention) -> list[float]:
-        """The speeds of a pair by the model."""
+        """The speeds of both models of a pair that the contention model predicts."""
         shares = self.cut(contention).shares([self.like(model) for model in pair.models])
         return shares.speeds((0, 1), _lanes(pair.how, shares))
 
     def device(self) -> Host:
-        """The GPU with these models, in segments of about equal length, to simulate requests on."""
+        """The GPU with these models as a simulated device; each model is cut into equal segments."""
         models = {}
         for name, alone in self.models.items():
             count = max(1, round(alone.ms / SEGMENT_MS))
-            times, segments = (alone.ms / 1e3 / count,) * count, tuple(f"part {at}" for at in range(count))
+            times = (alone.ms / 1e3 / count,) * count
+            segments = tuple(f"part {number}" for number in range(count))
             models[name] = HostModel(segments=segments, times_s={1: times}, like={1: self.like(name)})
         gpu = self.cut(Contention())
         return Host(
@@ -109,7 +111,7 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
 
 
 class PairError(NamedTuple):
-    """A pair, and the speeds that a model predicts which was not fitted to it."""
+    """A pair, and the speeds predicted by a contention model that was fitted without this pair."""
 
     pair: MeasuredPair
     speeds: tuple[float, ...]
@@ -127,7 +129,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def read_pairs(path: str | Path = H200) -> GpuPairs:
-    """Read measurements from a file; those of the H200 where none is named."""
+    """Read measurements from a file, by default those of the H200; raises DeviceError if the file is not valid."""
     try:
         return GpuPairs.model_validate(read_json(path, DeviceError))
     except ValidationError as error:
@@ -135,31 +137,32 @@ def read_pairs(path: str | Path = H200) -> GpuPairs:
 
 
 def fitted(measured: GpuPairs, pairs: Sequence[MeasuredPair] | None = None) -> Contention:
-    """The constants with the least squared error of the logarithms of all speeds, by Levenberg and Marquardt's method.
+    """Fit the constants to the logarithms of all speeds by least squares (Levenberg-Marquardt).
 
-    Logarithms, so that half as fast and twice as fast are errors of the same size.
+    pairs: the pairs to fit to, all by default. Logarithms make half as fast and twice as fast errors of the same size.
     """
     known = measured.pairs if pairs is None else pairs
-    now, damping = np.array([getattr(Contention(), name) for name in _FITTED]), 1e-2
-    off = _residuals(measured, known, now)
+    values, damping = np.array([getattr(Contention(), name) for name in _FITTED]), 1e-2
+    residuals = _residuals(measured, known, values)
     for _ in range(ROUNDS):
-        steps = np.eye(len(now)) * 1e-5
-        slopes = np.array([(_residuals(measured, known, now + step) - off) / 1e-5 for step in steps]).T
-        push = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(now)), -slopes.T @ off)
-        there = np.maximum(0.0, now + push)
-        off_there = _residuals(measured, known, there)
-        gained = (off**2).sum() - (off_there**2).sum()
-        if gained <= 0:  # the step went too far: damp it, towards the gradient
+        steps = np.eye(len(values)) * 1e-5
+        jacobian = np.array([(_residuals(measured, known, values + step) - residuals) / 1e-5 for step in steps]).T
+        normal = jacobian.T @ jacobian + damping * np.eye(len(values))
+        step = np.linalg.solve(normal, -jacobian.T @ residuals)
+        new_values = np.maximum(0.0, values + step)
+        new_residuals = _residuals(measured, known, new_values)
+        gained = (residuals**2).sum() - (new_residuals**2).sum()
+        if gained <= 0:  # the step went too far: more damping makes it shorter and closer to the gradient
             damping *= 4
             continue
-        now, off, damping = there, off_there, damping / 3
+        values, residuals, damping = new_values, new_residuals, damping / 3
         if gained < ENOUGH:
             break
-    return _constants(now)
+    return _constants(values)
 
 
 def left_out(measured: GpuPairs) -> list[PairError]:
-    """Every pair, predicted with constants fitted without all pairs of the same two models (cross-validation)."""
+    """Cross-validation: predict each pair with constants that were fitted without any pair of the same two models."""
     errors = []
     for models in dict.fromkeys(pair.models for pair in measured.pairs):
         others = fitted(measured, [pair for pair in measured.pairs if pair.models != models])
@@ -173,7 +176,7 @@ def _constants(values: Floats) -> Contention:
 
 
 def _residuals(measured: GpuPairs, pairs: Sequence[MeasuredPair], values: Floats) -> Floats:
-    """Logarithms of predicted speeds over measured ones; rounding of constants comes after the fit."""
+    """Logarithms of predicted over measured speeds, for unrounded constants *values*."""
     constants = Contention(**dict(zip(_FITTED, map(float, values), strict=True)))
     predicted = [speed for pair in pairs for speed in measured.predicted(pair, constants)]
     speeds = [speed for pair in pairs for speed in pair.speeds]
@@ -182,13 +185,13 @@ def _residuals(measured: GpuPairs, pairs: Sequence[MeasuredPair], values: Floats
 
 
 def _lanes(how: str, shares: Shares) -> tuple[int, int]:
-    """The lanes that a pair was on."""
+    """The lanes on which the two models of a pair ran, by ``MeasuredPair.how``; raises DeviceError if it is wrong."""
     first, second = shares.whole[:2]
     if how in STREAMS:
         return {"streams": (first, second), "a high": (shares.high, second), "b high": (first, shares.high)}[how]
-    one, two = (int(sms) for sms in how.split("+"))
+    first_sms, second_sms = (int(sms) for sms in how.split("+"))
     for sides in shares.cuts:
-        for a, b in (sides, sides[::-1]):
-            if (shares.lanes[a].sms, shares.lanes[b].sms) == (one, two):
-                return a, b
+        for first, second in (sides, sides[::-1]):
+            if (shares.lanes[first].sms, shares.lanes[second].sms) == (first_sms, second_sms):
+                return first, second
     raise DeviceError(f"how = {how!r} is neither {', '.join(STREAMS)} nor one of the cuts")

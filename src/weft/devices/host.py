@@ -32,44 +32,44 @@ Count = Annotated[int, Field(ge=1, le=1024)]
 
 
 def device_entry(name: str) -> Entry | None:
-    """The registration of the kind of a device's name, as ``cuda:0``, which is the part before the colon; or None."""
+    """The registry entry for a device's kind, the part of *name* before the colon (``cuda:0``); None if unknown."""
     return registered("devices").get(name.partition(":")[0])
 
 
 def is_device(name: str) -> bool:
-    """Whether a name is that of a device in this machine, such as a GPU, of a kind that weft or a tool registers."""
+    """Whether *name* names a device in this machine, such as a GPU, of a registered kind."""
     entry = device_entry(name)
     return entry is not None and re.fullmatch(entry.about.get("names", ANY_NAME), name.partition(":")[2]) is not None
 
 
 def example_devices(kinds: Container[str] | None = None) -> str:
-    """A name of each registered kind of device, or of those *kinds* only, for messages: ``cuda:0``."""
+    """Example names of devices for messages, such as ``cuda:0``; *kinds*: only of these registered kinds."""
     devices = registered("devices").values()
     return " or ".join(entry.about["example"] for entry in devices if kinds is None or entry.name in kinds)
 
 
 def is_measured(name: str) -> bool:
-    """Whether a device is this machine, or a part of it, and has to be measured."""
+    """Whether *name* means this machine or a device in it, which has to be measured first."""
     return name == HOST or is_device(name)
 
 
 class HostModel(BaseModel, extra="forbid", frozen=True):
-    """One model, as the server runs it here."""
+    """Measurements of one model as this machine's server cuts and runs it."""
 
     segments: Annotated[tuple[str, ...], Field(min_length=1)]
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     times_s: Annotated[dict[int, tuple[Time, ...]], Field(min_length=1)]
-    """Batch size -> mean time of each segment on a lane that works without pause, the others idle."""
+    """Batch size -> mean time of each segment on a lane that works without pause while the other lanes are idle."""
     spread: tuple[tuple[Factor, ...], ...] = ()
-    """Successive runs, in order: the time of each segment over its mean; empty: always the mean."""
+    """For each successive run, the time of each segment over its mean; empty: every run takes the mean."""
     overhead_s: tuple[Time, ...] = ()
-    """Latency of single requests besides their segments and hand-overs: transfer, parsing and answering."""
+    """Measured latencies of single requests minus segments and hand-overs: transfer, parsing and answering."""
     loses: dict[str, Share] = {}
-    """Other model -> share of its speed that it loses while one lane runs that."""
+    """Other model -> share of this model's speed that is lost while another lane runs the other model."""
     like: dict[int, GpuLikeness] = {}
-    """Batch size -> its likeness, where it may run on shares of a GPU."""
+    """Batch size -> this model's likeness, if it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """After how many segments requests may leave, the end not among them; those that were measured went to the end."""
+    """Early exits: the number of segments before each, without the end. The measured requests ran to the end."""
 
     @model_validator(mode="after")
     def _consistent(self) -> HostModel:
@@ -86,7 +86,7 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         return self
 
     def total_s(self, batch: int) -> float:
-        """The time of all segments."""
+        """Seconds of all segments at a batch size."""
         return sum(self.times_at(batch))
 
     @property
@@ -98,16 +98,16 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
     def like_at(self, batch: int) -> GpuLikeness:
-        """Its likeness at a batch size."""
+        """The model's likeness at a batch size."""
         return like_at(self.like, batch)
 
     def times_at(self, batch: int) -> tuple[float, ...]:
-        """The time of each segment at a batch size, interpolated between the measured ones."""
+        """Seconds of each segment at a batch size, interpolated between the measured batch sizes."""
         return times_at(self.times_s, len(self.segments), batch)
 
 
 def like_at(like: Mapping[int, GpuLikeness], batch: int) -> GpuLikeness:
-    """The likeness of a model at a batch size: of the next larger size that was measured, or of the largest."""
+    """The likeness of a model at the smallest measured batch size of at least *batch*, or at the largest."""
     return like[min((size for size in like if size >= batch), default=max(like))]
 
 
@@ -119,19 +119,19 @@ def usable_cores() -> int:
 def lane_cores(cores: int, threads: int) -> int:
     """Number of lanes, with *threads* threads each, that run at full speed at the same time.
 
-    At least two: a lane and the server's own work are in every measured time.
+    At least two: every measured time already contains the server's own work beside a lane.
     """
     return max(2, cores // threads)
 
 
 class GpuCuts(BaseModel, extra="forbid", frozen=True):
-    """How a GPU can be shared."""
+    """How a GPU can be shared: *sms* multiprocessors, the cuts into two sides, and streams of the whole GPU."""
 
     sms: Annotated[int, Field(ge=1, le=4096)]
     cuts: Annotated[tuple[tuple[Count, Count], ...], Field(max_length=8)] = ()
     """The multiprocessors of the two sides of each cut."""
     streams: Annotated[int, Field(ge=1, le=16)] = 4
-    """Models that may run at the same time on the whole of it."""
+    """Number of models that may run at the same time on streams of the whole GPU."""
     contention: Contention = Contention()
 
     @model_validator(mode="after")
@@ -146,15 +146,16 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
         return tuple(side for sides in self.cuts for side in sides)
 
     def part_of(self, lane: int) -> int:
-        """The part that a lane is, from 1; 0 for those that are streams of the whole."""
+        """The number of the part (side of a cut) that a lane runs on, from 1; 0 for streams of the whole GPU."""
+        # Lanes are ordered as in ladder(): streams of the whole, one of high priority, then the parts.
         return max(0, lane - self.streams)
 
     def lane_of(self, part: int) -> int:
-        """The lane that is a part, or the first of the whole."""
+        """The lane of a part, numbered from 1; the first lane of the whole GPU for part 0."""
         return part and part + self.streams
 
     def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = (), tags: Sequence[int] = ()) -> Shares:
-        """Its lanes, for these kinds of work. bodies: the body of each kind; tags: equal for kinds of equal speed."""
+        """The GPU's lanes for these kinds of work. bodies, tags: one per kind, as in ``Shares``."""
         return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies, tags)
 
 
@@ -171,24 +172,24 @@ class Host(BaseModel, extra="forbid", frozen=True):
     cores: Count
     lanes: Count
     threads: Count = 1
-    """How many threads each lane has."""
+    """Number of threads of each lane."""
     isolation: Annotated[str, AfterValidator(printable)] = "threads"
     """Where models ran: in threads of the server, or in worker processes."""
     ahead: Annotated[int, Field(ge=0, le=16)] = 0
-    """Segments that each lane queues besides the one that it computes."""
+    """Segments that each lane queues behind its running segment."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """Memory of the server and its workers while all models were loaded; None: not known."""
     hand_over_s: tuple[Time, ...] = ()
-    """Times on a lane from the end of a segment to the start of the next, as measured in order; a segment that was
-    queued ahead begins at once."""
+    """Times on a lane from the end of a segment to the start of the next, in the order of measurement; a segment that
+    was queued ahead begins at once."""
     step_s: Time = 0.0
-    """Time of the event loop for each segment that it starts; it sees no ends and no arrivals meanwhile."""
+    """Time that the event loop needs to start a segment; meanwhile it handles no ends and no arrivals."""
     abort_from_s: Time = 0.01
     """Segments of at least this expected duration may be stopped for an urgent request."""
     abort_s: Time = 0.001
-    """Time that stopping one takes."""
+    """Time to stop a running segment."""
     gpu: GpuCuts | None = None
-    """How it can be shared, if it is a GPU whose models were measured on shares."""
+    """How the device can be shared, if it is a GPU whose models were measured on shares."""
     models: Annotated[dict[str, HostModel], Field(min_length=1)]
 
     def __repr__(self) -> str:
@@ -205,11 +206,11 @@ class Host(BaseModel, extra="forbid", frozen=True):
         return self
 
     def __hash__(self) -> int:
-        """Cheap: hosts are keys of caches."""
+        """A hash of a few fields only, since hosts are keys of caches."""
         return hash((self.name, self.source, self.lanes, tuple(self.models)))
 
     def together(self) -> Lanes:
-        """Its lanes; the kinds of work are its models, in order."""
+        """The host's lanes; kind *i* of the work on them is the i-th of ``models``."""
         names = tuple(f"lane {number}" for number in range(self.lanes))
         cores = lane_cores(self.cores, self.threads)
         if self.lanes == 1:
@@ -230,7 +231,7 @@ def read_host(path: str | Path) -> Host:
 
 
 def is_calibration(raw: Any) -> bool:
-    """Whether a JSON file holds what ``weft map calibrate`` measures: contention of the cores for the memory."""
+    """Whether the content of a JSON file is a result of ``weft map calibrate`` (memory contention of the cores)."""
     return isinstance(raw, dict) and "achieved_gb_s" in raw
 
 
@@ -255,7 +256,10 @@ def write_host(host: Host, path: str | Path) -> None:
 
 
 def times_at(times_s: Mapping[int, tuple[float, ...]], segments: int, batch: int) -> tuple[float, ...]:
-    """Seconds of each segment, interpolated between the measured batch sizes; zeros where nothing was measured."""
+    """Seconds of each segment at a batch size, interpolated between the measured ones; zeros if *times_s* is empty.
+
+    times_s: batch size -> seconds of each segment. segments: the number of segments.
+    """
     if not times_s:
         return (0.0,) * segments
     sizes = sorted(times_s)

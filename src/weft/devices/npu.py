@@ -22,7 +22,7 @@ from weft.devices.lanes import Lanes
 MIB = 2**20
 """Bytes of a MiB."""
 FOLDERS = {"device": "presets", "platform": "platforms"}
-"""Kind of description -> folder of those that ship with the package."""
+"""Kind of description -> folder of the files that ship with the package."""
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -38,28 +38,28 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
     bandwidth_gb_s: Positive
     """Off-chip bandwidth in 10^9 bytes per second; weights use all of it."""
     weight_buffer_mib: Positive
-    """Weights on chip, fetched and not yet used up."""
+    """On-chip buffer of weights that were fetched and whose layer has not finished."""
     activation_buffer_mib: Positive
-    """Holds the largest activation of every co-located model at once."""
+    """On-chip buffer that must hold the largest activation of every co-located model at once."""
     element_bits: Annotated[int, Field(ge=1, le=64)] = 16
     """Arithmetic precision: wider values in a model file are stored at this width on chip."""
     clock_mhz: Positive
     array_rows: Count
     """Reduction lanes (input channels, or im2col rows)."""
     array_columns: Count
-    """How many output channels the array computes side by side."""
+    """Number of output channels that the array computes side by side."""
     positions: Count = 1
-    """Output positions computed at once against the same weights."""
+    """Output positions computed at once with the same weights."""
     engines: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Arrays like this one, which share the tiles and positions of a layer between them."""
+    """Number of such arrays, which divide the tiles and positions of a layer among them."""
     weight_rows_per_cycle: Count
-    """Rows of a weight tile that enter the array per cycle; ``array_rows`` hides the load altogether."""
+    """Rows of a weight tile that enter the array per cycle; with ``array_rows``, loading takes one cycle."""
     vector_bytes_per_cycle: Positive
     """Activation bytes per cycle for work that is no matrix product (pooling, adding, normalising)."""
     chunk_mib: Positive | None = None
     """Largest piece of a layer that is bigger than the weight buffer; an eighth of the buffer by default."""
     piece_cycles: Annotated[int, Field(ge=0, le=2**31)] = 0
-    """Cycles of the array that a layer cut in two takes longer; folds follow each other without a gap, so none."""
+    """Additional cycles of the array for each cut of a layer; 0, since folds follow each other without a gap."""
 
     @property
     def clock_hz(self) -> float:
@@ -79,7 +79,7 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def chunk_bytes(self) -> int:
-        """A layer larger than the buffer streams through it in pieces of at most this size."""
+        """Largest piece of a layer that is larger than the weight buffer and streams through it."""
         wanted = int(self.chunk_mib * MIB) if self.chunk_mib else self.weight_buffer_bytes // 8
         return max(1, min(wanted, self.weight_buffer_bytes))
 
@@ -93,12 +93,12 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
 
     def together(self) -> Lanes:
-        """The channel fetches while the array computes."""
+        """Two lanes without contention: the channel fetches while the array computes."""
         return Lanes(("channel", "array"))
 
 
 def presets() -> list[str]:
-    """Names of the NPUs that ship with the package, of either kind."""
+    """Names of the decoupled and tiled NPUs that ship with the package."""
     return list(shipped_of_kind("npu", "tiled"))
 
 
@@ -109,18 +109,18 @@ def shipped_of_kind(*kinds: str) -> tuple[str, ...]:
 
 
 def shipped(kind: Literal["device", "platform"]) -> list[str]:
-    """Names of the descriptions of that kind that ship with the package."""
+    """Names of the device or platform files that ship with the package."""
     folder = resources.files("weft.devices") / FOLDERS[kind]
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load_npu(name_or_path: str) -> Npu:
-    """A preset by name, or the device a TOML file describes."""
+    """Load a preset by name, or an NPU from a TOML file by its path."""
     return parse_npu(read_description("device", name_or_path), name_or_path)
 
 
 def read_description(kind: Literal["device", "platform"], name_or_path: str) -> dict[str, Any]:
-    """Read a TOML file: one that ships with the package, by name, or a user's by its path."""
+    """Read a device or platform file (TOML) that ships with the package, by name, or a user's file by its path."""
     if name_or_path in shipped(kind):
         text = (resources.files("weft.devices") / FOLDERS[kind] / f"{name_or_path}.toml").read_text("utf-8")
     else:
@@ -132,7 +132,7 @@ def read_description(kind: Literal["device", "platform"], name_or_path: str) -> 
 
 
 def parse_npu(raw: dict[str, Any], where: str) -> Npu:
-    """The device a mapping describes; *where* opens the error message."""
+    """Parse the content of an NPU's TOML file; *where* names the file in error messages."""
     if raw.get("kind") == "soc":
         raise DeviceError(
             f"{where}: a SoC of several units, and this needs an NPU; map models to it: weft map --soc {where}"
@@ -146,7 +146,10 @@ def parse_npu(raw: dict[str, Any], where: str) -> Npu:
 
 
 def check_activations(npu: Npu, peaks: Sequence[tuple[str, int]]) -> None:
-    """Refuse models whose largest activations do not fit in the activation buffer together."""
+    """Raise DeviceError if the largest activations of all models together exceed the activation buffer.
+
+    peaks: name and bytes of each model's largest activation.
+    """
     total = sum(peak for _, peak in peaks)
     if total > npu.activation_buffer_bytes:
         parts = ", ".join(f"{name} {peak / MIB:.2f}" for name, peak in peaks)
@@ -158,6 +161,7 @@ def check_activations(npu: Npu, peaks: Sequence[tuple[str, int]]) -> None:
 
 
 def _read(kind: Literal["device", "platform"], path: str) -> str:
+    """The text of a user's file; raises DeviceError with the known names if *path* is no TOML file."""
     if not path.endswith(".toml"):
         known = presets() if kind == "device" else shipped(kind)
         raise DeviceError(unknown_name(kind, path, known) + f" (a {kind} file ends in .toml)")

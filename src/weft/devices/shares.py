@@ -1,10 +1,10 @@
 """Shares of one GPU, the likeness of work, and the speed of all work that runs at the same time.
 
 A GPU's multiprocessors (SMs) can be cut in two, and each side runs work as if it were a smaller GPU; or models run
-concurrently on streams of the whole. Contention: on the same SMs the kernels of one wait for those of the other, about
-one for one, as far as both fill the SMs; on any SMs they share the memory, and the way kernels are started. The
-constants were fitted to pairs measured on an H200 (``weft.devices.gpu_pairs``). ``SeenSpeeds`` are corrections of
-these predictions that a server learns.
+concurrently on streams of the whole GPU. Contention: on the same SMs, kernels of two models run about in turns, as far
+as both models fill the SMs; on any SMs, models share the memory and the launch of kernels. The constants were fitted
+to pairs measured on an H200 (``weft.devices.gpu_pairs``). ``SeenSpeeds`` are corrections of these predictions that a
+server learns.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ Bound = Literal["compute", "memory", "launches"]
 COMPUTE_FILL = 0.5
 """Work that fills more of the SMs than this is bound by computing."""
 MEMORY_TRAFFIC = 0.25
-"""Other work that takes more of the memory's bandwidth than this is bound by memory; what is left, by launches."""
+"""Work not bound by computing that takes more of the memory's bandwidth than this is bound by memory, else by kernel
+launches."""
 MOST_KEPT = 4096
 """Sets of work on lanes whose speeds are cached; the cache is cleared when it is full."""
 
 LEAST, MOST = 0.5, 2.0
 """Smallest and largest factor by which observations correct a prediction."""
 LEARNING = 0.05
-"""Least weight of the last observation; the first ones have equal weights, so that a factor settles quickly."""
+"""Least weight of the last observation; the first observations have equal weights, so that a factor settles quickly."""
 NOTICED, WAITS = 0.04, 32
 """A factor is published again when it has moved by more than this and was observed this often since: with each change,
 everything that was computed with it has to be computed again."""
@@ -39,7 +40,7 @@ Without urgent work such a pair is preferred, so that every alternative that may
 
 
 class Pair(NamedTuple):
-    """A body on a lane, and the body that ran concurrently on another lane; all streams of the whole count as one."""
+    """A body on a lane, and the body that ran beside it on another lane; all streams of the whole GPU are one lane."""
 
     body: int
     lane: int
@@ -63,11 +64,11 @@ class SeenSpeeds:
         return pair in self._published
 
     def factor(self, pair: Pair) -> float:
-        """The factor of the predicted speed of a pair's first body."""
+        """The correction of the predicted speed of ``pair.body`` beside ``pair.other``; 1 if none is published."""
         return self._published.get(pair, 1.0)
 
     def learn(self, pair: Pair, ratio: float) -> bool:
-        """Record an observed speed over the predicted one, without any factor; True if that changes the factor."""
+        """Record *ratio*, the observed speed over the uncorrected prediction; True if the published factor changes."""
         before, observed = self._mean.get(pair, 1.0), self._observed.get(pair, 0) + 1
         weight = LEARNING if pair in self._published else max(LEARNING, 1 / observed)
         self._mean[pair] = mean = before + weight * (min(MOST, max(LEAST, ratio)) - before)
@@ -78,7 +79,7 @@ class SeenSpeeds:
         return changes
 
     def forget(self, body: int) -> None:
-        """Drop all pairs of a body that was unloaded; its number may be given to another one."""
+        """Drop all pairs of a body that was unloaded; a new body may get its number."""
         for pairs in (self._mean, self._published, self._observed):
             for pair in [pair for pair in pairs if body in (pair.body, pair.other)]:
                 del pairs[pair]
@@ -92,23 +93,23 @@ class Share(NamedTuple):
     high: bool = False
 
     def within(self, other: Share) -> float:
-        """The part of its SMs that another share has as well."""
-        both = min(self.first + self.sms, other.first + other.sms) - max(self.first, other.first)
-        return max(0, both) / self.sms
+        """The fraction of this share's SMs that belong to *other* as well."""
+        common_sms = min(self.first + self.sms, other.first + other.sms) - max(self.first, other.first)
+        return max(0, common_sms) / self.sms
 
     def __str__(self) -> str:
         return f"{self.sms}{' high' * self.high}"
 
 
 class GpuLikeness(BaseModel, extra="forbid", frozen=True):
-    """The likeness of work on a GPU: what was measured of it alone."""
+    """The likeness of work on a GPU: measurements of it alone, from which contention is predicted."""
 
     speeds: Annotated[dict[int, Speed], Field(min_length=1)]
-    """SMs of a share -> its speed there, over that on the whole GPU."""
+    """SMs of a share -> speed on this share over the speed on the whole GPU."""
     kernel_us: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-    """Mean length of its kernels on the whole GPU."""
+    """Mean duration of the work's kernels on the whole GPU."""
     memory: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """The part of the memory's bandwidth that it takes."""
+    """The fraction of the memory's bandwidth that the work takes."""
 
     @model_validator(mode="after")
     def _sms(self) -> GpuLikeness:
@@ -117,11 +118,11 @@ class GpuLikeness(BaseModel, extra="forbid", frozen=True):
         return self
 
     def __hash__(self) -> int:
-        """Cheap: it is in the keys of caches."""
+        """A hash of two fields only, since it is computed for keys of caches."""
         return hash((self.kernel_us, self.memory))
 
     def speed(self, sms: int, whole: int) -> float:
-        """Alone on a share: as measured, or as follows from how much of the GPU it fills."""
+        """The speed alone on a share of *sms* multiprocessors of *whole*: measured, or computed from ``fill``."""
         if sms >= whole:
             return 1.0
         if sms in self.speeds:
@@ -129,75 +130,80 @@ class GpuLikeness(BaseModel, extra="forbid", frozen=True):
         return 1.0 / (1.0 + self.fill(whole) * (whole / sms - 1.0))
 
     def fill(self, whole: int) -> float:
-        """The part of the SMs that it keeps busy: 1 if half of them take it twice the time, 0 if they do as well."""
+        """The fraction of the SMs that the work keeps busy, from its speeds on shares of *whole* SMs.
+
+        1 if it takes twice as long on half of the SMs, 0 if it is as fast there.
+        """
         fills = [(1.0 / speed - 1.0) / (whole / sms - 1.0) for sms, speed in self.speeds.items() if sms < whole]
         return min(1.0, max(0.0, sum(fills) / len(fills))) if fills else 1.0
 
     def bound(self, whole: int) -> Bound:
-        """The resource that limits it."""
+        """The resource that limits the work on a GPU of *whole* SMs."""
         if self.fill(whole) > COMPUTE_FILL:
             return "compute"
         return "memory" if self.memory > MEMORY_TRAFFIC else "launches"
 
 
 class Contention(BaseModel, extra="forbid", frozen=True):
-    """Fitted costs of running concurrently, each a part of the time that work takes alone."""
+    """Fitted constants of the slow-down of work by other work, as fractions of its time alone."""
 
     beside: float = 0.0885
-    """For any work beside any other."""
+    """Slow-down by any other work."""
     turns: float = 0.0955
-    """Waiting for a kernel of the other on the same SMs, where neither fills them."""
+    """Waiting for kernels of other work on the same SMs, if neither fills the SMs."""
     filled: float = 0.7769
-    """The same where both do, in addition."""
+    """Additional waiting if both fill the SMs."""
     order: float = 1.1728
-    """How strongly the ratio of kernel lengths decides which of the two waits more."""
+    """Exponent of the ratio of kernel lengths, which decides which of the two waits longer."""
     favour: float = 0.3424
-    """The part of its waiting that high priority saves beside low priority, and that low priority waits in addition."""
+    """Fraction of its waiting that high priority saves beside low priority, and that low priority waits in addition."""
     memory: float = 0.6175
-    """Factor of the product of the other's part of the memory's bandwidth and the own part plus ``reach``."""
+    """Slow-down per (own bandwidth fraction + ``reach``) * other bandwidth fraction."""
     reach: float = 0.1787
+    """See ``memory``."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """The lanes of a GPU. Work is of a kind, which is the number of its program."""
+    """The lanes of a GPU, and the speeds of work on them. The kind of work is the number of its program."""
 
     sms: int
     lanes: tuple[Share, ...]
     kinds: Sequence[GpuLikeness]
-    """A server appends to it as models are loaded."""
+    """The likeness of each kind; a server appends to this list as models are loaded."""
     contention: Contention
     bodies: Sequence[int] = ()
-    """Kind -> its body, of which one segment runs at a time; empty where every stream is a body of its own."""
+    """Kind -> its body (backbone), of which only one segment runs at a time; empty: every stream is its own body."""
     tags: Sequence[int] = ()
-    """Kind -> a number that all kinds of equal speed share; empty where each kind has its own."""
+    """Kind -> a number that all kinds of equal speed share; empty: each kind has its own tag."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
     """Observed speeds of bodies that ran concurrently."""
     _kept: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = field(default_factory=dict, init=False)
-    """Speeds by lanes and tags."""
+    """Cache: lanes and tags -> speeds."""
 
     def body(self, stream: int, kind: int) -> int:
-        """The body of work of a stream."""
+        """The number of the body that work of this stream and kind runs."""
         return self.bodies[kind] if self.bodies else stream
 
     @cached_property
     def whole(self) -> tuple[int, ...]:
         """The lanes that are streams of the whole GPU with low priority."""
-        return tuple(at for at, share in enumerate(self.lanes) if share.sms == self.sms and not share.high)
+        return tuple(lane for lane, share in enumerate(self.lanes) if share.sms == self.sms and not share.high)
 
     @cached_property
     def high(self) -> int:
-        """The lane that is the whole GPU with high priority; that with low where there is none."""
-        return next((at for at, share in enumerate(self.lanes) if share.sms == self.sms and share.high), self.whole[0])
+        """The lane that is the whole GPU with high priority; without such a lane, the first of ``whole``."""
+        high_lanes = (lane for lane, share in enumerate(self.lanes) if share.sms == self.sms and share.high)
+        return next(high_lanes, self.whole[0])
 
     @cached_property
     def cuts(self) -> tuple[tuple[int, int], ...]:
         """The pairs of lanes that are the two sides of a cut."""
-        sides = [(at, share) for at, share in enumerate(self.lanes) if share.sms < self.sms and not share.high]
-        return tuple((a, b) for a, one in sides for b, two in sides if a < b and one.sms + two.sms == self.sms)
+        sides = [(lane, share.sms) for lane, share in enumerate(self.lanes) if share.sms < self.sms and not share.high]
+        return tuple((a, b) for a, a_sms in sides for b, b_sms in sides if a < b and a_sms + b_sms == self.sms)
 
     def ticks(self, kind: int, lane: int, ticks: int) -> int:
-        """The time on a lane, with nothing beside it, of work that takes *ticks* on the whole GPU."""
+        """The time on a lane, without contention, of work that takes *ticks* on the whole GPU."""
         return round(ticks / self.kinds[kind].speed(self.lanes[lane].sms, self.sms))
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
@@ -213,57 +219,57 @@ class Shares:
         """Predicted speeds, corrected by the factors of observed pairs."""
         speeds = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:
-            for at in range(len(kinds)):
+            for own in range(len(kinds)):
                 for other in range(len(kinds)):
-                    if at != other:
-                        speeds[at] *= self.seen.factor(self.pair(kinds[at], lanes[at], kinds[other], lanes[other]))
+                    if own != other:
+                        speeds[own] *= self.seen.factor(self.pair(kinds[own], lanes[own], kinds[other], lanes[other]))
         return speeds
 
     def hope(self, kinds: Sequence[int], lanes: Sequence[int]) -> float:
-        """Factor by which two kinds may be faster than predicted because they were not observed together yet."""
+        """``HOPE`` for two kinds that were not observed together on these lanes yet; otherwise 1."""
         if not self.tags or len(kinds) != 2:
             return 1.0
-        (one, other), (lane, others_lane) = kinds, lanes
-        pairs = self.pair(one, lane, other, others_lane), self.pair(other, others_lane, one, lane)
+        (kind, other), (lane, others_lane) = kinds, lanes
+        pairs = self.pair(kind, lane, other, others_lane), self.pair(other, others_lane, kind, lane)
         return 1.0 if all([pair in self.seen for pair in pairs]) else HOPE
 
     def pair(self, kind: int, lane: int, other: int, others_lane: int) -> Pair:
-        """The key of observations: work on a lane, and what runs beside it."""
-        bodies = self.body(kind, kind), self.body(other, other)
-        return Pair(bodies[0], self._one_whole(lane), bodies[1], self._one_whole(others_lane))
+        """The key in ``SeenSpeeds`` of work of *kind* on *lane* beside work of kind *other* on *others_lane*."""
+        body, others_body = self.body(kind, kind), self.body(other, other)
+        return Pair(body, self._representative(lane), others_body, self._representative(others_lane))
 
-    def _one_whole(self, lane: int) -> int:
-        """The lane itself, or for all streams of the whole GPU the first of them: they are alike."""
+    def _representative(self, lane: int) -> int:
+        """The lane itself, or the first stream of the whole GPU for all such streams, since they are alike."""
         return self.whole[0] if lane in self.whole else lane
 
     def tagged(self, kinds: Sequence[int]) -> tuple[int, ...]:
-        """The tags of kinds, which their speeds depend on."""
+        """The tags of *kinds*: kinds with equal tags have equal speeds. Without tags, the kinds themselves."""
         tags = self.tags
         return tuple([tags[kind] for kind in kinds] if tags else kinds)
 
     def predicted(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
-        """The speeds by what was measured of each kind alone, without corrections."""
+        """The speeds on *lanes* that the contention model predicts, without learned corrections."""
         running = [self._running(self.kinds[kind], self.lanes[lane]) for kind, lane in zip(kinds, lanes, strict=True)]
         if len(running) == 1:
             return [running[0].alone]
         slower = [1.0] * len(running)
-        for at, work in enumerate(running):
+        for own, work in enumerate(running):
             for other in range(len(running)):
-                if at != other:
-                    slower[at] += self._slow_down(work, running[other])
+                if own != other:
+                    slower[own] += self._slow_down(work, running[other])
         return [work.alone / slow for work, slow in zip(running, slower, strict=True)]
 
     def _running(self, work: GpuLikeness, share: Share) -> _Running:
         return _Running(work, share, work.speed(share.sms, self.sms), work.fill(self.sms))
 
     def _slow_down(self, work: _Running, other: _Running) -> float:
-        """The additional time of work beside other work, as a part of its time alone."""
+        """The additional time of *work* beside *other*, as a fraction of its time alone."""
         rules = self.contention
         longer = rules.beside + rules.memory * (rules.reach + work.like.memory) * other.like.memory * other.alone
         within = work.share.within(other.share)
         if within:
             filled = (work.fill + other.fill) / 2
-            # The one with the shorter kernels waits more: it queues behind a longer one each time.
+            # Work with shorter kernels waits longer, since each of its kernels queues behind a longer one.
             waits = (rules.turns + rules.filled * filled) * (other.like.kernel_us / work.like.kernel_us) ** rules.order
             if work.share.high != other.share.high:
                 waits *= 1 - rules.favour if work.share.high else 1 + rules.favour
@@ -272,7 +278,7 @@ class Shares:
 
 
 class _Running(NamedTuple):
-    """Work on a share, its speed there alone, and the part of the whole GPU that it fills."""
+    """Running work: its share, its speed alone on that share, and the fraction of the whole GPU that it fills."""
 
     like: GpuLikeness
     share: Share
@@ -281,6 +287,6 @@ class _Running(NamedTuple):
 
 
 def ladder(sms: int, cuts: Sequence[tuple[int, int]], streams: int) -> tuple[Share, ...]:
-    """The lanes of a GPU: streams of the whole, one of high priority, and the two sides of every cut."""
+    """The lanes of a GPU, in order: *streams* of the whole GPU, one of high priority, the two sides of every cut."""
     sides = [side for large, small in cuts for side in (Share(0, large), Share(large, small))]
     return (*[Share(0, sms)] * streams, Share(0, sms, high=True), *sides)

@@ -1,9 +1,9 @@
 """A system on chip: several units that share one memory, and how much they slow each other down by it.
 
 Two models of contention. ``pccs`` (Xu et al., MICRO 2021) is fitted per unit: three regions by a unit's own
-demand, a drop that starts at some total demand and ends at some external one. ``sharing`` needs no fit: once
-the units demand more than the memory gives, each is served in proportion to its demand. Both are plain arithmetic here;
-the compiled twin is ``weft_map.kernels.soc``.
+bandwidth demand, in each a speed that drops with the demand of the other units. ``sharing`` needs no fit: once the
+units demand more than the memory's bandwidth, each gets bandwidth in proportion to its demand. Both are plain
+arithmetic here; the compiled twin is ``weft_map.kernels.soc``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 SHARING, PCCS = range(2)
-"""First column of ``Soc.contention_table``."""
+"""Values in the first column of ``Soc.contention_table``."""
 
 
 class BandwidthSharing(BaseModel, extra="forbid", frozen=True, strict=True):
-    """Bandwidth in proportion to demand, once the memory is full."""
+    """Contention model: units get bandwidth in proportion to demand once their total exceeds the memory's bandwidth."""
 
     model: Literal["sharing"] = "sharing"
 
@@ -50,11 +50,11 @@ class Pccs(BaseModel, extra="forbid", frozen=True, strict=True):
     tbwdc: Amount
     """Total demand at which the drop starts."""
     cbp: Amount
-    """External demand after which it stays as it is."""
+    """External demand beyond which the speed no longer drops."""
     rate_n: Amount
-    """How fast it drops."""
+    """How fast the speed drops with demand, in percent per GB/s."""
     floor_pct: Annotated[float, Field(gt=0, le=100)] = 10.0
-    """No unit falls below this percentage of its speed, whatever the lines say beyond the calibration."""
+    """No unit falls below this percentage of its speed, even outside the range of the calibration."""
 
 
 Contention = Annotated[BandwidthSharing | Pccs, Field(discriminator="model")]
@@ -65,24 +65,24 @@ class Unit(BaseModel, extra="forbid", frozen=True, strict=True):
 
     name: Name
     instances: Annotated[int, Field(ge=1, le=16)] = 1
-    """How many there are; a model may go from one to another of its kind at no cost."""
+    """Number of units of this kind; a model may move between them at no cost."""
     contention: Contention = BandwidthSharing()
     peak_tflops: Positive | None = None
     """Multiplications and additions per second, in 10^12; for estimates only."""
     efficiency: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the peak that a large product reaches; for estimates only."""
     bandwidth_gb_s: Positive | None = None
-    """What the unit can draw alone; the memory's where left out; for estimates only."""
+    """Bandwidth that the unit can draw alone, by default all of the memory's; for estimates only."""
     launch_us: Amount = 0.0
     """Fixed cost of a layer; for estimates only."""
     power_w: Positive | None = None
-    """While it runs; for estimates of energy only."""
+    """Power while the unit runs; for estimates of energy only."""
     refuses: tuple[str, ...] = Field(default=(), strict=False)
-    """Operators and kinds of layers it cannot run; for estimates only."""
+    """Operators and kinds of layers that the unit cannot run; for estimates only."""
 
 
 class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
-    """Units around one memory. The field names are the keys of the file."""
+    """A chip with several units that share one memory. The field names are the keys of the file."""
 
     kind: Literal["soc"] = "soc"
     name: Name
@@ -116,7 +116,10 @@ class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
         return np.array(rows)
 
     def slow_down(self, unit: int, own_gb_s: float, others_gb_s: float) -> float:
-        """How many times longer a group on *unit* takes while others draw *others_gb_s*; at least 1."""
+        """How many times longer work on *unit* takes while other units draw *others_gb_s*; at least 1.
+
+        own_gb_s: the bandwidth that the work draws alone.
+        """
         model = self.units[unit].contention
         if own_gb_s <= 0 or others_gb_s <= 0:
             return 1.0
@@ -126,7 +129,7 @@ class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 def relative_speed(model: Pccs, own: float, others: float) -> float:
-    """Percent of its stand-alone speed that a unit keeps."""
+    """Percent of its stand-alone speed that a unit keeps; *own* and *others*: demands of bandwidth in GB/s."""
     minor = model.mrmc_pct * min(others, model.pbw) / model.pbw
     plateau = max(0.0, own + model.cbp - model.tbwdc) * model.rate_n
     if own <= model.normal_bw:
@@ -145,7 +148,7 @@ def socs() -> list[str]:
 
 
 def load_soc(name_or_path: str) -> Soc:
-    """A preset by name or by a part of it that no other has, or the SoC of a TOML file or of a calibration (JSON)."""
+    """Load a preset by name or an unambiguous part of it, or the SoC in a TOML file or a calibration (JSON)."""
     if name_or_path.endswith(".toml"):
         return parse_soc(read_description("device", name_or_path), name_or_path)
     if name_or_path.endswith(".json"):
@@ -161,7 +164,7 @@ def load_soc(name_or_path: str) -> Soc:
 
 
 def _read_calibrated(path: str) -> Soc:
-    """A machine as ``weft map calibrate --json`` measured it, as a device."""
+    """The SoC in a file that ``weft map calibrate --json`` wrote; raises DeviceError if the file is not usable."""
     raw = read_json(path, DeviceError)
     if not is_calibration(raw):
         raise DeviceError(f"{path}: no calibration, and models are mapped to a SoC; weft map calibrate --json FILE")
@@ -188,12 +191,12 @@ def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
 
 
 def _matching_names(text: str) -> list[str]:
-    """The shipped SoCs that *text* may mean: the one of that name, else those whose name it is a part of."""
+    """Names of shipped SoCs that *text* may mean: the SoC of that name, else all whose names contain *text*."""
     return [name for name in socs() if name == text] or [name for name in socs() if text and text.lower() in name]
 
 
 def parse_soc(raw: dict[str, Any], where: str) -> Soc:
-    """The SoC a mapping describes; *where* opens the error."""
+    """Parse the content of a SoC's file; *where* names the file in error messages."""
     if raw.get("kind") != "soc":
         raise DeviceError(f'{where}: is of kind {raw.get("kind")!r}; models are mapped to a device of kind "soc"')
     try:
@@ -203,5 +206,5 @@ def parse_soc(raw: dict[str, Any], where: str) -> Soc:
 
 
 def soc_as_toml(soc: Soc) -> str:
-    """A file that describes the SoC."""
+    """The text of a TOML file that describes the SoC."""
     return as_toml(soc.model_dump(exclude_none=True))

@@ -27,7 +27,7 @@ Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 
 
 class Calibration(BaseModel, extra="forbid", frozen=True, strict=True):
-    """A bandwidth that makes the model agree with something, and with what."""
+    """A bandwidth fitted to published results; *reason* names them."""
 
     name: Name
     bandwidth_gb_s: Positive
@@ -35,7 +35,7 @@ class Calibration(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Board(BaseModel, extra="forbid", frozen=True, strict=True):
-    """What a board offers a design. The field names are the keys of the file."""
+    """The resources of a board. The field names are the keys of the file."""
 
     kind: Literal["platform"] = "platform"
     name: Name
@@ -48,12 +48,12 @@ class Board(BaseModel, extra="forbid", frozen=True, strict=True):
     registers: Count | None = None
     clock_mhz: Positive
     bandwidth_gb_s: Positive
-    """Off-chip bandwidth in 10^9 bytes per second that a design on this board gets unless it says otherwise."""
+    """Default off-chip bandwidth of designs on this board, in 10^9 bytes per second."""
     calibration: tuple[Calibration, ...] = Field(default=(), strict=False)
     """Other bandwidths, with the reason for each."""
 
     def calibrated_gb_s(self, name: str) -> float:
-        """The bandwidth of the calibration of that name."""
+        """The bandwidth of the calibration *name*; raises DeviceError if the board has no such calibration."""
         bandwidths = {entry.name: entry.bandwidth_gb_s for entry in self.calibration}
         if name not in bandwidths:
             raise DeviceError(f"{self.name}: " + unknown_name("calibration", name, bandwidths))
@@ -61,10 +61,10 @@ class Board(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class PeShape(NamedTuple):
-    """The array as one setting of the stackable PEs shapes it."""
+    """The shape of the array in one setting of the stackable PEs."""
 
     k: float
-    """1: as built; 2: trees twice as wide, half as many; 0.5: twice as many, half as wide."""
+    """1: as built; 2: half as many PEs with trees twice as wide; 0.5: twice as many PEs with trees half as wide."""
     t_r: int
     t_p: int
     t_c: int
@@ -78,34 +78,34 @@ class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
     source: str = ""
     """Where the numbers come from."""
     platform: str | None = None
-    """The board it must fit: a name that ships with the package or a TOML file."""
+    """The board that the design must fit: a name that ships with the package or a TOML file."""
     t_r: Count
     """Rows (output positions) of a tile."""
     t_p: Count
     """Width of a PE's MAC tree (the reduction)."""
     t_c: Count
-    """How many PEs there are, one per output channel."""
+    """Number of PEs, one per output channel."""
     clock_mhz: Positive
-    """The platform's, where the file names one and leaves this out."""
+    """If the file has a platform, the platform's clock by default."""
     bandwidth_gb_s: Positive
-    """Off-chip bandwidth in 10^9 bytes per second; the platform's, where the file leaves it out."""
+    """Off-chip bandwidth in 10^9 bytes per second; if the file has a platform, the platform's by default."""
     element_bits: Annotated[int, Field(ge=1, le=64)] = 16
     batching: Batching = "fluid"
-    """How a batch enters a product: the best mixture per layer and batch (fluid), samples below each other (r), side
-    by side (p), below each other in all but convolutions, which take them one by one (fc), always one by one (none)."""
+    """How a batch enters a matrix product: samples stacked as rows (r); side by side (p); the best mixture of both per
+    layer and batch (fluid); as rows, but one by one in convolutions (fc); always one by one (none)."""
     stackable: bool = True
     """Whether PEs may pair up (k = 2) or split (k = 1/2) per layer."""
     p_reading: PReading = "straddle"
-    """What P-batched samples do. ``straddle``: their columns lie end to end over the PEs, and a sample cut by the end
-    of a pass is fetched once; ``refetch``: the same, but fetched in both passes; ``groups``: only whole samples share
-    a pass; ``broadcast``: all PEs get the same input slice, so samples take turns."""
+    """How samples side by side use the PEs. ``straddle``: their columns lie end to end over the PEs, and a sample cut
+    by the end of a pass is fetched once; ``refetch``: the same, but fetched in both passes; ``groups``: only whole
+    samples share a pass; ``broadcast``: all PEs get the same input slice, so samples take turns."""
     elementwise: Elementwise = "free"
-    """Layers that are no product: done on the way (free), or read from and written to memory (ddr)."""
+    """Layers that are no matrix product: fused without cost (free), or read from and written to memory (ddr)."""
     edges: Edges = "added"
-    """The load of the first tiles and the write of a last one: on top of the layer's roofline, taken out of its
-    overlapped traffic (within), or neglected."""
+    """The load of the first tiles and the write of the last one: on top of the layer's roofline (added), taken out of
+    its overlapped traffic (within), or neglected (none)."""
     decision_us: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
-    """What the scheduler takes each time it is asked; one that is asked at every layer pays this at every layer."""
+    """Time of each decision of the scheduler; a policy that decides at every layer pays this at every layer."""
 
     @property
     def clock_hz(self) -> float:
@@ -125,7 +125,7 @@ class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def bram_bits(self) -> int:
-        """Bits of the three tiles, each twice."""
+        """Bits of the three tiles, double-buffered."""
         return 2 * self.element_bits * (self.t_r * self.t_p + self.t_p * self.t_c + self.t_r * self.t_c)
 
     @property
@@ -138,12 +138,12 @@ class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
         return 2 * self.macs_per_s / self.bandwidth_bytes_per_s
 
     def together(self) -> Lanes:
-        """One layer at a time, its fetches and its products as one."""
+        """A single lane: the device runs one layer at a time."""
         return Lanes(("array",))
 
     @property
     def shapes(self) -> tuple[PeShape, ...]:
-        """The shapes the array can take, the built one first."""
+        """The shapes that the array can take, the built shape first."""
         built = PeShape(1.0, self.t_r, self.t_p, self.t_c)
         if not self.stackable:
             return (built,)
@@ -158,7 +158,7 @@ def platforms() -> list[str]:
 
 
 def load_platform(name_or_path: str) -> Board:
-    """A platform by name, or the one a TOML file describes."""
+    """Load a platform by name, or from a TOML file by its path."""
     try:
         return Board.model_validate(read_description("platform", name_or_path))
     except ValidationError as error:
@@ -184,13 +184,16 @@ def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
 
 
 def load_simulated(name_or_path: str) -> Npu | TiledNpu:
-    """The NPU of that name or file; other kinds of devices are refused."""
+    """Load an NPU of either kind by name or file; raises DeviceError for other kinds of devices."""
     raw = read_description("device", name_or_path)
     return parse_tiled(raw, name_or_path) if raw.get("kind") == "tiled" else parse_npu(raw, name_or_path)
 
 
 def parse_tiled(raw: dict[str, Any], where: str) -> TiledNpu:
-    """The design a mapping describes, completed by and checked against its platform; *where* opens the error."""
+    """Parse the content of a tiled NPU's file, with defaults from its platform, which it must fit.
+
+    *where* names the file in error messages.
+    """
     platform = load_platform(raw["platform"]) if isinstance(raw.get("platform"), str) else None
     given = {"clock_mhz": platform.clock_mhz, "bandwidth_gb_s": platform.bandwidth_gb_s} if platform else {}
     try:
@@ -203,7 +206,7 @@ def parse_tiled(raw: dict[str, Any], where: str) -> TiledNpu:
 
 
 def check_platform(device: TiledNpu, platform: Board, where: str) -> None:
-    """Refuse a design that needs more of the board than there is; *where* opens the error."""
+    """Raise DeviceError if a design needs more DSPs or memory than the board has; *where* names the design's file."""
     for resource, demand, bound, way_out in (
         ("DSPs (T_P x T_C)", device.dsps, platform.dsps, "lower t_p or t_c"),
         ("bits of BRAM (double-buffered tiles)", device.bram_bits, platform.bram_bits, "lower t_r"),
@@ -216,5 +219,5 @@ def check_platform(device: TiledNpu, platform: Board, where: str) -> None:
 
 
 def as_toml(device: Npu | TiledNpu) -> str:
-    """A file that describes the device."""
+    """The text of a TOML file that describes the device."""
     return tomlfile.as_toml(device.model_dump(exclude_none=True))

@@ -59,7 +59,7 @@ _BITS_BY_NUMBER = {int(kind): _BITS.get(kind.name, 32) for kind in ElementType}
 
 
 def dtype_bits(kind: int) -> int:
-    """Bits of one value as it is stored; a text counts as 8 and a type of a later standard as 32."""
+    """Bits of a stored value of element type *kind*; a string counts as 8, and an unknown type as 32."""
     return _BITS_BY_NUMBER.get(kind, 32)
 
 
@@ -72,14 +72,14 @@ def type_name(kind: int) -> str:
 
 
 def numpy_dtype(kind: int) -> np.dtype[Any]:
-    """The type of numpy, or of ml_dtypes for what numpy lacks; ``KeyError`` for a number that is no type."""
+    """The numpy type of element type *kind*, or ml_dtypes' type if numpy has none; ``KeyError`` if it is unknown."""
     from onnx import helper  # imported here because it takes long and few callers need it
 
     return np.dtype(helper.tensor_dtype_to_np_dtype(int(kind)))
 
 
 def element_type(dtype: np.dtype[Any]) -> int:
-    """ONNX's number of a type of numpy or ml_dtypes; objects are strings."""
+    """ONNX's number for a type of numpy or ml_dtypes; the object type means strings."""
     from onnx import helper
 
     return int(ElementType.STRING if dtype == np.object_ else helper.np_dtype_to_tensor_dtype(dtype))

@@ -2,8 +2,7 @@
 
 A head is made of ordinary layers, which stand right after the block. ``fc`` averages every channel
 and has one fully connected layer. ``conv`` has a convolution before that, sized so that it takes one
-hundredth of the model's MACs: 3x3 where that buys 32 channels in an image, else 1x1 with as many
-channels as it buys.
+hundredth of the model's MACs: in image networks 3x3 if this allows at least 32 channels, else 1x1.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from weft.models.layer import Exit, Gemm, Layer, Model
 
 HEADS = ("fc", "conv")
 
-_CONV_SHARE = 100  # a convolution head has 1/100 of the model's MACs, so that heads hardly change what is scheduled
-_FEWEST_CHANNELS = 32  # fewer 3x3 channels tell too little apart; 1x1 buys nine times as many for the same MACs
+_CONV_SHARE = 100  # a convolution head has 1/100 of the model's MACs, so that heads hardly change the schedule
+_FEWEST_CHANNELS = 32  # fewer 3x3 channels classify poorly; a 1x1 convolution has nine times as many at equal MACs
 
 
 def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int | None = None) -> Model:
-    """*model* with *count* exits before its end, as near to equal shares of its MACs as its block ends allow.
+    """Add *count* exits to a model, as near to equal shares of its MACs as its block ends allow.
 
-    classes: number of classes of a head; by default the columns of the model's last product.
+    classes: number of classes of a head; by default the columns of the model's last matrix product.
     """
     if head not in HEADS:
         raise ModelError(unknown_name("exit head", head, HEADS))
@@ -35,30 +34,30 @@ def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int |
         raise ModelError(f"{model.name} has exits already ({listed}); use these, or a model without")
     if count < 1:
         raise ModelError(f"{model.name}: exits = {count} must be at least 1, the end of the model not counted")
-    wanted = _classes(model) if classes is None else classes
-    if wanted < 1:
-        raise ModelError(f"{model.name}: an exit head needs at least 1 class, got {wanted}")
+    class_count = _count_classes(model) if classes is None else classes
+    if class_count < 1:
+        raise ModelError(f"{model.name}: an exit head needs at least 1 class, got {class_count}")
     heads = [
-        _head(f"exit{number}", model, place, head, wanted)
-        for number, place in enumerate(_places(model, count), start=1)
+        _make_head(f"exit{number}", model, place, head, class_count)
+        for number, place in enumerate(_choose_places(model, count), start=1)
     ]
     return _insert_heads(model, heads)
 
 
 def subnets(model: Model) -> tuple[range, ...]:
-    """Ranges of layers from one exit to the next, up to the end."""
+    """The ranges of layers between exits: from the start to the first exit, from exit to exit, and to the end."""
     bounds = (0, *(early.after for early in model.exits), len(model.layers))
     return tuple(map(range, bounds, bounds[1:]))
 
 
 def exit_shares(model: Model) -> tuple[float, ...]:
-    """Share of the model's MACs up to each exit, the end (1) included."""
+    """Fraction of the model's MACs up to each exit, and last up to the end (1)."""
     done = list(accumulate((layer.macs for layer in model.layers), initial=0))
     return tuple(done[after] / max(1, done[-1]) for after in (*(early.after for early in model.exits), -1))
 
 
 class _Place(NamedTuple):
-    """A block end to put an exit at: layers before it, positions and channels of its activation."""
+    """A block end for an exit: the number of layers before, positions and channels of the activation."""
 
     after: int
     positions: int
@@ -66,15 +65,17 @@ class _Place(NamedTuple):
 
 
 class _HeadLayers(NamedTuple):
+    """The layers of an exit's head, to be inserted after the first *after* layers of the model."""
+
     after: int
     name: str
     layers: tuple[Layer, ...]
 
 
-def _places(model: Model, count: int) -> list[_Place]:
-    """The block ends nearest to equal shares of the MACs, each used once, in order."""
+def _choose_places(model: Model, count: int) -> list[_Place]:
+    """Choose *count* different block ends nearest to equal shares of the MACs, in order."""
     done = list(accumulate((layer.macs for layer in model.layers), initial=0))
-    # Of block ends with no multiplication between them the last: the norm and the pool belong to the block.
+    # Of block ends without MACs between them, the last counts, so that a norm or pool stays with its block.
     last_at = {done[end]: index for index, end in enumerate(model.block_ends) if 0 < done[end] < done[-1]}
     if len(last_at) < count:
         raise ModelError(
@@ -86,11 +87,11 @@ def _places(model: Model, count: int) -> list[_Place]:
 
 
 def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
-    """The nearest value to each target, no value twice, leaving enough for the targets that follow."""
+    """For each target the nearest value that is not used yet; enough values are left for the targets that follow."""
     chosen: list[int] = []
     first = 0
-    for place, target in enumerate(targets):
-        stop = len(ascending) - (len(targets) - place - 1)
+    for number, target in enumerate(targets):
+        stop = len(ascending) - (len(targets) - number - 1)
         after = min(max(bisect_left(ascending, target), first), stop - 1)
         before = max(after - 1, first)
         best = before if target - ascending[before] <= abs(ascending[after] - target) else after
@@ -100,6 +101,7 @@ def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
 
 
 def _place(model: Model, index: int) -> _Place:
+    """The block end number *index* of a model; its shape is guessed from the layer before if it is unknown."""
     after = model.block_ends[index]
     if model.block_shapes:
         return _Place(after, *model.block_shapes[index])
@@ -108,14 +110,16 @@ def _place(model: Model, index: int) -> _Place:
     return _Place(after, max(1, before.output_elements // channels), channels)
 
 
-def _classes(model: Model) -> int:
+def _count_classes(model: Model) -> int:
+    """The columns of the model's last product with weights; raises ModelError if the model has none."""
     last = next((layer.gemm for layer in reversed(model.layers) if layer.gemm and layer.weights), None)
     if last is None:
         raise ModelError(f"{model.name} multiplies no weights: say how many classes its exits tell apart")
     return last.n * last.groups
 
 
-def _head(name: str, model: Model, place: _Place, kind: str, classes: int) -> _HeadLayers:
+def _make_head(name: str, model: Model, place: _Place, kind: str, classes: int) -> _HeadLayers:
+    """The layers of a head: an optional convolution, average pooling and a fully connected layer."""
     like = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
     layers: list[Layer] = []
     channels = place.channels
@@ -139,12 +143,13 @@ def _head(name: str, model: Model, place: _Place, kind: str, classes: int) -> _H
 
 
 def _convolution(name: str, model: Model, place: _Place, like: Layer) -> Layer:
+    """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *like*."""
     budget = model.macs // _CONV_SHARE
     image = any(layer.kind == "conv" and layer.gemm and layer.gemm.kernel > 1 for layer in model.layers[: place.after])
     per_channel = place.positions * place.channels
     kernel = 9 if image and budget // (9 * per_channel) >= _FEWEST_CHANNELS else 1
-    outs = max(1, round(budget / (kernel * per_channel)))
-    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, outs, kernel=kernel), like)
+    channels = max(1, round(budget / (kernel * per_channel)))
+    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, channels, kernel=kernel), like)
 
 
 def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
@@ -164,22 +169,22 @@ def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
 
 
 def _insert_heads(model: Model, heads: Sequence[_HeadLayers]) -> Model:
-    """The model with the heads inserted; block ends move along, and each head adds one."""
-    taken = {layer.name for layer in model.layers}
-    if clash := next((layer.name for head in heads for layer in head.layers if layer.name in taken), None):
+    """The model with the heads inserted as exits. Block ends move along; the end of each head is a new one."""
+    used_names = {layer.name for layer in model.layers}
+    if clash := next((layer.name for head in heads for layer in head.layers if layer.name in used_names), None):
         raise ModelError(f"{model.name} has a layer called {clash!r} already, the name of an exit's layer")
     layers: list[Layer] = []
     exits: list[Exit] = []
     ends: dict[int, tuple[int, int]] = {}
     shapes = dict(zip(model.block_ends, model.block_shapes or ((0, 0),) * len(model.block_ends), strict=True))
-    at = {head.after: head for head in heads}
+    head_after = {head.after: head for head in heads}
     for done, layer in enumerate(model.layers, start=1):
         layers.append(layer)
         if done in shapes:
             ends[len(layers)] = shapes[done]
-        if done in at:
-            layers += at[done].layers
-            exits.append(Exit(at[done].name, len(layers)))
+        if head := head_after.get(done):
+            layers += head.layers
+            exits.append(Exit(head.name, len(layers)))
             ends[len(layers)] = shapes[done]
     return replace(
         model,

@@ -14,7 +14,7 @@ from weft.base.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """A layer's arithmetic as ``groups`` independent products (m x k) @ (k x n)."""
+    """A layer's arithmetic as ``groups`` independent matrix products (m x k) @ (k x n)."""
 
     m: int
     """Rows: output positions of a convolution, tokens of a transformer."""
@@ -36,35 +36,35 @@ class Gemm:
 
     @property
     def depthwise(self) -> bool:
-        """One input and one output channel per group: nothing to reduce but the kernel window."""
+        """Whether the convolution is depthwise: one input and one output channel per group."""
         return self.groups > 1 and self.n == 1 and self.k == self.kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One schedulable piece of work, for one sample."""
+    """One schedulable piece of a model; all counts are for one sample."""
 
     name: str
     kind: str
     """conv, gemm, matmul (no weights), rnn, embedding, norm, pool, elementwise, movement, control or unknown."""
     op: str
-    """The ONNX operator it came from, with fused followers: ``Conv+BatchNormalization+Relu``."""
+    """The ONNX operator of the layer, with operators fused to it: ``Conv+BatchNormalization+Relu``."""
     gemm: Gemm | None = None
-    """None where the work is moving and touching activations, not multiplying matrices."""
+    """The matrix product; None if the layer only moves or transforms activations."""
     weights: int = 0
-    """Values the multiplication reads from memory for each query: no bias, norm or looked-up table."""
+    """Values that the product reads from memory for each query, without biases, norms and embedding tables."""
     lookups: int = 0
-    """Values gathered from tables, per sample."""
+    """Values gathered from embedding tables, per sample."""
     parameters: int = 0
-    """All trained values stored for this layer, tables, biases and norms included."""
+    """All trained values stored for this layer, including tables, biases and norms."""
     input_elements: int = 0
     output_elements: int = 0
     weight_bits: int = 32
     activation_bits: int = 32
     reuses_weights: bool = True
-    """Whether a batch shares one reading of the weights; False for products of two activations."""
+    """Whether all samples of a batch use the same fetched weights; False for products of two activations."""
     nodes: tuple[str, ...] = field(default=(), compare=False)
-    """The ONNX nodes it stands for, fused followers and mere views included, by the names TensorRT gives them."""
+    """Names, as TensorRT gives them, of all ONNX nodes in this layer, including fused nodes and reshapes."""
 
     @property
     def macs(self) -> int:
@@ -89,27 +89,27 @@ class Exit:
 
     name: str
     after: int
-    """How many layers have been computed when the answer is known, the layers of the exit's head included."""
+    """Number of layers up to the exit's answer, including the layers of its head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """A network: its layers in execution order; none where nothing in it takes time."""
+    """A network: its layers in execution order; empty if the network only reshapes its inputs."""
 
     name: str
     layers: tuple[Layer, ...]
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Name and shape of every input the counts were made for."""
+    """Name and shape of every input for which the work was counted."""
     unknown_ops: tuple[str, ...] = ()
-    """Operators we have no arithmetic for; each costs its activation traffic only."""
+    """Operators without a cost rule; their cost is only their activation traffic."""
     guesses: tuple[str, ...] = ()
     """A line for each shape that stayed unknown: the node, what was assumed and why; counts after it may be wrong."""
     exits: tuple[Exit, ...] = ()
-    """The exits from shallow to deep; the end of the model is one more, which is not listed."""
+    """The early exits from shallow to deep, without the end of the model."""
     block_ends: tuple[int, ...] = ()
-    """Ascending layer counts at which a single activation crosses to the layers after.
+    """Ascending layer counts at which a single activation is passed on to the later layers.
 
-    Weights, inputs, what inputs become without a multiplication (masks) and finished outputs do not count."""
+    Weights, inputs, values computed from inputs without a matrix product (masks) and finished outputs do not count."""
     block_shapes: tuple[tuple[int, int], ...] = ()
     """Positions and channels of the activation that crosses at each block end; empty where unknown."""
 

@@ -105,7 +105,7 @@ class OnnxModel(Protocol):
 
 
 def message(value: object) -> Any:
-    """The protocol buffer itself, typed for functions of onnx."""
+    """Return *value* itself, typed as Any, to pass it to functions of onnx."""
     return value
 
 
@@ -113,13 +113,13 @@ def message(value: object) -> Any:
 
 
 def load(path: str | os.PathLike[str], *, weights: bool = False) -> OnnxModel:
-    """The model in a file; *weights*: those that lie in files beside it are read too. Raises what onnx raises."""
+    """Read a model from a file. *weights*: also read weights that are stored outside it. Raises what onnx raises."""
     model: OnnxModel = onnx.load(os.fspath(path), load_external_data=weights)
     return model
 
 
 def save(model: OnnxModel, path: str | os.PathLike[str], *, outside: bool = False, data: str = "") -> None:
-    """Write *model*; *outside*: its weights go to the file *data* beside it."""
+    """Write *model* to *path*. *outside*: write its weights to the file *data* in the same folder."""
     onnx.save_model(message(model), os.fspath(path), save_as_external_data=outside, location=data or None)
 
 
@@ -148,14 +148,14 @@ def empty_model() -> OnnxModel:
 
 
 def fill(field: Any, values: Iterable[Any]) -> None:
-    """Replace the values of a repeated *field*; they may be its own."""
+    """Replace the content of a repeated protobuf *field*; *values* may be an iterator over the same field."""
     kept = list(values)
     del field[:]
     field.extend(kept)
 
 
 def metadata(model: OnnxModel) -> dict[str, str]:
-    """The model's ``metadata_props``; protocol buffers hand out bytes where a value is not UTF-8."""
+    """The model's ``metadata_props`` as a dictionary; a value that is not UTF-8 is bytes."""
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
@@ -165,12 +165,12 @@ def set_metadata(model: OnnxModel, entries: Mapping[str, str]) -> None:
 
 
 def opsets(model: OnnxModel) -> dict[str, int]:
-    """Domain -> version; the standard's is the empty text."""
+    """Operator domain -> imported version; the domain of the standard is the empty string."""
     return {standard_domain(entry.domain): int(entry.version) for entry in model.opset_import}
 
 
 def add_opset(model: OnnxModel, domain: str, version: int) -> None:
-    """Import the operators of a domain, unless the model does already."""
+    """Import the operators of a domain, unless the model already imports this domain."""
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, version))
 
@@ -180,7 +180,7 @@ def standard_domain(domain: str) -> str:
 
 
 def inlined(model: OnnxModel) -> OnnxModel:
-    """*model* with its local functions inlined; itself where it has none. Raises what ONNX's inliner raises."""
+    """*model* with its local functions inlined; the same object if it has none. Raises what ONNX's inliner raises."""
     if not model.functions:
         return model
     flat: OnnxModel = message(onnx.inliner.inline_local_functions(message(model)))
@@ -188,7 +188,7 @@ def inlined(model: OnnxModel) -> OnnxModel:
 
 
 def at_opset(model: OnnxModel, opset: int) -> OnnxModel:
-    """*model* converted to another opset of the standard's operators. Raises what ONNX's converter raises."""
+    """*model* converted to *opset* of the standard's operators. Raises what ONNX's converter raises."""
     converted: OnnxModel = message(version_converter.convert_version(message(model), opset))
     return converted
 
@@ -203,7 +203,7 @@ def inferred(model: OnnxModel) -> OnnxModel:
 
 
 def to_array(tensor: OnnxTensor) -> Array:
-    """The values of a tensor that is in memory."""
+    """The values of a tensor whose data is in the message, not in an external file."""
     values: Array = numpy_helper.to_array(message(tensor))
     return values
 
@@ -214,7 +214,7 @@ def to_tensor(values: Array, name: str = "") -> Any:
 
 
 def read_tensor(tensor: Any, folder: Path | None) -> Array:
-    """The values of a tensor, wherever they are stored; *folder* is where external data would lie.
+    """The values of a tensor, from the message or from an external file in *folder*.
 
     Raises ``OSError``, ``ValueError``, ``TypeError``, ``KeyError``, ``RuntimeError`` or onnx's own ``ValidationError``
     (``UNREADABLE``); onnx refuses files outside of the folder.
@@ -228,7 +228,7 @@ def read_tensor(tensor: Any, folder: Path | None) -> Array:
 
 
 def move_outside(tensor: Any, file: str, offset: int) -> bytes:
-    """Turn a tensor's data into external data at *offset* of a *file* beside the model; returns the data."""
+    """Declare that a tensor's data is at *offset* of the external *file*; return the data, for the caller to write."""
     data: bytes = tensor.raw_data
     set_external_data(tensor, file, offset=offset, length=len(data))
     tensor.ClearField("raw_data")
@@ -236,11 +236,11 @@ def move_outside(tensor: Any, file: str, offset: int) -> bytes:
 
 
 UNREADABLE = (ValueError, TypeError, KeyError, OSError, RuntimeError, onnx.checker.ValidationError)
-"""What reading a damaged tensor may raise."""
+"""Exceptions that reading a damaged tensor may raise."""
 
 
 def stored_array(tensor: Any, folder: Path | None) -> Array:
-    """The values of a tensor; ``ModelError`` names a tensor that cannot be read."""
+    """The values of a tensor (see ``read_tensor``); raises ModelError that names the tensor if it cannot be read."""
     if any(size < 0 for size in tensor.dims):
         raise ModelError(f"its tensor {tensor.name} has the shape {list(tensor.dims)}")
     try:
@@ -257,7 +257,7 @@ def initializers(graph: OnnxGraph) -> dict[str, Any]:
 
 
 def constants(graph: OnnxGraph) -> dict[str, Any]:
-    """The stored tensors of a graph, and those of its Constant nodes by the names of their outputs."""
+    """The initializers of a graph by name, and the tensors of its Constant nodes by the names of the outputs."""
     tensors = initializers(graph)
     for node in graph.node:
         value = constant_tensor(node)
@@ -268,14 +268,14 @@ def constants(graph: OnnxGraph) -> dict[str, Any]:
 
 
 def constant_tensor(node: OnnxNode) -> Any:
-    """The tensor in a Constant node; None for other nodes, and for plain numbers and texts."""
+    """The tensor in a Constant node; None for other nodes, and for constants that are plain numbers or strings."""
     if node.op_type != "Constant":
         return None
     return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
 
 
 def constant_number(node: OnnxNode) -> Array | None:
-    """The plain numbers in a Constant node; None where it holds none."""
+    """The plain numbers in a Constant node (``value_int`` and the like); None if the node holds no such number."""
     for attribute in node.attribute:
         if attribute.name in ("value_int", "value_ints"):
             return np.asarray(helper.get_attribute_value(attribute), np.int64)
@@ -285,13 +285,13 @@ def constant_number(node: OnnxNode) -> Array | None:
 
 
 def request_inputs(graph: OnnxGraph) -> list[Any]:
-    """The declared inputs that a request fills: files of before 2019 list initializers among them."""
-    held = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in held]
+    """The declared inputs that a request fills: all without an initializer, which old IR versions also list."""
+    stored = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in stored]
 
 
 def dimensions(value: OnnxValue) -> list[int | str] | None:
-    """The sizes of a declared tensor, a name (or '') for each open one; None if it declares no rank."""
+    """The sizes of a declared tensor; a dimension without a size is its name or ''. None if no rank is declared."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
@@ -301,7 +301,7 @@ def dimensions(value: OnnxValue) -> list[int | str] | None:
 
 
 def qualified(node: OnnxNode) -> str:
-    """``Conv`` for a standard operator, ``com.microsoft:Attention`` for a foreign one."""
+    """The operator with its domain: ``Conv`` for the standard's, ``com.microsoft:Attention`` for other domains."""
     return node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}:{node.op_type}"
 
 
@@ -337,7 +337,7 @@ class Attributes:
         return default if attribute is None else float(attribute.f)
 
     def tensor(self, name: str) -> Any:
-        """The tensor of that name, or None."""
+        """The tensor attribute *name*, or None."""
         attribute = self._find(name, AttributeProto.TENSOR)
         return None if attribute is None else attribute.t
 
@@ -354,9 +354,10 @@ class Attributes:
         return {attribute.name: helper.get_attribute_value(attribute) for attribute in self.node.attribute}
 
     def _find(self, name: str, kind: int) -> Any:
+        """The attribute *name*, or None; raises ModelError if its type is not *kind*."""
         for attribute in self.node.attribute:
             if attribute.name == name:
-                # The oldest files leave the type out.
+                # Files of the oldest IR versions do not store the type.
                 if attribute.type not in (kind, AttributeProto.UNDEFINED):
                     raise ModelError(f"its attribute {name!r} has the wrong type")
                 return attribute
@@ -370,7 +371,7 @@ def bodies(node: OnnxNode) -> list[OnnxGraph]:
 
 
 def body(node: OnnxNode, name: str) -> OnnxGraph:
-    """The nested graph that is the attribute *name*; ``ModelError`` where it is missing."""
+    """The nested graph in the attribute *name*; raises ModelError if it is missing."""
     for attribute in node.attribute:
         if attribute.name == name:
             graph: OnnxGraph = attribute.g
@@ -379,7 +380,7 @@ def body(node: OnnxNode, name: str) -> OnnxGraph:
 
 
 def all_nodes(graph: OnnxGraph) -> Iterator[OnnxNode]:
-    """The nodes of a graph, each followed by those inside it."""
+    """All nodes of a graph; each node is followed by the nodes of its nested graphs."""
     for node in graph.node:
         yield node
         for nested in bodies(node):
@@ -392,7 +393,7 @@ def names_read(node: OnnxNode) -> set[str]:
 
 
 def captured(graph: OnnxGraph) -> set[str]:
-    """The names that a nested graph captures from outside."""
+    """The names that a nested graph reads from its enclosing graphs."""
     inside = {value.name for value in (*graph.input, *graph.initializer)}
     inside |= {tensor.values.name for tensor in graph.sparse_initializer}
     inside |= {name for node in graph.node for name in node.output}
@@ -404,39 +405,39 @@ def captured(graph: OnnxGraph) -> set[str]:
 
 
 def producers(nodes: Iterable[OnnxNode]) -> dict[str, int]:
-    """Value -> index of the node that produces it; ``ModelError`` if two nodes do."""
-    places: dict[str, int] = {}
-    for place, node in enumerate(nodes):
+    """Name of a value -> index of the node that produces it; raises ModelError if two nodes produce the same name."""
+    indices: dict[str, int] = {}
+    for index, node in enumerate(nodes):
         for name in filter(None, node.output):
-            if name in places:
+            if name in indices:
                 raise ModelError(f"two nodes produce {name!r}")
-            places[name] = place
-    return places
+            indices[name] = index
+    return indices
 
 
 def makers(nodes: Iterable[OnnxNode]) -> dict[str, Any]:
-    """Value -> the node that produces it."""
+    """Name of a value -> the node that produces it."""
     return {name: node for node in nodes for name in node.output if name}
 
 
 def last_uses(nodes: Iterable[OnnxNode]) -> dict[str, int]:
-    """Value -> index of the last node that reads it."""
-    return {name: place for place, node in enumerate(nodes) for name in node.input}
+    """Name of a value -> index of the last node that reads it."""
+    return {name: index for index, node in enumerate(nodes) for name in node.input}
 
 
 def needed_places(nodes: Sequence[OnnxNode], names: Iterable[str]) -> list[int]:
     """Indices, in order, of the nodes that the values *names* need; *nodes* are in execution order."""
-    wanted, places = set(names), list[int]()
-    for place in range(len(nodes) - 1, -1, -1):
-        if any(name in wanted for name in nodes[place].output if name):
-            places.append(place)
-            wanted |= names_read(nodes[place])
-    return places[::-1]
+    needed, indices = set(names), list[int]()
+    for index in range(len(nodes) - 1, -1, -1):
+        if any(name in needed for name in nodes[index].output if name):
+            indices.append(index)
+            needed |= names_read(nodes[index])
+    return indices[::-1]
 
 
 def needed_nodes(nodes: Sequence[Any], names: Iterable[str]) -> list[Any]:
     """The nodes that the values *names* need, in order."""
-    return [nodes[place] for place in needed_places(nodes, names)]
+    return [nodes[index] for index in needed_places(nodes, names)]
 
 
 def prune(graph: OnnxGraph) -> None:
@@ -445,10 +446,10 @@ def prune(graph: OnnxGraph) -> None:
 
 
 def rename_inputs(nodes: Iterable[OnnxNode], names: Mapping[str, str]) -> None:
-    """Rename inputs of nodes."""
+    """Rename inputs of nodes in place; names: old -> new."""
     for node in nodes:
-        for place, name in enumerate(node.input):
-            node.input[place] = names.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = names.get(name, name)
 
 
 def replace_nodes(graph: OnnxGraph, nodes: Iterable[Any], tensors: Iterable[Any] = ()) -> None:
@@ -464,9 +465,9 @@ def replace_nodes(graph: OnnxGraph, nodes: Iterable[Any], tensors: Iterable[Any]
 def evaluate(
     model: OnnxModel | Mapping[str, int], nodes: Sequence[Any], values: Mapping[str, Array], names: Sequence[str]
 ) -> list[Array]:
-    """Run *nodes* on *values* by onnx's reference evaluator; raises whatever that and numpy raise.
+    """Run *nodes* with onnx's reference evaluator; return the values of *names*. Raises what onnx and numpy raise.
 
-    model: the model whose opsets they use, or domain -> version.
+    model: the model whose opsets the nodes use, or domain -> version. values: the inputs by name.
     """
     from onnx.reference import ReferenceEvaluator  # 0.3 s to import, and only for files that compute with constants
 
@@ -474,34 +475,35 @@ def evaluate(
     graph = helper.make_graph(
         nodes, "constants", [onnx.ValueInfoProto(name=name) for name in values], [declared(name) for name in names]
     )
-    part = helper.make_model(graph, opset_imports=[helper.make_opsetid(*entry) for entry in versions.items()])
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=imports))
     with np.errstate(all="ignore"):
-        return [np.asarray(value) for value in ReferenceEvaluator(part).run(None, dict(values))]
+        return [np.asarray(value) for value in evaluator.run(None, dict(values))]
 
 
 # Making
 
 
 def make_node(op: str, inputs: Iterable[str], outputs: Iterable[str], name: str = "", **attributes: Any) -> OnnxNode:
-    """A node; a ``domain`` among the attributes is the domain of its operator."""
+    """Make a node; the keyword ``domain`` sets the operator's domain, all others are attributes."""
     node: OnnxNode = message(helper.make_node(op, list(inputs), list(outputs), name or None, **attributes))
     return node
 
 
 def declared(name: str, kind: int = 0, shape: Sequence[int | str | None] | None = None) -> Any:
-    """A declaration of a value; without type and shape for a *kind* of 0."""
+    """Declare a value (``ValueInfoProto``) of element type *kind*; for 0, without type and shape."""
     if not kind:
         return onnx.ValueInfoProto(name=name)
     return helper.make_tensor_value_info(name, int(kind), shape)
 
 
 def declared_like(name: str, values: Array) -> Any:
-    """A declaration of a value with the type and shape of *values*."""
+    """Declare a value with the type and shape of *values*."""
     return declared(name, element_type(values.dtype), values.shape)
 
 
 def least_ir_version(opset: int) -> int:
-    """The first file version that knows this opset of the standard's operators."""
+    """The lowest IR version that supports this opset of the standard's operators."""
     return int(helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
 
 
@@ -520,9 +522,9 @@ def make_model(
 ) -> OnnxModel:
     """Make a model with one graph.
 
-    It imports the default operator domain at *opset*; with *like*, opsets, functions and IR version are copied from
-    that model instead. *ir_version* overrides the IR version; without it and *like*, it is the newest of the installed
-    onnx. *metadata*: entries of the model's ``metadata_props``.
+    The model imports the default operator domain at *opset*; with *like*, opsets, functions and IR version are copied
+    from that model instead. *ir_version* overrides the IR version, which by default is *like*'s or onnx's newest.
+    *metadata*: entries of the model's ``metadata_props``.
     """
     graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), list(initializers))
     options: dict[str, Any] = {"producer_name": producer} if producer else {}

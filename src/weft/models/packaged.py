@@ -20,13 +20,13 @@ class PackagedModel:
     """A model file inside an installable package."""
 
     package: str
-    """The package to install, best without dependencies: only the file is needed."""
+    """The package to install, best without dependencies, since only the file is needed."""
     file: str
-    """Its path below the site-packages folder."""
+    """The file's path below the site-packages folder."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape, for ``import_onnx``."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Input -> the number that it must hold for the model to run."""
+    """Input -> the only value with which the model runs."""
 
 
 _OCR, _MTCNN = "rapidocr-onnxruntime", "mtcnn-runtime"
@@ -64,13 +64,13 @@ PACKAGED: dict[str, PackagedModel] = {
 
 
 def packaged_models() -> dict[str, Path]:
-    """Name -> file of every known model whose package is installed here; shapes are in ``PACKAGED``."""
+    """Name -> file of every model of ``PACKAGED`` whose package is installed."""
     files = {name: _locate(model) for name, model in PACKAGED.items()}
     return {name: path for name, path in files.items() if path is not None}
 
 
 def packaged_file(name: str) -> Path:
-    """The file of a model of ``PACKAGED``; ModelError where its package is not installed."""
+    """The file of a model of ``PACKAGED``; raises ModelError if its package is not installed."""
     path = _locate(PACKAGED[name])
     if path is None:
         package = PACKAGED[name].package
@@ -81,6 +81,7 @@ def packaged_file(name: str) -> Path:
 
 
 def _locate(model: PackagedModel) -> Path | None:
+    """The model's file; None if the package is not installed or does not have the file."""
     try:
         path = Path(str(distribution(model.package).locate_file(model.file)))
     except PackageNotFoundError:

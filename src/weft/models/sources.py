@@ -30,15 +30,15 @@ def load_model(
 ) -> Model:
     """Import a model by name or path.
 
-    shapes: input -> shape, for files and packaged models. parameters: offered to zoo models, which take those they know
-    (a sequence length means nothing to a resnet). exits: how many to place, with heads of the kind *exit_head*
-    (``weft.models.exits``); or the outputs of a file that are exits, from shallow to deep, the last being the end;
-    without either, those that the file names.
+    shapes: input -> shape, for files and packaged models. parameters: for zoo models; a model ignores those that it
+    does not have (such as the sequence length for a resnet). exits: the number of exits to add, with heads of the kind
+    *exit_head* (``weft.models.exits``); or the names of a file's outputs that are exits, from shallow to deep, the last
+    being the end. By default, exits are those that the file's metadata names.
     """
-    placed = exits if isinstance(exits, int) else None
-    named = tuple(exits) if exits is not None and not isinstance(exits, int) else None
-    model = _import_named(name_or_path, shapes, parameters or {}, named)
-    return model if placed is None else _with_exits(model, placed, exit_head)
+    exit_count = exits if isinstance(exits, int) else None
+    exit_names = tuple(exits) if exits is not None and not isinstance(exits, int) else None
+    model = _import_named(name_or_path, shapes, parameters or {}, exit_names)
+    return model if exit_count is None else _with_exits(model, exit_count, exit_head)
 
 
 def load_models(
@@ -47,12 +47,12 @@ def load_models(
     shapes: Mapping[str, Shape] | None = None,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> tuple[Model, ...]:
-    """The model of that name; for a stitched file each of its models, at the cost of a request for it alone."""
+    """The model of that name; of a stitched file all models, each with the cost of a request for this model alone."""
     return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in model_names_in(name_or_path))
 
 
 def named_file(name: str, folder: Path) -> Path | None:
-    """The ONNX file NAME.onnx for a name of ``weft models list``; None for any other text.
+    """The ONNX file of a name in ``weft models list``; None for any other text.
 
     Files of packages are copied into *folder*, and zoo models are written there with seeded random weights.
     """
@@ -69,7 +69,7 @@ def named_file(name: str, folder: Path) -> Path | None:
 
 
 def model_names_in(name_or_path: str) -> list[str]:
-    """A name for each model in a stitched file; anything else is one model."""
+    """The names ``FILE/MODEL`` of all models in a stitched file; for anything else, only the name itself."""
     stored = name_or_path.endswith(".onnx") and Path(name_or_path).is_file()
     tasks = tasks_of(read_onnx(Path(name_or_path))) if stored else {}
     return [f"{name_or_path}/{task}" for task in tasks] or [name_or_path]
@@ -81,12 +81,12 @@ def _import_named(
     parameters: Mapping[str, Parameter],
     exits: tuple[str, ...] | None,
 ) -> Model:
+    """Import a model by the table that has its name, else as a file; *exits*: names of outputs that are exits."""
     if name_or_path in ZOO:
         if exits is not None:
             raise ModelError(f"{name_or_path} has no outputs to name as exits; say how many to place: exits = 3")
-        known = ZOO[name_or_path].parameters
-        wanted = {key: value for key, value in parameters.items() if key in known}
-        return load(name_or_path, shapes=shapes, **wanted)
+        known = {key: value for key, value in parameters.items() if key in ZOO[name_or_path].parameters}
+        return load(name_or_path, shapes=shapes, **known)
     if name_or_path in TRAINED:
         return import_onnx(
             TRAINED[name_or_path].path(), shapes=shapes or {"image": (1, *TRAINED[name_or_path].shape)}, exits=exits
@@ -104,7 +104,7 @@ def _import_named(
 
 @lru_cache(maxsize=64)
 def _with_exits(model: Model, count: int, head: str) -> Model:
-    """The model with exits; the same object for equal arguments, so that cached profiles of it are found again."""
+    """``with_exits``, cached: equal arguments give the same object, so that caches of its profiles hit."""
     return with_exits(model, count, head=head)
 
 

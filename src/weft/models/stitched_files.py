@@ -1,7 +1,7 @@
 """The models in a stitched file, each as if it were requested alone: ``tasks_of``, ``file_and_task``, ``only``.
 
-A stitched file computes only the inputs that have rows. A request for one of its models gives rows to that model and
-none to the others, and pays only for it; ``pets.onnx/cats`` names the model ``cats`` in ``pets.onnx``.
+A stitched file computes only the inputs that have rows. A request for one of its models gives no rows to the other
+models, so that only this model is computed. ``pets.onnx/cats`` names the model ``cats`` in ``pets.onnx``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def file_and_task(name: str) -> tuple[str, str]:
-    """``pets.onnx/cats`` -> the file and the model in it; the model is empty where the name says none."""
+    """Split ``pets.onnx/cats`` into the file and the model in it; the model is '' if the name has none."""
     file, between, task = name.rpartition(_BETWEEN)
     return (f"{file}.onnx", task) if between else (name, "")
 
 
 def tasks_of(model: OnnxModel) -> Tasks:
-    """The models that were stitched into a file; none for a file that is one model."""
+    """The models in a stitched file with their inputs; empty for an ordinary file. Raises ModelError if unreadable."""
     text = next((entry.value for entry in model.metadata_props if entry.key == STITCHED_KEY), "")
     if not text:
         return {}
@@ -44,13 +44,16 @@ def tasks_of(model: OnnxModel) -> Tasks:
 
 
 def only(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of all inputs for a request of *task* alone: the others get no rows. Shapes in *given* win."""
+    """Input shapes for a request of the model *task* alone: inputs of other models have 0 rows.
+
+    *given*: shapes that replace these. Raises ModelError if the file has no such model.
+    """
     tasks = tasks_of(model)
     if task not in tasks:
         raise ModelError(unknown_name("model in it", task, tasks) if tasks else f"is not stitched, and holds no {task}")
-    absent = {name for other, inputs in tasks.items() if other != task for name in inputs}
+    other_inputs = {name for other, inputs in tasks.items() if other != task for name in inputs}
     declared = {
         graph_input.name: [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim]
         for graph_input in model.graph.input
     }
-    return {name: (0, *sizes[1:]) for name, sizes in declared.items() if name in absent} | dict(given)
+    return {name: (0, *sizes[1:]) for name, sizes in declared.items() if name in other_inputs} | dict(given)

@@ -1,7 +1,7 @@
-"""The files of the project's own networks: small ones come with weft, large ones are fetched.
+"""The files of the project's own networks: small files come with weft, large files are fetched.
 
-A checkout has them all. A wheel leaves out what ``FETCHED`` lists; ``fetch`` copies that into a folder of the user,
-from a checkout or from the same tree behind an address, and accepts only files with the known digests.
+A checkout has all files. A wheel lacks the files in ``FETCHED``; ``fetch`` copies them into a folder of the user,
+from a checkout or from a URL of the same tree, and accepts only files with the known digests.
 """
 
 from __future__ import annotations
@@ -38,39 +38,39 @@ class NetworkCard(BaseModel, extra="forbid", frozen=True):
     """How it was trained: epochs, seed, version and device, images, optimizer or loss."""
     seed: int
     versions: dict[str, str]
-    """Package -> version of what wrote the files."""
+    """Package -> version with which the files were written."""
     accuracy: float
-    """The share of the test set that it answers right; leaving at the threshold, if it has exits."""
+    """Accuracy on the test set; if the network has exits, with exits at the card's threshold."""
     sha256: str
     """The digest of the .onnx file."""
 
 
 def pixels(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """The images as the networks take them: from 0 to 1."""
+    """The images as inputs of the networks, with values from 0 to 1."""
     return image.astype(np.float32) / np.float32(255)
 
 
 def folder() -> Path:
-    """Where fetched files lie: the folder in the variable WEFT_DATA, or ``~/.cache/weft/data``."""
+    """The folder of fetched files: the environment variable WEFT_DATA, or ``~/.cache/weft/data``."""
     given = os.environ.get("WEFT_DATA")
     return Path(given) if given else Path.home() / ".cache/weft/data"
 
 
 def place(file: str) -> Path:
-    """The path at which a fetched *file*, named from the package on, is stored."""
+    """The path of *file* (relative to the package): the one that came with weft, else the place of a fetched file."""
     shipped = _shipped_path(file)
     return shipped if shipped.exists() else folder() / file
 
 
 def _shipped_path(file: str) -> Path:
-    """The path of a file in a checkout or a whole wheel; files keep the names from before tools were packages."""
+    """The path of a file that comes with weft; if its first folder is now a package of its own, below that package."""
     room, _, inside = file.partition("/")
     tool = registered("modules").get(room)
     return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), inside)
 
 
 def located(file: str) -> Path:
-    """The path of *file*, named from the package on; if it was left out and not fetched, the error says how to."""
+    """The path of *file* (relative to the package); raises ModelError that says how to fetch a missing file."""
     path = place(file)
     if path.exists():
         return path
@@ -84,10 +84,10 @@ def located(file: str) -> Path:
 
 
 def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: None) -> tuple[Path, ...]:
-    """Copy the files of one of ``FETCHED`` from *source*, a checkout or an address; *done* is called for each.
+    """Copy the files of a network in ``FETCHED`` from *source*, a checkout or a URL; return their paths.
 
-    A file that is here already stays, unless its digest differs: an older weft may have stored it. A fetched file with
-    another digest is refused and not stored.
+    *done* is called with each path. A present file with the right digest is not copied again. A copied file with a
+    wrong digest is refused and not stored.
     """
     if name not in FETCHED:
         raise ModelError(unknown_name("network to fetch", name, FETCHED))
@@ -102,6 +102,7 @@ def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: No
 
 
 def _read(source: str, file: str) -> bytes:
+    """The content of *file* in a checkout at the folder or URL *source*; raises ModelError if it cannot be read."""
     from http.client import HTTPException
     from urllib.error import URLError
     from urllib.request import urlopen

@@ -1,8 +1,8 @@
-"""Bounds on the throughput and latency of a way of serving, computed without simulation.
+"""Bounds on the throughput and latency of an arrangement, computed without simulation.
 
 Throughput: lane time per request is at least that of the batch size with the least time per row. Latency: a request
 takes at least as long as its model with nothing else running. On a single lane, a request that arrives while a segment
-runs waits for its end; where its slack is shorter than that, some requests are late under every policy.
+runs waits for the segment's end; if its slack is shorter than this wait, some requests are late under every policy.
 
 The bounds hold on average; a run of some thousand requests may do better by chance, by up to ``SLACK`` and ``CHANCE``.
 """
@@ -32,10 +32,10 @@ CHANCE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The limits of a way of serving."""
+    """The bounds of an arrangement."""
 
     factor: float
-    """No larger multiple of the asked rates keeps the deadlines; infinite where no stream has a rate."""
+    """No larger multiple of the asked rates keeps the deadlines; infinite if no stream has a rate."""
     missed: float
     """The stream that suffers most misses at least this share of its deadlines at the asked load."""
     latency: float
@@ -55,7 +55,7 @@ class Blocking:
     spare_s: float
     """The slack of a waiting request: its deadline minus its own time."""
     share: float
-    """The least share of the waiting model's requests that are late because of it, at the asked load."""
+    """The least share of the waiting model's requests that are late because of the segment, at the asked load."""
 
 
 def bound_of(asked: PlanRequest, arrangement: Arrangement) -> Bound:
@@ -138,35 +138,36 @@ def blocking(asked: PlanRequest, arrangement: Arrangement) -> Blocking | None:
 
 
 def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> Blocking:
-    """Return how much one stream's segments delay another stream; the longest segment is named."""
+    """Return how the segments of the stream *runs* make requests of *waits* late; the longest segment is named."""
     host, model = arrangement.host, arrangement.host.model(runs.name)
     spare_s = waits.stream.deadline_s - fastest_s(host, waits.name, waits.leaving)
     least = min((min(run) for run in model.spread), default=1.0)
     sizes = range(1, arrangement.batches[runs.name] + 1)
-    over_s = [
-        share * min(max(0.0, _lane_time_s(arrangement, model, size, place) * least - spare_s) / size for size in sizes)
-        for place, share in enumerate(reaching(runs.leaving, model.exits, len(model.segments)))
+    # Per request of *runs*, the seconds of each segment in which an arriving request of *waits* is already lost.
+    late_s = [
+        share * min(max(0.0, _lane_time_s(arrangement, model, size, index) * least - spare_s) / size for size in sizes)
+        for index, share in enumerate(reaching(runs.leaving, model.exits, len(model.segments)))
     ]
-    longest = max(range(len(over_s)), key=lambda place: model.times_at(1)[place])
+    longest = max(range(len(late_s)), key=lambda index: model.times_at(1)[index])
     return Blocking(
         waits.name,
         runs.name,
         model.segments[longest],
         model.times_at(1)[longest],
         max(0.0, spare_s),
-        min(1.0, runs.rate * sum(over_s)),
+        min(1.0, runs.rate * sum(late_s)),
     )
 
 
-def _lane_time_s(arrangement: Arrangement, model: HostModel, size: int, place: int) -> float:
-    """Return the least time that a segment occupies its lane: the time to stop it where the policy preempts."""
-    host, took_s = arrangement.host, model.times_at(size)[place]
+def _lane_time_s(arrangement: Arrangement, model: HostModel, size: int, segment: int) -> float:
+    """Return the least time for which a segment blocks its lane: the time to stop it, if the policy may stop it."""
+    host, time_s = arrangement.host, model.times_at(size)[segment]
     stops = POLICIES[arrangement.settings.policy].aborts is not Policy.aborts
-    return min(took_s, host.abort_s) if stops and took_s >= host.abort_from_s else took_s
+    return min(time_s, host.abort_s) if stops and time_s >= host.abort_from_s else time_s
 
 
 def _usual_spread(model: HostModel) -> float:
-    """Return the ratio of the mean measured run to the mean times, which is near 1."""
+    """Return the mean time of the measured runs over the sum of the segments' mean times, which is near 1."""
     if not model.spread:
         return 1.0
     times_s = np.array(model.times_at(1))

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from weft.simulation.requests import Case, RequestRun
 
 WINDOW_S = 1.0
-"""Short enough that segments of a few milliseconds can be seen across a page."""
+"""Length of the window, so short that segments of a few milliseconds can be seen across a page."""
 MOST_SPANS = 4000
-"""More spans cannot be distinguished on a page; a shorter stretch is drawn then."""
+"""Limit of spans, as more cannot be distinguished on a page; the window is shortened to this number."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -43,7 +43,7 @@ class RequestMark:
 
 @dataclass(frozen=True, slots=True)
 class BusyStretch:
-    """What lanes and requests did in the window with the most computation."""
+    """The spans and requests in the window of a run with the most computation."""
 
     begins_s: float
     """Seconds after the start of the run."""
@@ -57,7 +57,10 @@ class BusyStretch:
 
 
 def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
-    """Return the window of a run in which the lanes computed most."""
+    """Return the window of a run in which the lanes computed most.
+
+    Columns of ``run.tally.issues``: 0 stream, 2 segment, 3 program, 6 start and 7 end in ticks.
+    """
     issues = run.tally.issues[np.argsort(run.tally.issues[:, 6], kind="stable")]
     starts_s, ends_s = _seconds(issues[:, 6], run), _seconds(issues[:, 7], run)
     begins_s = _busiest_start(starts_s, ends_s)
@@ -65,17 +68,17 @@ def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
     length_s = WINDOW_S if len(inside) < MOST_SPANS else float(starts_s[inside[-1]]) - begins_s
     names = tuple(dict.fromkeys(stream.served_name for stream in case.workload.stream))
     model_of = [names.index(stream.served_name) for stream in case.workload.stream]
-    places = _lane_of(starts_s, ends_s, lanes)
+    lane_of = _assign_lanes(starts_s, ends_s, lanes)
     spans = tuple(
         BusySpan(
-            places[at],
-            model_of[issues[at, 0]],
-            int(issues[at, 2]),
-            int(issues[at, 3]) - case.terms[issues[at, 0]].programs + 1,
-            max(0.0, float(starts_s[at]) - begins_s),
-            min(length_s, float(ends_s[at]) - begins_s),
+            lane_of[row],
+            model_of[issues[row, 0]],
+            int(issues[row, 2]),
+            int(issues[row, 3]) - case.terms[issues[row, 0]].programs + 1,
+            max(0.0, float(starts_s[row]) - begins_s),
+            min(length_s, float(ends_s[row]) - begins_s),
         )
-        for at in inside.tolist()
+        for row in inside.tolist()
     )
     first = [case.terms[model_of.index(place)].programs for place in range(len(names))]
     segments = tuple(case.setting.programs[program].names for program in first)
@@ -96,7 +99,7 @@ def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
     return float(edges[int(sums.argmax())]) if len(sums) else 0.0
 
 
-def _lane_of(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
+def _assign_lanes(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
     """Assign each segment to the first free lane, as the executor does."""
     free = [0.0] * lanes
     assigned = []
@@ -110,6 +113,7 @@ def _lane_of(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
 def _marks(
     case: Case, run: RequestRun, model_of: Sequence[int], begins_s: float, length_s: float
 ) -> tuple[RequestMark, ...]:
+    """Return the requests that arrived in the window; *model_of*: stream -> index of its model."""
     marks = []
     for stream, arrival, end, *_ in run.tally.answers:
         at_s = arrival * run.tick_s - begins_s

@@ -15,7 +15,7 @@ from weft.simulation.comparison import batching
 from weft.workloads.requests import Workload
 
 FAVOURITE = "punctual"
-"""Tried first: the sooner a good option is known, the fewer of the others need to be simulated."""
+"""Policy that is tried first: the sooner a good option is known, the fewer other options need a simulation."""
 
 NOT_HERE: dict[str, str] = {
     "double-buffer": "a host fetches nothing ahead: it is fifo",
@@ -30,24 +30,24 @@ MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin"
 """Policy -> options that are tried besides its defaults."""
 
 SMALL_BATCH = 2
-"""Besides the largest batch that pays: most of the gain of batching, at the least delay."""
+"""A batch limit that is tried besides the largest useful one: most of the gain of batching at the least delay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A way to serve the models: one of the options among which a plan chooses."""
+    """A complete configuration of the server: one of the options among which a plan chooses."""
 
     host: Host
-    """The machine, measured with as many lanes and threads."""
+    """The machine, measured with the arrangement's lanes and threads."""
     settings: PlanSettings
     batches: Mapping[str, int]
     """Model -> largest batch."""
     grain_ms: Mapping[str, float]
     """Model -> longest segment, in milliseconds, into which its server cuts it."""
     cut: str = ""
-    """How its segments differ from the measured ones, in words; empty where they do not."""
+    """Description of how the segments differ from the measured segments; empty if they do not differ."""
     done: Mapping[str, str] = field(default_factory=dict)
-    """Model -> how its file was changed before the measurement; only models that are not served as given."""
+    """Model -> how its file was changed before the measurement; without models that are served as given."""
 
     @property
     def label(self) -> str:
@@ -120,13 +120,13 @@ def _settings(asked: PlanRequest, host: Host, choice: Mapping[str, Any]) -> Plan
 
 
 def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
-    """Return the batch limits to try, model -> limit: as far as measured batches pay, ``SMALL_BATCH``, and 1."""
-    pays = {
+    """Return the batch limits to try, each model -> limit: the largest useful batches, ``SMALL_BATCH``, and 1."""
+    largest = {
         model.name: _upper_limit(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models
     }
     distinct: list[dict[str, int]] = []
-    for most in (max(pays.values()), SMALL_BATCH, 1):
-        limits = {name: min(most, size) for name, size in pays.items()}
+    for most in (max(largest.values()), SMALL_BATCH, 1):
+        limits = {name: min(most, size) for name, size in largest.items()}
         if limits not in distinct:
             distinct.append(limits)
     return distinct
@@ -151,16 +151,16 @@ def request_policies(workload: Workload) -> list[str]:
 
 
 def _policy_choices(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Yield policies with options and rules for late requests.
+    """Yield the settings of policies, their options and their rules for late requests.
 
-    Policies that wait for batches or refill them are left out where batches are not allowed.
+    With batch limits of 1, policies that wait for batches or refill batches are left out.
     """
-    lates = SOFT if asked.deadlines == "soft" else ("weave",)
+    late_rules = SOFT if asked.deadlines == "soft" else ("weave",)
     for policy in request_policies(asked.workload):
         if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
             continue
         for options in ({}, *MORE_OPTIONS.get(policy, ())):
-            for late in lates:
+            for late in late_rules:
                 yield {"policy": policy, "policy_options": options, "late": late}
 
 

@@ -20,10 +20,10 @@ from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
 SIMPLE = 3
-"""Simpler candidates within one load step of the best that go to the final comparison: each costs a run there."""
+"""Limit of simpler candidates (within one load step of the best) in the final comparison, as each costs a run there."""
 
 Verdict = Literal[-1, 0, 1]
-"""A challenger compared with the best so far: better, alike or worse."""
+"""Result of comparing a challenger with the best so far: -1 better, 0 equal, 1 worse."""
 
 Progress = Callable[[int, int], None]
 
@@ -42,7 +42,7 @@ class Criterion(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlinesKept:
-    """Prefer the option that keeps the deadlines at the asked load; if neither does, the one that misses fewer."""
+    """Prefer the option that keeps the deadlines at the asked load; if neither does, the option that misses fewer."""
 
     implied: bool = False
     """Whether the next criterion includes this one: an option that carries the best's load keeps the deadlines."""
@@ -121,7 +121,7 @@ class Chosen:
 
     best: OptionTrial
     others: tuple[OptionTrial, ...]
-    """Simulated options that did not win: simpler ones within a load step of the best, then the nearest first."""
+    """Simulated options that did not win: simpler options within a load step of the best, then the others by rank."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -131,7 +131,10 @@ def choose(
     memory_of: Callable[[Arrangement], int],
     progress: Progress | None = None,
 ) -> Chosen:
-    """Return the best option by the objective; of equal ones, the first."""
+    """Return the best option by the objective (of equal options the first); raises InputError if none fits memory.
+
+    memory_of: bytes that an option needs.
+    """
     order = ORDERS[asked.objective] if asked.has_rates else _without_load(asked.objective)
     best: OptionTrial | None = None
     beaten: list[OptionTrial] = []
@@ -161,7 +164,7 @@ def choose(
 def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
     """Yield options that are simpler than the best and within a load step of it, the simplest first.
 
-    Each may take a simulation, so only as many should be drawn as are needed.
+    Finding each may take a simulation, so the caller should take no more than it needs.
     """
     if asked.objective == "latency" or not asked.has_rates:
         return
@@ -175,20 +178,19 @@ def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial
 
 def _without_load(objective: str) -> Sequence[Criterion]:
     """Return the criteria for streams without rates, whose load cannot be raised: waiting times decide instead."""
-    wanted = ORDERS["latency" if objective in ("deadlines", "load") else objective]
-    return [criterion for criterion in wanted if not isinstance(criterion, LoadCarried)]
+    order = ORDERS["latency" if objective in ("deadlines", "load") else objective]
+    return [criterion for criterion in order if not isinstance(criterion, LoadCarried)]
 
 
 def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
-    """Return why the bounds show that a challenger cannot win; empty if they do not.
+    """Return why the bounds prove that a challenger cannot win; empty if they do not prove it.
 
-    Only the first criterion decides by bounds alone; a later one only if the best option cannot be beaten in all
-    earlier ones.
+    The first criterion may decide; a later criterion only if no option can beat the best by any earlier criterion.
     """
     for criterion in order:
         if why := criterion.hopeless(trial, best):
             return why
-        # no option is better by this criterion than a best one that keeps its deadlines, only equal
+        # by this criterion, no option is better than a best option that keeps its deadlines, only equal
         if not (isinstance(criterion, DeadlinesKept) and best.holds):
             return ""
     return ""
@@ -203,19 +205,21 @@ def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) ->
 
 
 def _too_large(asked: PlanRequest, trial: OptionTrial) -> str:
+    """Return why an option does not fit the memory limit; empty if it fits."""
     if asked.memory_bytes is None or trial.memory_bytes <= asked.memory_bytes:
         return ""
     return f"needs {trial.memory_bytes / 2**20:.0f} MiB of memory"
 
 
 def _distance(asked: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:
-    """Sort key of options that lost: how near they came to winning, as known without another simulation."""
+    """Sort key of options that lost, the best first, by results that need no further simulation."""
     if asked.objective == "latency" or not asked.has_rates:
         return (trial.seen_latency,)
     return (float(trial.memory_bytes), *trial.nearness) if asked.objective == "memory" else trial.nearness
 
 
-def _verdict(mine: float, other: float, alike: float = 0.0) -> Verdict:
-    if abs(mine - other) <= alike * max(abs(mine), abs(other)):
+def _verdict(mine: float, other: float, tolerance: float = 0.0) -> Verdict:
+    """Compare two values, the smaller the better; differences up to the relative *tolerance* are equal."""
+    if abs(mine - other) <= tolerance * max(abs(mine), abs(other)):
         return 0
     return -1 if mine < other else 1

@@ -1,9 +1,9 @@
-"""Which finalist a plan takes: compared criterion by criterion, and the simplest of those that are equal.
+"""The choice between finalists: a comparison criterion by criterion; of equal finalists, the simplest wins.
 
-All finalists are simulated with the same sets of requests. One is better than another only if it is better with every
-set that both were simulated with, by more than ``ERROR``: measured times of one machine differ by a few percent from
-one measurement to the next, and runs with other requests differ as well. Without that, plans of one workload have
-another winner each time.
+All finalists are simulated with the same sets of requests. A finalist is better than another only if it is better by
+more than ``ERROR`` with every set with which both were simulated. Without this margin, every plan of a workload would
+have another winner, since measured times of a machine differ by a few percent between measurements, and so do runs with
+different requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ORDERS: dict[str, tuple[Criterion, ...]] = {
 """Objective -> criteria, the most important first."""
 
 ERROR: Mapping[Criterion, float] = {"missed": 0.05, "load": 0.05, "wait": 0.05, "memory": 0.02}
-"""Relative differences that do not count: a step of the load (``trials.STEP``), and what memory varies by."""
+"""Relative differences that count as equal: a step of the load (``trials.STEP``), and the variation of memory."""
 
 
 def criteria(objective: str, has_rates: bool) -> tuple[Criterion, ...]:
-    """What decides; how long requests wait where no stream has a rate that could be turned up."""
+    """The criteria of an objective; without rates, the load cannot be raised, so that waiting times decide instead."""
     if has_rates:
         return ORDERS[objective]
     order = ORDERS["latency" if objective in ("deadlines", "load") else objective]
@@ -35,24 +35,24 @@ def criteria(objective: str, has_rates: bool) -> tuple[Criterion, ...]:
 
 
 class Scores(NamedTuple):
-    """What the runs of an option came to, a number for each set of requests; smaller is better."""
+    """The results of an option by criterion, each with a number per set of requests; smaller is better."""
 
     missed: tuple[float, ...]
-    """Share of deadlines missed by the stream that suffers most; 0 where the deadlines are kept."""
+    """Share of deadlines missed by the stream that misses most; 0 if the deadlines are kept."""
     load: tuple[float, ...]
     """One over the largest multiple of the asked load that keeps the deadlines."""
     memory: tuple[float, ...]
     wait: tuple[float, ...]
-    """The p99 over the deadline of the stream where that is largest."""
+    """The largest ratio of p99 to deadline over the streams."""
 
     def better(self, criterion: Criterion, than: Scores) -> bool:
-        """Whether it is better with every set of requests that both have, by more than the error."""
+        """Whether this option is better by more than the error, with every set of requests that both have."""
         margin = 1 + ERROR[criterion]
         pairs = zip(getattr(self, criterion), getattr(than, criterion), strict=False)
         return all(mine < theirs and mine * margin < theirs for mine, theirs in pairs)
 
     def first(self, order: Sequence[Criterion]) -> tuple[float, ...]:
-        """What the first set of requests showed, the set that a plan's numbers are from."""
+        """The results with the first set of requests, from which the numbers in a plan are."""
         return tuple(getattr(self, criterion)[0] for criterion in order)
 
 
@@ -61,44 +61,44 @@ class Loss(NamedTuple):
 
     by: Criterion
     to: int
-    """The place of an option that is better by that criterion: the winner, if it is."""
+    """Index of an option that is better by this criterion, if possible the winner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The order of some options, as places in the sequence that was compared."""
+    """The order of options, as indices into the sequence that was compared."""
 
     winner: int
     equal: tuple[int, ...]
-    """Others that no criterion tells from the winner, the simplest first."""
+    """Options that are equal to the winner by all criteria, the simplest first."""
     losses: Mapping[int, Loss]
-    """All others, those that came farthest first."""
+    """All other options; options that lost by a later criterion come first."""
 
     @property
     def order(self) -> list[int]:
-        """All places, the best first."""
+        """All indices, the best option first."""
         return [self.winner, *self.equal, *self.losses]
 
 
 def decide(order: Sequence[Criterion], scores: Sequence[Scores], simplicity: Callable[[int], Any]) -> Decision:
-    """Compare options by each criterion in turn, leave out those that another beats, and take the simplest of the rest.
+    """Compare options by each criterion in turn, each time leaving out beaten options; the simplest that is left wins.
 
-    simplicity: place -> sort key, the simplest first; keys are distinct or the earlier place wins.
+    simplicity: index -> sort key, the simplest first; of equal keys, the earlier index wins.
     """
     remaining = list(range(len(scores)))
     beaten: list[tuple[Criterion, dict[int, list[int]]]] = []
     for criterion in order:
-        by = {
-            place: winners
-            for place in remaining
-            if (winners := [rival for rival in remaining if scores[rival].better(criterion, scores[place])])
+        winners_of = {
+            option: winners
+            for option in remaining
+            if (winners := [rival for rival in remaining if scores[rival].better(criterion, scores[option])])
         }
-        beaten.append((criterion, by))
-        remaining = [place for place in remaining if place not in by]
+        beaten.append((criterion, winners_of))
+        remaining = [option for option in remaining if option not in winners_of]
     winner, *equal = sorted(remaining, key=simplicity)
     losses = {}
-    for criterion, by in reversed(beaten):
-        for place in sorted(by, key=lambda place: (scores[place].first(order), simplicity(place))):
-            rivals = sorted(by[place], key=lambda rival: (rival != winner, scores[rival].first(order)))
-            losses[place] = Loss(criterion, rivals[0])
+    for criterion, winners_of in reversed(beaten):
+        for loser in sorted(winners_of, key=lambda option: (scores[option].first(order), simplicity(option))):
+            rivals = sorted(winners_of[loser], key=lambda rival: (rival != winner, scores[rival].first(order)))
+            losses[loser] = Loss(criterion, rivals[0])
     return Decision(winner, tuple(equal), losses)

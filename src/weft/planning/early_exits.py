@@ -20,14 +20,14 @@ SETTINGS = ("exit_threshold", "exit_floor")
 
 
 class ServedFile(NamedTuple):
-    """A model file and the settings it is served with."""
+    """A model file and its settings in the server."""
 
     path: Path
     config: ModelConfig
 
 
 def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of a model that a stream states; WorkloadError if the file has no such exits."""
+    """Return the model settings in the keys of a stream; raises WorkloadError if the file has no such exits."""
     if isinstance(stream.exits, int):
         raise WorkloadError(
             f"{stream.model}: exits = {stream.exits} places exits in a simulated model, and a plan serves the file as "
@@ -51,7 +51,7 @@ def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, 
 
 
 def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
-    """Return the outputs at which requests may leave a model, the end last; at most the end if it has no exits."""
+    """Return the outputs at which requests may leave a model, the end last; fewer than two if it has no exits."""
     if not config.exits:
         return read_exits(path)
     for name in config.exits:
@@ -61,36 +61,38 @@ def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
 
 
 def with_leaving(workload: Workload, served: Mapping[str, ServedFile]) -> Workload:
-    """Return the workload with the exit settings of its models; WorkloadError if shares do not fit the exits."""
-    added = [_leaving(stream, served[stream.served_name]) for stream in workload.stream]
-    if any(added):
+    """Return the workload with the exit settings of its models; WorkloadError if ``exit_rates`` do not fit them."""
+    exit_keys = [_exit_keys(stream, served[stream.served_name]) for stream in workload.stream]
+    if any(exit_keys):
         raw = workload.model_dump(exclude_unset=True)
-        streams = [{**row, **more} for row, more in zip(raw["stream"], added, strict=True)]
+        streams = [{**row, **keys} for row, keys in zip(raw["stream"], exit_keys, strict=True)]
         workload = parse_workload({**raw, "stream": streams}, "the settings of its models")
     for index, stream in enumerate(workload.stream):
         if stream.leaves:
+            # raises WorkloadError if the number of shares differs
             workload.exit_rates(index, len(exit_names(*served[stream.served_name])) - 1)
     return workload
 
 
-def _leaving(stream: Stream, file: ServedFile) -> dict[str, Any]:
-    """Return the keys of a stream that its model's settings state: the exit record and the confidence thresholds."""
+def _exit_keys(stream: Stream, file: ServedFile) -> dict[str, Any]:
+    """Return the keys of a stream that its model's settings determine: the exit record and the thresholds."""
     config = file.config
-    record = file.path.parent.absolute() / str(config.exit_record)
-    own = {} if stream.leaves or config.exit_record is None else {"exit_record": str(record)}
-    if not own and stream.exit_record is None:
+    path = file.path.parent.absolute() / str(config.exit_record)
+    record = {} if stream.leaves or config.exit_record is None else {"exit_record": str(path)}
+    if not record and stream.exit_record is None:
         return {}
     floor = {} if config.exit_floor is None else {"exit_floor": config.exit_floor}
-    sure = {"exit_threshold": min(1.0, config.exit_threshold)} if "exit_threshold" in config.model_fields_set else {}
-    return {**own, **sure, **floor}
+    given = "exit_threshold" in config.model_fields_set
+    threshold = {"exit_threshold": min(1.0, config.exit_threshold)} if given else {}
+    return {**record, **threshold, **floor}
 
 
 def soonest_rates(workload: Workload) -> tuple[tuple[float, ...], ...]:
     """Return, per stream, the share that leaves at each exit at the lowest threshold; empty if all run to the end."""
-    return tuple(_soonest(workload, index, stream) for index, stream in enumerate(workload.stream))
+    return tuple(_soonest_rates(workload, index, stream) for index, stream in enumerate(workload.stream))
 
 
-def _soonest(workload: Workload, index: int, stream: Stream) -> tuple[float, ...]:
+def _soonest_rates(workload: Workload, index: int, stream: Stream) -> tuple[float, ...]:
     record = workload.record(index) if stream.exit_floor is not None else None
     if record is None or stream.exit_floor is None:
         return workload.exit_rates(index)
@@ -98,9 +100,12 @@ def _soonest(workload: Workload, index: int, stream: Stream) -> tuple[float, ...
 
 
 def reaching(rates: Sequence[float], exits: Sequence[int], segments: int) -> list[float]:
-    """Return, per segment, the share of the requests that computes it."""
+    """Return, per segment, the share of the requests that reach it.
+
+    rates: share that leaves at each exit, the end last. exits: number of segments before each exit, without the end.
+    """
     ends = [*exits, segments]
     return [
-        sum(rate for rate, end in zip(rates, ends, strict=True) if end > place) if rates else 1.0
-        for place in range(segments)
+        sum(rate for rate, end in zip(rates, ends, strict=True) if end > segment) if rates else 1.0
+        for segment in range(segments)
     ]

@@ -1,8 +1,8 @@
 """The final comparison: the best candidates of the search, simulated for longer and with fresh requests.
 
-A choice among many candidates by short runs favours those that were lucky in them. So the best few are compared again,
-all with the same fresh sets of requests (``deciding``). A plan reports the results of the first set for every finalist.
-Policies that answer every request alike, at the asked load and at the largest one, are reported once.
+A choice among many candidates by short runs favours candidates with lucky runs. So the best few are compared again, all
+with the same fresh sets of requests (``deciding``). A plan reports the results of the first set for every finalist.
+Policies with equal results, at the asked load and at the largest load, are reported as one finalist.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from weft.simulation.requests import Case, RequestRun
 from weft.simulation.run_length import FRESH_SEED, LONG, USUAL, RunLength
 
 FINALISTS, ENTRANTS = 5, 8
-"""How many are told, and how many are looked at to find as many that differ."""
+"""Number of finalists that a plan reports; number of candidates that are simulated to find different finalists."""
 SETS = 3
-"""How many sets of requests options are compared with."""
+"""Number of sets of requests with which finalists are compared."""
 NEAR = 0.9
-"""Whose largest load is below this part of the best one's, with the first set, is looked for with no other set: the
-loads of one option differ by less from set to set."""
+"""Finalists whose largest load with the first set is below this part of the best are not simulated with other sets: the
+largest load of an option differs by less between sets."""
 FINE, WIDEST = 1.03, 100
-"""How far apart the loads are that are tried, and how many of them up and down; nearer ones count as equal."""
+"""Factor between two loads that are tried, and the largest number of such steps up and down from the first load."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,14 +48,14 @@ class Finalist:
 
     trial: OptionTrial
     reports: tuple[RequestReport, ...]
-    """At the asked load, with each set of requests; the first is the longest, and is told."""
+    """Simulations at the asked load, one per set of requests; the first is the longest, and the plan reports it."""
     factors: tuple[float, ...] = ()
-    """The largest multiple of the asked load that keeps the deadlines, with each set of requests, or the first alone;
-    none where there is no rate to turn up."""
+    """The largest multiple of the asked load that keeps the deadlines, with each set of requests or only the first;
+    empty if no stream has a rate."""
     at_best: tuple[bool, float] | None = None
-    """Whether it keeps the deadlines at the largest load of the best short run, and what it misses there."""
+    """At the largest load of the best candidate: whether the deadlines are kept, and the share that is missed."""
     twins: tuple[OptionTrial, ...] = ()
-    """Options that do the same."""
+    """Options with the same results."""
 
     @property
     def report(self) -> RequestReport:
@@ -69,7 +69,7 @@ class Finalist:
 
     @property
     def keeps_deadlines(self) -> bool:
-        """Whether it keeps the deadlines at the asked load, with the first set of requests."""
+        """Whether the option keeps the deadlines at the asked load, with the first set of requests."""
         return keeps(self.report, self.trial.asked.limit)
 
     @property
@@ -95,9 +95,9 @@ class Ranking:
 
     finalists: tuple[Finalist, ...]
     equal: int = 0
-    """How many after the first no criterion tells from it; it is the simplest of them."""
+    """Number of finalists after the winner that are equal to it by all criteria; the winner is the simplest."""
     losses: tuple[Loss, ...] = ()
-    """Why each of the others was not taken; places are those in ``finalists``."""
+    """Why each of the other finalists was not taken; ``Loss.to`` is an index into ``finalists``."""
 
     @property
     def winner(self) -> Finalist:
@@ -109,15 +109,16 @@ def rank(asked: PlanRequest, finalists: Sequence[Finalist]) -> Ranking:
     decision = decide(
         criteria(asked.objective, asked.has_rates),
         [finalist.scores for finalist in finalists],
-        lambda place: finalists[place].trial.arrangement.simplicity,
+        lambda index: finalists[index].trial.arrangement.simplicity,
     )
     return _ranking(finalists, decision)
 
 
 def _ranking(finalists: Sequence[Finalist], decision: Decision) -> Ranking:
-    places = {old: new for new, old in enumerate(decision.order)}
-    losses = tuple(Loss(loss.by, places[loss.to]) for loss in decision.losses.values())
-    return Ranking(tuple(finalists[place] for place in decision.order), len(decision.equal), losses)
+    """Return the finalists in the order of a decision, with its indices converted to this order."""
+    new_index = {old: new for new, old in enumerate(decision.order)}
+    losses = tuple(Loss(loss.by, new_index[loss.to]) for loss in decision.losses.values())
+    return Ranking(tuple(finalists[index] for index in decision.order), len(decision.equal), losses)
 
 
 def finals(
@@ -126,74 +127,80 @@ def finals(
     progress: Callable[[str, int, int], None] | None = None,
     helpers: Helpers | None = None,
 ) -> Ranking:
-    """Compare the first few trials that differ."""
+    """Simulate and rank the first ``FINALISTS`` trials with different results; *trials*: the best first.
+
+    progress: called with a label, the runs done and their number. helpers: processes for parallel runs.
+    """
     helpers = helpers or Helpers()
-    tell = progress or (lambda label, done, of: None)
+    on_progress = progress or (lambda label, done, of: None)
     finalists: list[Finalist] = []
     loads: list[PendingResult[float | None]] = []
-    for seen in _predict_finalists(asked, trials[:ENTRANTS], helpers, tell):
-        twin = next((number for number, finalist in enumerate(finalists) if _alike(finalist, seen)), None)
+    for entrant in _predict_finalists(asked, trials[:ENTRANTS], helpers, on_progress):
+        twin = next((number for number, finalist in enumerate(finalists) if _same_results(finalist, entrant)), None)
         if twin is not None:
-            finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, seen.trial))
+            finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, entrant.trial))
             continue
-        finalists.append(seen)
+        finalists.append(entrant)
         if asked.has_rates:
             near = loads[0].result() if loads else None
-            loads.append(helpers.begin(_largest_load, seen.trial, seen.at_best, trials[0].factor, near, USUAL))
+            loads.append(helpers.begin(_largest_load, entrant.trial, entrant.at_best, trials[0].factor, near, USUAL))
         if len(finalists) == FINALISTS:
             break
-    loaded = [_by_its_simplest(finalist) for finalist in _add_largest_loads(finalists, loads, tell)]
+    loaded = [_with_simplest_first(finalist) for finalist in _add_largest_loads(finalists, loads, on_progress)]
     return rank(asked, _with_more_sets(loaded, helpers) if asked.has_rates else loaded)
 
 
 def _predict_finalists(
-    asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
+    asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, on_progress: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """Yield each entrant, simulated at the asked load and at the largest load of the best entrant.
 
-    The first ``FINALISTS`` runs are begun at once, in parallel; further ones only when the caller asks for them.
+    The first ``FINALISTS`` runs begin at once, in parallel; further runs only when the caller asks for their results.
     """
     largest = entrants[0].factor if asked.has_rates else 0.0
     lengths = (LONG, *[USUAL] * (SETS - 1))
-    begun = [helpers.begin(_look, asked, trial.arrangement, largest, lengths) for trial in entrants[:FINALISTS]]
-    for place, trial in enumerate(entrants):
-        tell(trial.arrangement.label, min(place, FINALISTS - 1), 2 * FINALISTS)
-        look = begun[place] if place < len(begun) else helpers.begin(_look, asked, trial.arrangement, largest, lengths)
-        reports, at_best = look.result()
+
+    def begin(trial: OptionTrial) -> PendingResult[tuple[tuple[RequestReport, ...], tuple[bool, float] | None]]:
+        return helpers.begin(_simulate_finalist, asked, trial.arrangement, largest, lengths)
+
+    begun = [begin(trial) for trial in entrants[:FINALISTS]]
+    for number, trial in enumerate(entrants):
+        on_progress(trial.arrangement.label, min(number, FINALISTS - 1), 2 * FINALISTS)
+        reports, at_best = (begun[number] if number < len(begun) else begin(trial)).result()
         yield Finalist(trial, reports, at_best=at_best)
 
 
 def _add_largest_loads(
-    finalists: list[Finalist], loads: list[PendingResult[float | None]], tell: Callable[[str, int, int], None]
+    finalists: list[Finalist], loads: list[PendingResult[float | None]], on_progress: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
-    """Yield the finalists with their largest loads, where these were searched for."""
-    for place, (finalist, load) in enumerate(zip_longest(finalists, loads)):
-        tell(finalist.trial.arrangement.label, FINALISTS + place, 2 * FINALISTS)
+    """Yield the finalists with their largest loads; *loads* is empty if no stream has a rate."""
+    for number, (finalist, load) in enumerate(zip_longest(finalists, loads)):
+        on_progress(finalist.trial.arrangement.label, FINALISTS + number, 2 * FINALISTS)
         factor = load.result() if load else None
         yield replace(finalist, factors=(finalist.trial.factor if factor is None else factor,) if load else ())
 
 
 def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Finalist]:
-    """Return the finalists; those near the best get their largest loads with the other sets of requests, too."""
+    """Return the finalists; finalists near the best also get their largest loads with the other sets of requests."""
     best = max(finalist.factor or 0.0 for finalist in finalists)
     begun = {
-        place: [helpers.begin(_load_near, finalist.trial, finalist.factor, number, USUAL) for number in range(1, SETS)]
-        for place, finalist in enumerate(finalists)
+        index: [helpers.begin(_load_near, finalist.trial, finalist.factor, number, USUAL) for number in range(1, SETS)]
+        for index, finalist in enumerate(finalists)
         if finalist.factor and finalist.factor >= NEAR * best
     }
     return [
-        replace(finalist, factors=(*finalist.factors, *(load.result() for load in begun.get(place, ()))))
-        for place, finalist in enumerate(finalists)
+        replace(finalist, factors=(*finalist.factors, *(load.result() for load in begun.get(index, ()))))
+        for index, finalist in enumerate(finalists)
     ]
 
 
-def _look(
+def _simulate_finalist(
     asked: PlanRequest, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
 ) -> tuple[tuple[RequestReport, ...], tuple[bool, float] | None]:
     """Simulate an option at the asked load with each set of requests.
 
-    largest: another load to simulate, as a multiple of the asked one; 0: none. The second result says whether deadlines
-    are kept at that load, and is None without one.
+    lengths: the length of the run with each set. largest: another load to simulate, as a multiple of the asked load; 0:
+    none. Return the reports, and for the load *largest* whether deadlines are kept and the missed share (None without).
     """
     reports = tuple(
         simulated(asked, arrangement, 1.0, length, seed=_seed(asked, number))[1].report
@@ -212,22 +219,23 @@ def long_run(asked: PlanRequest, arrangement: Arrangement, length: RunLength) ->
     return simulated(asked, arrangement, 1.0, length, seed=_seed(asked), record=True)
 
 
-def _alike(one: Finalist, other: Finalist) -> bool:
+def _same_results(first: Finalist, other: Finalist) -> bool:
     """Return whether two policies with the same lanes and batches gave the same results."""
-    return (one.at_best, one.report.streams, _besides_policy(one)) == (
+    return (first.at_best, first.report.streams, _besides_policy(first)) == (
         other.at_best,
         other.report.streams,
         _besides_policy(other),
     )
 
 
-def _by_its_simplest(finalist: Finalist) -> Finalist:
-    """Return the finalist with the simplest of its equal candidates in front."""
+def _with_simplest_first(finalist: Finalist) -> Finalist:
+    """Return the finalist with the simplest of its options with equal results as its trial."""
     first, *twins = sorted((finalist.trial, *finalist.twins), key=lambda trial: trial.arrangement.simplicity)
     return replace(finalist, trial=first, twins=tuple(twins))
 
 
 def _besides_policy(finalist: Finalist) -> tuple[int, int, int, dict[str, int]]:
+    """Return the properties of an option other than its policy: lanes, threads, memory and batch limits."""
     arrangement = finalist.trial.arrangement
     settings = arrangement.settings
     return settings.lanes, settings.threads, finalist.trial.memory_bytes, dict(arrangement.batches)
@@ -243,16 +251,16 @@ def _largest_load(
 ) -> float | None:
     """Search the largest multiple of the asked load that an option sustains; None if it sustains none.
 
-    middle, at_middle: the largest load of the best option, and what this option did there: the search begins there.
-    near: the largest load of the first finalist, a good guess; None if unknown.
+    middle: the largest load of the best candidate. at_middle: whether this option keeps the deadlines at this load, and
+    the missed share. near: the largest load of the first finalist, where the search begins; None if unknown.
     """
     asked, arrangement = trial.asked, trial.arrangement
     if trial.highest < LOWEST or at_middle is None:
         return None
-    kept_there, seed = at_middle[0], _seed(asked)
+    (kept_at_middle, _), seed = at_middle, _seed(asked)
 
     def sustained(step: int) -> bool:
-        return kept_there if step == 0 else kept_at(asked, arrangement, middle * FINE**step, length, seed=seed)[0]
+        return kept_at_middle if step == 0 else kept_at(asked, arrangement, middle * FINE**step, length, seed=seed)[0]
 
     most = floor(log(trial.bound.factor * SLACK / middle) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
@@ -264,7 +272,7 @@ def _largest_load(
 def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) -> float:
     """Search the largest multiple of the asked load that an option sustains with another set of requests.
 
-    near: its largest load with the first set, where the search begins. 0: it sustains none.
+    near: its largest load with the first set, where the search begins. Return 0 if the option sustains no load.
     """
     seed = _seed(trial.asked, number)
 

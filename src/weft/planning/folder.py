@@ -1,6 +1,6 @@
-"""The folder of a plan: written atomically, read back, and compared with the digests that were recorded.
+"""The folder of a plan: written atomically, read back, and compared with the digests in ``plan.json``.
 
-It holds everything that ``weft serve`` and ``weft bench`` need, under relative paths, so that it can be moved.
+The folder has all files that ``weft serve`` and ``weft bench`` need, with relative paths, so that it can be moved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.workloads.requests import Workload, read_workload
 
 AS_MEASURED = {"learn_first": True}
-"""Settings with which a server, once it is ready, runs models as they were measured; not part of the plan itself."""
+"""Settings with which a server becomes ready only when models run as they were measured; not part of ``Plan``."""
 _BESIDE_THE_WORKLOAD = ("samples", "trace", "exit_record")
 """Keys of a stream that name a file."""
 
@@ -75,7 +75,7 @@ def source_digests(path: str | Path) -> dict[str, str]:
 
 
 def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
-    """Describe a model that will be served under *name*; *more* are fields that do not follow from its file."""
+    """Describe a model that will be served under *name*; *more*: further fields of ``PlannedModel``."""
     files = _model_files(name, model)
     first, *others = files
     with _reading(model.path):
@@ -96,7 +96,7 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
 
 
 def _model_files(name: str, model: ModelToServe) -> dict[str, Path]:
-    """Return place in the plan's folder -> file: the model first, then the files that it or its settings name."""
+    """Return path in the plan's folder -> file: the model first, then files that the model or its settings refer to."""
     home, path, config = f"{MODELS}/{name}/1", model.path, model.config
     named = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
     with _reading(path):
@@ -117,7 +117,7 @@ def write_plan(
     """Write the folder of a plan, replacing an older plan; PlanError if the folder has anything else in it.
 
     models: the files of ``plan.models``, by name. workload: the planned requests; its models may be files.
-    host: the measured machine on which the prediction is based. report: a page of HTML for people.
+    host: the measured machine on which the prediction is based. report: the text of an HTML page.
     Server settings that the user added to the older plan, such as the address, are kept.
     """
     ServerConfig(**plan.settings.model_dump())
@@ -181,7 +181,10 @@ def _place_model(model: PlannedModel, given: ModelToServe, fresh: Path, before: 
 
 
 def _place(file: Path, target: Path, before: Path, digest: str) -> None:
-    """Copy a file; one that the older plan also has is linked, so that a running server need not load it again."""
+    """Copy *file* to *target*, or link it to the equal file *before* of an older plan.
+
+    A running server does not load a linked file again. digest: expected SHA-256, not checked if empty.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     if before.is_file() and digest_of(before) == digest:
         try:

@@ -1,4 +1,4 @@
-"""Which machine a plan is for: its device, and the machine and versions as ``weft plan --check`` compares them."""
+"""The machine of a plan: its device, and the machine and versions that ``weft plan --check`` compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.workloads.requests import Workload
 
 
 def this_machine(device: str | None = None) -> PlanMachine:
-    """The whole of this machine, and what that device of it is for which a plan is made."""
+    """This machine, with the name of the GPU *device* if a plan is for one."""
     return PlanMachine(
         cores=usable_cores(),
         memory_bytes=memory_here(),
@@ -29,12 +29,12 @@ def this_machine(device: str | None = None) -> PlanMachine:
 
 
 def these_versions() -> dict[str, str]:
-    """What computes and decides, by name."""
+    """Name -> version of weft, Python and ONNX Runtime."""
     return {"weft": __version__, "python": platform.python_version(), "onnxruntime": runtime_version()}
 
 
 def made_here(device: str | None = None) -> str:
-    """A sentence on where and when a plan was made."""
+    """A text with the machine, the versions and the time, for ``Plan.made``."""
     versions = ", ".join(f"{name} {number}" for name, number in these_versions().items())
     now = datetime.now(UTC).isoformat(timespec="minutes")
     where = "" if device is None else f"{device_called(device) or 'a device that is elsewhere'} ({device}), "
@@ -42,7 +42,7 @@ def made_here(device: str | None = None) -> str:
 
 
 def memory_here() -> int:
-    """Bytes of main memory; 0 where the system does not tell."""
+    """Bytes of main memory; 0 if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # no such function or name on this system
@@ -50,7 +50,7 @@ def memory_here() -> int:
 
 
 def processor_here() -> str:
-    """The processor by name, as far as the system tells it."""
+    """The name of the processor, or its architecture if the system does not report a name."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]
@@ -58,12 +58,12 @@ def processor_here() -> str:
 
 
 class PlanTarget(NamedTuple):
-    """What a plan is made for."""
+    """The device for which a plan is made."""
 
     device: str | None
-    """The device of this machine, as a GPU; None: the cores."""
+    """A device of this machine, such as a GPU; None: the cores."""
     measured: tuple[Host, ...]
-    """What is known of it; empty: it has to be measured."""
+    """Its measurements; empty: it has to be measured."""
 
 
 def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget:
@@ -83,6 +83,7 @@ def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget
 
 
 def _read(device: str) -> Host:
+    """Read a measured host from a file; raises InputError with advice for any other name of a device."""
     if entry := device_entry(device):
         example = entry.about["example"]
         raise InputError(f"device = {device}: a plan is for one device, by its name; name it alone, as {example}")

@@ -31,9 +31,9 @@ from weft.serving.isolation import THREADS
 from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 
 SECONDS = 1.5
-"""Duration of the measurement of all models together; of one model alone, a third of it for each batch size."""
+"""Duration of the measurement of all models together; a third of it for each model alone and batch size."""
 MEASURED, CUT = "measured", "cut"
-"""Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
+"""Folders of the cache: measured hosts by ``measurement_key``, and models as the server cut them."""
 _FORMAT = 2
 """Part of the digest: to be raised whenever the measured quantities or the method change."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
@@ -97,26 +97,26 @@ def measured_hosts(
     keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
     files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
     hosts = {} if fresh else {shape: host for shape in shapes if (host := _cached_host(files[shape])) is not None}
-    left = [shape for shape in shapes if shape not in hosts]
-    if not left:
+    missing = [shape for shape in shapes if shape not in hosts]
+    if not missing:
         return [hosts[shape] for shape in shapes]
     for folder in (cache / MEASURED, cache / CUT):
-        _make(folder)
+        _make_folder(folder)
     with TemporaryDirectory() as staged:
         stage(files_to_serve(asked.models), Path(staged))
         subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
-        groups = sorted({shape.threads for shape in left})
-        for place, threads in enumerate(groups):
+        thread_counts = sorted({shape.threads for shape in missing})
+        for number, threads in enumerate(thread_counts):
             by_lanes = survey(
                 subjects,
-                lanes=[shape.lanes for shape in left if shape.threads == threads],
+                lanes=[shape.lanes for shape in missing if shape.threads == threads],
                 device=asked.device or HOST,
                 threads=threads,
                 seconds=seconds,
                 cache=cache / CUT,
                 repository=Path(staged),
                 isolation=asked.isolation,
-                progress=_part(progress, place, len(groups), threads),
+                progress=_part_of_progress(progress, number, len(thread_counts), threads),
             )
             for lanes, host in by_lanes.items():
                 hosts[LaneShape(lanes, threads)] = host
@@ -155,37 +155,37 @@ def _cached_host(file: Path) -> Host | None:
         return None
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise InputError(f"cache = {folder.parent}: cannot write there: {problem.strerror or problem}") from problem
 
 
-def _part(progress: Progress | None, place: int, of: int, threads: int) -> Progress | None:
-    """Scale the progress of one measurement to that of all of them."""
+def _part_of_progress(progress: Progress | None, number: int, of: int, threads: int) -> Progress | None:
+    """Return a callback for measurement *number* of *of* that reports the progress of all measurements."""
     if progress is None:
         return None
     words = f", {threads} threads" if threads > 1 else ""
-    return lambda what, done, steps: progress(what + words, place * steps + min(done, steps), of * steps)
+    return lambda what, done, steps: progress(what + words, number * steps + min(done, steps), of * steps)
 
 
 def stage(models: Mapping[str, ModelToServe], folder: Path) -> None:
     """Make *folder* a repository of these models, by name, with hard links to their files where possible."""
     for name, model in models.items():
         home = folder / name / "1"
-        _put(model.path, home / MODEL_FILE)
+        _link_or_copy(model.path, home / MODEL_FILE)
         for file in external_files(model.path):
-            _put(file, home / file.relative_to(model.path.parent))
+            _link_or_copy(file, home / file.relative_to(model.path.parent))
         settings = model.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
         settings = {key: value for key, value in settings.items() if key not in ("labels", "exit_record")}
         write_text(folder / name / SETTINGS_FILE, as_toml(settings))
 
 
-def _put(file: Path, target: Path) -> None:
+def _link_or_copy(file: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(os.path.realpath(file), target)  # not a symbolic one: repositories do not follow those out
+        os.link(os.path.realpath(file), target)  # no symbolic link: repositories do not follow links to other folders
     except OSError:
         try:
             shutil.copyfile(file, target)

@@ -1,7 +1,7 @@
-"""A plan: the models as they are served, the settings to serve them with, and what is predicted of them.
+"""A plan: the models as they are served, the server's settings, and the predicted latencies.
 
-``plan.json`` of a plan folder holds one; the names of the other files are here, too (docs/formats.md). Nothing here
-looks at models or at this machine.
+``plan.json`` of a plan folder stores a plan; the names of the folder's other files are here, too (docs/formats.md).
+Nothing here reads models or this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=Fal
 
 
 AS_GIVEN = "as given"
-"""What was done to a model to which nothing was done."""
+"""Value of ``PlannedModel.done`` for a model whose file was not changed."""
 
 PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE = "plan.json", "weft.toml", "workload.toml"
 HOST_FILE, REPORT_FILE = "host.json", "report.html"
@@ -68,7 +68,7 @@ class PlanMachine(BaseModel, extra="forbid", frozen=True):
     memory_bytes: Bytes
     processor: Text = ""
     gpu: Text = ""
-    """What the GPU is called that it is for; empty where it is for the cores, or where that GPU is elsewhere."""
+    """Name of the GPU of the plan; empty if the plan is for the cores, or if its GPU is in another machine."""
 
 
 class PlanBudget(BaseModel, extra="forbid", frozen=True):
@@ -86,36 +86,36 @@ class PlannedModel(BaseModel, extra="forbid", frozen=True):
     file: Inside
     sha256: Digest
     others: dict[Inside, Digest] = {}
-    """Other files that belong to it, such as weights that lie outside it -> their digests."""
+    """The model's other files, such as external weights -> their digests."""
     bytes: Bytes
-    """All its files together."""
+    """Size of all files of the model."""
     sources: dict[Text, Digest] = {}
-    """What it was made of, an absolute path or a name that weft knows -> its digest then."""
+    """The files from which the model was made, as absolute paths or known names -> their digests at that time."""
     done: Name = AS_GIVEN
-    """What was done to it: "as given", "stitched from a and b", "int8 by calibration: ..."."""
+    """How the file was made: "as given", "stitched from a and b", "int8 by calibration: ..."."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
     grain_ms: Positive = 5.0
     segments: Annotated[int, Field(ge=1)] | None = None
-    """How many it is predicted in: as it was cut when it was measured, or put together; None: not measured here."""
+    """Number of segments in the prediction: as measured, or with neighbours merged; None: not measured here."""
     accuracy: NotNegative | None = None
-    """Of what was done to it, where that touched it: the share of samples that it answers as before..."""
+    """Share of samples with the same answer as before the file was changed; None if it was not changed or compared."""
     accuracy_as_given: NotNegative | None = None
-    """... and of the model as it was given."""
+    """The same share for the model as given: 1, or None."""
 
     @property
     def source(self) -> str:
-        """Its source file, in one line."""
+        """The source files, separated by commas."""
         return ", ".join(self.sources)
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return the digest of each of its files."""
+        """The digest of each file of the model."""
         return {self.file: self.sha256, **self.others}
 
 
 OF_CORES = ("lanes", "threads", "isolation")
-"""Settings that a plan for a GPU does not have: that has one lane, and its worker process has all models."""
+"""Settings that a plan for a GPU does not have, as a GPU has one lane and one worker process with all models."""
 
 
 class PlanSettings(BaseModel, extra="forbid", frozen=True):
@@ -157,7 +157,7 @@ class StreamPrediction(BaseModel, extra="forbid", frozen=True):
     """None: no request is answered."""
     p99_ms: NotNegative | None
     p99_max_of: Annotated[int, Field(ge=1)] | None = None
-    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
+    """The number of requests, if it is below 100, so that p99 is their largest latency; else None."""
     missed: Share
     """Share of the requests that miss their deadline, are dropped or are refused."""
     exit_rates: tuple[Share, ...] = ()
@@ -184,7 +184,7 @@ class Prediction(BaseModel, extra="forbid", frozen=True):
 
 
 class ModelChoice(BaseModel, extra="forbid", frozen=True):
-    """How a candidate would serve one model."""
+    """The settings of one model in a candidate."""
 
     max_batch: Annotated[int, Field(ge=1, le=256)] = 1
     batch_timeout_ms: NotNegative = 0.0
@@ -212,7 +212,7 @@ class PlanReasons(BaseModel, extra="forbid", frozen=True):
     """Sentences that explain a plan."""
 
     won: tuple[Name, ...] = ()
-    """Why this and no other."""
+    """Why this candidate was chosen."""
     limits: tuple[Name, ...] = ()
     """What limits its load."""
     next: tuple[Name, ...] = ()
@@ -224,12 +224,12 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
     format: Literal[1] = 1
     made: Text
-    """When, on which machine, and with which versions, in words."""
+    """A text with the time, the machine and the versions."""
     versions: dict[str, Text] = {}
     """Versions of weft, python and onnxruntime, which ``weft plan --check`` compares."""
     objective: Name
     deadlines: Literal["strict", "soft"] = "strict"
-    """Whether requests are given up at their deadlines, or answered late."""
+    """strict: requests are given up at their deadlines; soft: they are answered late."""
     machine: PlanMachine
     measured: Conditions | None = None
     """The machine's other load while the models were measured; None: not known, as in plans of older versions."""
@@ -267,13 +267,13 @@ def _first_repeated(values: Iterable[str]) -> str | None:
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, or in the ``plan.json`` of a folder."""
+    """Read a plan from a file, or from the ``plan.json`` of a folder; raises PlanError if it is not valid."""
     file = Path(path) / PLAN_FILE if Path(path).is_dir() else Path(path)
     return parse_plan(read_json(file, PlanError), str(file))
 
 
 def parse_plan(raw: Any, where: str) -> Plan:
-    """Parse *raw* as a plan; *where* begins the error message if it is none."""
+    """Parse the content of ``plan.json``; *where* names the file in error messages."""
     if not isinstance(raw, dict) or raw.get("format") != 1 or "predicted" not in raw:
         raise PlanError(f"{where}: not a plan of format 1; weft plan -o FOLDER writes one")
     try:

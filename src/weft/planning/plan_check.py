@@ -1,7 +1,7 @@
 """``weft plan --check``: what has changed since a plan was written.
 
-``drift`` compares its models and their sources, its settings, the machine and the versions; ``timed_now`` times its
-models again.
+``drift`` compares a plan's models and their sources, its settings, the machine and the versions with the present ones;
+``timed_now`` times the models again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.planning.prediction import planned_host
 from weft.planning.survey import Subject
 from weft.planning.survey.measure import time_models
 from weft.runtime.device_kinds import device_called
-from weft.serving.config import read_model_config, read_toml
+from weft.serving.config import ModelConfig, read_model_config, read_toml
 from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.serving.repository import Repository
 
@@ -54,15 +54,15 @@ def drift(
         return [str(error)]
     return [
         *changed_models(folder, plan),
-        *_sources(plan),
-        *_settings(Path(folder), plan),
-        *_workload(folder, plan),
-        *_machine(plan, machine or this_machine(plan.settings.device)),
-        *_versions(plan, versions or these_versions()),
+        *_source_changes(plan),
+        *_settings_changes(Path(folder), plan),
+        *_workload_changes(folder, plan),
+        *_machine_changes(plan, machine or this_machine(plan.settings.device)),
+        *_version_changes(plan, versions or these_versions()),
     ]
 
 
-def _sources(plan: Plan) -> list[str]:
+def _source_changes(plan: Plan) -> list[str]:
     """Return the changes of files that models were made of; files that no longer exist are ignored."""
     changes = []
     for model in plan.models:
@@ -78,29 +78,31 @@ def _sources(plan: Plan) -> list[str]:
     return changes
 
 
-def _settings(folder: Path, plan: Plan) -> list[str]:
+def _settings_changes(folder: Path, plan: Plan) -> list[str]:
     """Return the settings that were edited after planning."""
     try:
         given = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
     except InputError as error:
         return [str(error)]
     planned = plan.settings.model_dump(mode="json")
-    wanted = {key: value for key, value in planned.items() if value or key in given}
-    changes = _unlike(SETTINGS_FILE, wanted, given)
-    return changes + [sentence for model in plan.models for sentence in _model_settings(folder, model)]
+    compared = {key: value for key, value in planned.items() if value or key in given}
+    changes = _differences(SETTINGS_FILE, compared, given)
+    return changes + [sentence for model in plan.models for sentence in _model_settings_changes(folder, model)]
 
 
-def _model_settings(folder: Path, model: PlannedModel) -> list[str]:
+def _model_settings_changes(folder: Path, model: PlannedModel) -> list[str]:
+    """Return the settings of a model that were edited after planning."""
     where = f"{MODELS}/{model.name}/{MODEL_SETTINGS_FILE}"
     try:
         given = read_model_config(folder / where, where=where)
     except InputError as error:
         return [str(error)]
     known = {key: getattr(given, key) for key in _PLANNED_KEYS if getattr(given, key) is not None}
-    return _unlike(where, {key: getattr(model, key) for key in known}, known)
+    return _differences(where, {key: getattr(model, key) for key in known}, known)
 
 
-def _unlike(where: str, planned: dict[str, Any], given: dict[str, Any]) -> list[str]:
+def _differences(where: str, planned: dict[str, Any], given: dict[str, Any]) -> list[str]:
+    """Return a sentence for each planned setting that differs in the file *where*."""
     return [
         f"{where}: {key} = {_shown(given.get(key))}, planned was {_shown(value)}"
         for key, value in planned.items()
@@ -112,7 +114,7 @@ def _shown(value: Any) -> str:
     return "nothing" if value is None else str(value)
 
 
-def _workload(folder: str | Path, plan: Plan) -> list[str]:
+def _workload_changes(folder: str | Path, plan: Plan) -> list[str]:
     """Return why the planned requests cannot be sent, or differ from the predicted ones."""
     try:
         streams = planned_workload(folder).stream
@@ -124,30 +126,31 @@ def _workload(folder: str | Path, plan: Plan) -> list[str]:
     return [f"the workload asks for {', '.join(asked)}, the prediction is of {', '.join(predicted)}"]
 
 
-def _machine(plan: Plan, here: PlanMachine) -> list[str]:
-    """Return the differences between this machine and the plan's that matter to the plan."""
+def _machine_changes(plan: Plan, here: PlanMachine) -> list[str]:
+    """Return the differences between this machine and the plan's machine that matter to the plan."""
     planned, changes = plan.machine, []
     if planned.processor and here.processor != planned.processor:
         changes.append(f"the processor is {here.processor}, planned was on {planned.processor}")
     if planned.gpu and here.gpu != planned.gpu:
         changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
-    wanted = plan.budget.cores
-    if here.cores < wanted if wanted else here.cores != planned.cores:
-        changes.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")
-    needed = plan.budget.memory_bytes
-    if here.memory_bytes and planned.memory_bytes and _memory_differs(needed, planned.memory_bytes, here.memory_bytes):
-        mib = (needed or planned.memory_bytes) >> 20
+    cores = plan.budget.cores
+    if here.cores < cores if cores else here.cores != planned.cores:
+        changes.append(f"the number of cores is {here.cores}, planned was with {cores or planned.cores}")
+    budget = plan.budget.memory_bytes
+    if here.memory_bytes and planned.memory_bytes and _memory_differs(budget, planned.memory_bytes, here.memory_bytes):
+        mib = (budget or planned.memory_bytes) >> 20
         changes.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
     return changes
 
 
 def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
+    """Return whether this machine has less memory than the budget, or without a budget, another size than planned."""
     if budget:
         return here < budget
     return abs(here - planned) > SAME_MEMORY * planned
 
 
-def _versions(plan: Plan, here: dict[str, str]) -> list[str]:
+def _version_changes(plan: Plan, here: dict[str, str]) -> list[str]:
     return [
         f"{name} is {here.get(name, 'not known')}, planned was with {number}"
         for name, number in plan.versions.items()
@@ -156,7 +159,7 @@ def _versions(plan: Plan, here: dict[str, str]) -> list[str]:
 
 
 class Timing(Protocol):
-    """Times models in turns on one lane; ``weft.planning.survey.measure.time_models``."""
+    """The signature of ``weft.planning.survey.measure.time_models``, which times models alternately on one lane."""
 
     def __call__(
         self,
@@ -173,7 +176,7 @@ class Timing(Protocol):
 
 
 class TimedModel(NamedTuple):
-    """The usual time of one request in its segments, now and when planned."""
+    """The median time of a request in a model's segments, now and when planned."""
 
     name: str
     now_s: float
@@ -194,7 +197,7 @@ class TimedModel(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedNow:
-    """All models of a plan, and what else the machine did now and then."""
+    """The times of all models of a plan, and the machine's conditions now and when planned."""
 
     models: tuple[TimedModel, ...]
     now: Conditions
@@ -202,9 +205,9 @@ class TimedNow:
 
     @property
     def differences(self) -> list[str]:
-        """What is not as it was when the plan was made, in sentences with numbers."""
+        """The differences from the time of planning, in sentences with numbers."""
         differences = [str(model) for model in self.models if model.differs]
-        # a machine that was as busy when planned is named only where it may be the cause of a difference
+        # if the machine was as busy when planned, its load is named only as a possible cause of other differences
         if self.now.disturbed and (differences or not (self.planned and self._as_disturbed(self.planned))):
             differences.append(f"{', '.join(self.now.disturbances)}; {_as_planned(self.planned)}")
         clock, before = self.now.clock_mhz, self.planned.clock_mhz if self.planned else None
@@ -213,7 +216,7 @@ class TimedNow:
         return differences
 
     def _as_disturbed(self, planned: Conditions) -> bool:
-        """Whether the machine was as busy with others when the plan was made."""
+        """Whether the machine was at least about as busy with other work when the plan was made."""
         return planned.disturbed and self.now.taken_share <= SAME_TIME * planned.taken_share
 
 
@@ -224,9 +227,9 @@ def timed_now(
     progress: Callable[[str, int, int], None] | None = None,
     timing: Timing = time_models,
 ) -> TimedNow:
-    """Run a plan's models for a moment as they were measured.
+    """Time a plan's models again, for *seconds*, in the same way as they were measured.
 
-    PlanError where they cannot be compared: other models, another GPU, or no measurement in the plan.
+    PlanError if times cannot be compared: changed models, another GPU, or no measurement in the plan.
     """
     plan, host = read_plan(folder), planned_host(folder)
     if changed := changed_models(folder, plan):
@@ -259,20 +262,20 @@ def usual_s(model: HostModel) -> float:
 
 
 def _subjects(folder: Path) -> list[Subject]:
-    """The models that the plan's workload asks for, with what is sent to them."""
+    """The models that the plan's workload asks for, with the shapes and values of their requests."""
     repository = Repository([folder / MODELS], folder)
     subjects: dict[str, Subject] = {}
     for stream in planned_workload(folder).stream:
         entry = repository.entry(stream.served_name)
-        stated = {} if entry.body else entry.config.shapes  # those of a stitched file have names of its graph
-        shapes = {name: tuple(sizes) for name, sizes in {**stated, **stream.shapes}.items()}
-        subjects.setdefault(
-            entry.name, Subject(entry.name, shapes, {**({} if entry.body else entry.config.values), **stream.values})
-        )
+        # Settings of a stitched file are by names of its graph, not by names in requests.
+        config = ModelConfig() if entry.body else entry.config
+        shapes = {name: tuple(sizes) for name, sizes in {**config.shapes, **stream.shapes}.items()}
+        subjects.setdefault(entry.name, Subject(entry.name, shapes, {**config.values, **stream.values}))
     return list(subjects.values())
 
 
 def _as_planned(planned: Conditions | None) -> str:
+    """The load of other processes when the plan was made, as a part of a sentence."""
     if planned is None:
         return "the plan does not say how it was then"
     if planned.disturbed:

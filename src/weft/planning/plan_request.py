@@ -39,7 +39,7 @@ OBJECTIVES = {
 DEADLINES = ("strict", "soft")
 """strict: the server gives up late requests, as clients of ``weft bench`` ask for; soft: it answers them late."""
 IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
-"""Operators of files in 8 bits."""
+"""Operators by which a file in 8 bits is recognised."""
 LIMIT = 0.01
 """Deadlines count as kept if no stream misses more than this share of them."""
 
@@ -66,39 +66,39 @@ class RequestedModel:
     """The user's name for it: a file, or a name that weft knows."""
     path: Path
     config: ModelConfig
-    """Its settings, and the shapes it is measured with."""
+    """The model's settings, with the shapes of its measurement."""
     body: str = ""
     """The name of its stitched file; empty for a model with a file of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Input -> shape of a request's tensor, where the file leaves it open."""
+    """Input -> shape of a request's tensor, for inputs with open shapes in the file."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of segments and exits that its streams state."""
+    """Settings of segments and exits that the streams of the model have."""
     preparation: PreparedModelFile | None = None
     """How its file was changed; None: it is served as given."""
 
     @property
     def home(self) -> str:
-        """Return its folder in a repository."""
+        """The name of the model's folder in a repository."""
         return self.body or self.name
 
     @property
     def bytes(self) -> int:
-        """The size of all its files."""
+        """The size of all files of the model."""
         return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
 
 
 class SentStream(NamedTuple):
-    """A stream with the rate of its requests and the exits they take."""
+    """A stream with the rate of its requests and the use of exits."""
 
     stream: Stream
     rate: float
     """Requests per second; 0 for closed streams and traces."""
     leaving: tuple[float, ...]
-    """The share that leaves at each exit at the lowest threshold; empty where all run to the end."""
+    """The share that leaves at each exit at the lowest threshold; empty if all requests run to the end."""
 
     @property
     def name(self) -> str:
-        """The name of its model."""
+        """The name of the stream's model."""
         return self.stream.served_name
 
 
@@ -109,7 +109,7 @@ class PlanRequest:
     workload: Workload
     models: tuple[RequestedModel, ...]
     cores: int
-    """How many threads of lanes may run at a time."""
+    """Number of lane threads that may run at the same time."""
     memory_bytes: int | None = None
     """The server's memory limit; None: no limit."""
     objective: str = "deadlines"
@@ -118,9 +118,9 @@ class PlanRequest:
     isolation: str = THREADS
     """Where models run, as in the server's setting of that name."""
     device: str | None = None
-    """The GPU that runs them; None: the cores."""
+    """The GPU that runs the models; None: the cores."""
     soonest: tuple[tuple[float, ...], ...] = ()
-    """Per stream, the share that leaves at each exit at the lowest threshold; empty where all run to the end."""
+    """Per stream, the share that leaves at each exit at the lowest threshold; empty if all requests run to the end."""
     remarks: tuple[str, ...] = ()
     """Sentences for the user about the models and about options that are not tried with them."""
 
@@ -136,13 +136,13 @@ class PlanRequest:
 
     @property
     def sent(self) -> tuple[SentStream, ...]:
-        """Its streams with their rates and early exits."""
+        """The streams with their rates and early exits."""
         leaving = self.soonest or ((),) * len(self.workload.stream)
         return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
 
     @property
     def has_rates(self) -> bool:
-        """Whether the load can be raised: closed streams follow the server's pace."""
+        """Whether the load can be raised, which is not possible for closed streams."""
         return self.per_s > 0
 
 
@@ -214,6 +214,7 @@ def _check_known(kind: str, name: str, known: Sequence[str] | dict[str, str]) ->
 
 
 def _check_stream(stream: Stream, workload: Workload) -> None:
+    """Raise WorkloadError for a stream without a deadline, or with profiles of simulated devices."""
     if stream.deadline_ms is None:
         shown = workload.advice(stream, option="deadline=100", key="deadline_ms = 100")
         raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
@@ -239,6 +240,7 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
 
 
 def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
+    """Return the model of a stream, with settings and shapes from its file, its settings and the stream."""
     entry = _entry(stream, workload, scratch)
     inside = _names_inside(entry)
     inputs = [spec._replace(name=inside[spec.name]) for spec in read_inputs(entry.path) if spec.name in inside]
@@ -248,17 +250,17 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
         if name not in dimensions:
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, dimensions)}")
     given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
-    # What is set for axes is in the shapes of the inputs now; a stitched file has other models' inputs, too.
+    # Sizes of axes are resolved in *shapes*, so only inputs are kept; a stitched file has other models' inputs, too.
     others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in inside}
-    held = {"shapes": {**others, **given}, "values": {**entry.config.values, **stream.values}}
+    requests = {"shapes": {**others, **given}, "values": {**entry.config.values, **stream.values}}
     stated = exit_settings(stream, entry.path, entry.config)
     stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
-    config = entry.config.model_copy(update={key: value for key, value in {**held, **stated}.items() if value})
+    config = entry.config.model_copy(update={key: value for key, value in {**requests, **stated}.items() if value})
     return RequestedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, stated)
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:
-    """Return input of the graph -> its name in requests; of a stitched file, only the inputs of the entry's model."""
+    """Return name of an input in the graph -> its name in requests; of a stitched file, only the entry's model."""
     if not entry.body:
         return {spec.name: spec.name for spec in read_inputs(entry.path)}
     (task,) = (task for task in tasks_in(entry.path) if task.name == entry.name)
@@ -312,7 +314,7 @@ def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSp
 
 
 def _set_shapes(entry: ModelEntry, inside: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of inputs, by their names in requests, and of axes in a model's settings."""
+    """Return the shapes in a model's settings, by the names of inputs in requests and by names of axes."""
     shapes = {name: tuple(shape) for name, shape in entry.config.shapes.items()}
     return {inside.get(name, name): shape for name, shape in shapes.items() if name in inside or not entry.body}
 
@@ -324,9 +326,10 @@ def _shapes(
     dimensions: Mapping[str, Sequence[Dimension] | None],
     known: Shapes,
 ) -> dict[str, tuple[int, ...]]:
-    """Return input -> shape of a request's tensor, where it is stated or follows from another input's.
+    """Return input -> shape of a request's tensor, for shapes that are given or follow from those of other inputs.
 
-    known: the shapes in the model's settings; samples and the stream's own shapes take precedence.
+    known: the shapes in the model's settings; samples and the stream's own shapes take precedence. WorkloadError if a
+    dimension besides the batch stays open.
     """
     sampled = _sample_shapes(stream, workload, inputs)
     try:

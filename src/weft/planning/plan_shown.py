@@ -1,4 +1,4 @@
-"""How a plan shows itself: the options that were judged side by side, and why the first of them won."""
+"""Tables and a figure of a plan: its options side by side, and the reasons for the choice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from weft.reports.pictures import Figure
 
 SHOWN = 5
-"""Options in a table; the others are in the plan."""
+"""Number of options in a table; the plan has all of them."""
 COLUMNS = ("option", "p50 ms", "p99 ms", "missed", "largest load", "requests/s", "memory MiB")
 LEGEND = (
     "p50 and p99 at the asked load, of each stream in turn; missed: the stream that suffers most; "
@@ -23,10 +23,10 @@ LEGEND = (
 
 
 def tables(plan: Plan) -> tuple[ResultTable, ...]:
-    """The options, and under them the reasons."""
+    """A table of the options, with the reasons of the plan as notes."""
     reasons = plan.reasons
     disturbed = [plan.measured.in_words] if plan.measured and plan.measured.disturbed else []
-    notes = (LEGEND, _late(plan), *reasons.won, *reasons.limits, *reasons.next, *disturbed)
+    notes = (LEGEND, _late_rule_text(plan), *reasons.won, *reasons.limits, *reasons.next, *disturbed)
     return (options_table(plan)._replace(notes=notes),)
 
 
@@ -36,11 +36,11 @@ def options_table(plan: Plan) -> ResultTable:
         TableRow(_cells(option, predicted), best=place == 0)
         for place, (option, predicted) in enumerate(_options_to_show(plan))
     ]
-    few = largest_notes((stream.model, stream.p99_max_of) for stream in plan.predicted.streams)
-    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late(plan), *few))
+    notes = largest_notes((stream.model, stream.p99_max_of) for stream in plan.predicted.streams)
+    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late_rule_text(plan), *notes))
 
 
-def _late(plan: Plan) -> str:
+def _late_rule_text(plan: Plan) -> str:
     """The rule for late requests, and the option that gives other commands the same rule."""
     if plan.deadlines == "strict":
         return "deadlines are strict, late requests are given up; weft sustain and compare do so with --late drop"

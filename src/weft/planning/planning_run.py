@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class PlanProgress(NamedTuple):
-    """The stage of the planning, and the steps of it that are done."""
+    """The stage of the planning, and the steps done in this stage, of *of* steps (None: unknown)."""
 
     stage: str
     detail: str = ""
@@ -100,7 +100,7 @@ def make_plan(
     processes: int = 1,
     on_progress: OnProgress | None = None,
 ) -> MadePlan:
-    """Measure the models on this machine, or on a GPU of it, and choose the best way to serve a workload there.
+    """Measure the models on this machine or its GPU, and choose the best arrangement for a workload.
 
     workload: the models with the rates and deadlines of their requests (docs/formats.md).
     cores, memory_bytes: limits; by default all of the machine. devices: a device to plan for, such as a GPU, which a
@@ -134,9 +134,10 @@ def make_plan(
 
 
 def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
-    """Start processes that simulate beside this one, unless the compiled loop does and is kept on disk.
+    """Start processes that simulate beside this one, unless the compiled loop covers the case and is kept on disk.
 
-    A first plan does not wait for the compiler: with two processes the plain engine is done sooner.
+    A first plan does not wait for the compiler: with two processes the plain engine is done sooner. They start only
+    after the last measurement, since they would change its times.
     """
     steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
     plain = steered or any(host.ahead for host in hosts) or not is_compiled()
@@ -165,12 +166,12 @@ def measured_for(
     **asking: Any,
 ) -> tuple[PlanRequest, list[Host]]:
     """Return the checked request and the measured machine; *asking*: as for ``ask``."""
-    kept = default_cache() if cache is None else Path(cache)
+    cache_folder = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
-    asked = ask(workload, kept / CUT, device=target.device, **asking)
+    asked = ask(workload, cache_folder / CUT, device=target.device, **asking)
     if int8:
-        asked = plan_option("int8")(asked, kept, lambda what: notify(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, target, kept, seconds, notify, fresh)
+        asked = plan_option("int8")(asked, cache_folder, lambda what: notify(PlanProgress("making int8", what)))
+    hosts = _hosts(asked, target, cache_folder, seconds, notify, fresh)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     return asked, hosts
@@ -246,6 +247,7 @@ def _final_plan(
     asked: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, conditions: Conditions | None
 ) -> MadePlan:
     """Run the final comparison and return its winner as a plan, with figures from fresh requests."""
+    # The best candidate usually wins, so its long run begins before the comparison ends.
     expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
     ranking = finals(
         asked,
@@ -253,11 +255,11 @@ def _final_plan(
         lambda label, done, of: notify(PlanProgress("comparing the best", label, done, of + 1)),
         helpers,
     )
-    first = ranking.winner
-    arrangement = first.trial.arrangement
+    winner = ranking.winner
+    arrangement = winner.trial.arrangement
     notify(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
-    case, run = expected.result() if first.trial is chosen.best else long_run(asked, arrangement, LONG)
-    predicted = first.prediction
+    case, run = expected.result() if winner.trial is chosen.best else long_run(asked, arrangement, LONG)
+    predicted = winner.prediction
     models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
     plan = Plan(
         made=made_here(asked.device),
@@ -286,7 +288,7 @@ def _options(chosen: Chosen, ranked: Sequence[Finalist]) -> Iterator[PlanOption]
         yield from (_left_out(twin.arrangement, why) for twin in finalist.twins)
     for trial in (chosen.best, *chosen.others):
         if trial not in listed:
-            yield _left_out(trial.arrangement, _fell_short(trial))
+            yield _left_out(trial.arrangement, _not_finalist_text(trial))
     for option in chosen.left_out:
         yield _left_out(option.arrangement, option.why)
 
@@ -301,7 +303,7 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
     return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
 
 
-def _fell_short(trial: OptionTrial) -> str:
+def _not_finalist_text(trial: OptionTrial) -> str:
     """Return why a simulated option was not among the finalists."""
     if not trial.failed:
         return "came after the finalists in short runs"
@@ -311,11 +313,11 @@ def _fell_short(trial: OptionTrial) -> str:
 
 def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangement) -> dict[str, Any]:
     """Return the settings chosen for a model; its shortest stream deadline is the default of its requests."""
-    due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
+    deadlines_ms = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
     grain_ms = arrangement.grain_ms[model.name]
     return {
         "max_batch": arrangement.batches[model.name],
-        "slo_ms": min(deadline_ms for deadline_ms in due if deadline_ms is not None),
+        "slo_ms": min(deadline_ms for deadline_ms in deadlines_ms if deadline_ms is not None),
         **({} if grain_ms == model.config.grain_ms else {"grain_ms": grain_ms}),
     }
 

@@ -16,7 +16,7 @@ from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import Workload
 
 SAME_RATE = 0.001
-"""Relative difference of two rates that is due to rounding in a file alone."""
+"""Largest relative difference of two rates that may be due to rounding in a file."""
 SAME_EXITS = 0.1
 """Share of the requests by which the use of an exit may differ from the planned one without a remark."""
 _REPORTED_SETTINGS = ("device", "lanes", "threads", "policy", "policy_options", "late")
@@ -87,14 +87,14 @@ def _rounded_ms(seconds: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFigures:
-    """Latencies and misses of a stream, predicted or measured; None where there is no value."""
+    """Latencies and misses of a stream, predicted or measured; None: no value."""
 
     p50_ms: float | None
     p99_ms: float | None
     missed: float | None
-    """Share of the deadlines."""
+    """Share of the deadlines that are missed."""
     p99_max_of: int | None = None
-    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
+    """The number of requests, if it is below 100, so that p99 is their largest latency; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def compare(plan: Plan, result: LoadResult) -> PlanComparison:
     """Compare a plan's prediction with a run of its workload, stream by stream."""
     pairs = list(_pairs(plan, result))
     rows = tuple(
-        StreamComparison(load.stream.served_name, _predicted(predicted), _measured_figures(load))
+        StreamComparison(load.stream.served_name, _predicted_figures(predicted), _measured_figures(load))
         for predicted, load in pairs
     )
     return PlanComparison(rows, tuple(_remarks(plan, result, pairs)))
@@ -173,40 +173,45 @@ def compare(plan: Plan, result: LoadResult) -> PlanComparison:
 
 def _pairs(plan: Plan, result: LoadResult) -> Iterator[tuple[StreamPrediction, StreamLoad]]:
     """Yield streams with their predictions; several streams of one model are paired in order."""
-    left = list(plan.predicted.streams)
+    unpaired = list(plan.predicted.streams)
     for load in result.streams:
-        prediction = next((stream for stream in left if stream.model == load.stream.served_name), None)
+        prediction = next((stream for stream in unpaired if stream.model == load.stream.served_name), None)
         if prediction is not None:
-            left.remove(prediction)
+            unpaired.remove(prediction)
             yield prediction, load
 
 
 def _remarks(plan: Plan, result: LoadResult, pairs: list[tuple[StreamPrediction, StreamLoad]]) -> Iterator[str]:
+    """Yield the differences between a plan and a run: streams, deadlines, rates, use of exits and settings."""
     if len(pairs) < max(len(result.streams), len(plan.predicted.streams)):
         yield "not all streams that were sent were predicted, or the other way round"
     if result.deadlines != plan.deadlines:
         yield f"the deadlines were {result.deadlines}, predicted was of {plan.deadlines} ones"
     rates = dict(zip(result.streams, result.workload.rates, strict=True))
-    for seen, load in pairs:
+    for predicted, load in pairs:
         rate = rates[load]
-        if rate and seen.rate and abs(rate - seen.rate) > SAME_RATE * seen.rate:
-            yield f"{seen.model} was sent {rate:g} times a second, predicted was of {seen.rate:g}"
-    for seen, load in pairs:
-        yield from _other_exits(seen, load)
-    yield from _other_settings(plan, result.profile)
+        if rate and predicted.rate and abs(rate - predicted.rate) > SAME_RATE * predicted.rate:
+            yield f"{predicted.model} was sent {rate:g} times a second, predicted was of {predicted.rate:g}"
+    for predicted, load in pairs:
+        yield from _exit_remarks(predicted, load)
+    yield from _setting_remarks(plan, result.profile)
 
 
-def _other_exits(seen: StreamPrediction, load: StreamLoad) -> Iterator[str]:
-    """Yield a remark if exits were used otherwise than predicted; not with a threshold that falls with the load."""
-    left = load.figures.exit_shares
-    if not left or not seen.exit_rates or load.stream.exit_floor is not None or len(left) != len(seen.exit_rates):
+def _exit_remarks(predicted: StreamPrediction, load: StreamLoad) -> Iterator[str]:
+    """Yield a remark if the use of exits differs from the prediction; none if the threshold falls with the load."""
+    shares, planned = load.figures.exit_shares, predicted.exit_rates
+    if not shares or not planned or load.stream.exit_floor is not None or len(shares) != len(planned):
         return
-    if max(abs(a - b) for a, b in zip(left, seen.exit_rates, strict=True)) > SAME_EXITS:
-        shown, planned = (" / ".join(f"{share:.0%}" for share in shares) for shares in (left, seen.exit_rates))
-        yield f"{shown} of {seen.model} left by its exits, predicted was {planned}; send samples that leave as planned"
+    if max(abs(share - rate) for share, rate in zip(shares, planned, strict=True)) > SAME_EXITS:
+        measured_text, planned_text = (" / ".join(f"{share:.0%}" for share in group) for group in (shares, planned))
+        yield (
+            f"{measured_text} of {predicted.model} left by its exits, predicted was {planned_text}; send samples that "
+            "leave as planned"
+        )
 
 
-def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:
+def _setting_remarks(plan: Plan, profile: Any) -> Iterator[str]:
+    """Yield a remark for each setting in the server's profile that differs from the plan's."""
     if not isinstance(profile, dict):
         yield "the server does not tell its settings; is it the one of the plan?"
         return
@@ -216,9 +221,9 @@ def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:
             yield f"the server has {key} = {profile.get(key)}, planned was {planned[key]}"
 
 
-def _predicted(seen: StreamPrediction) -> MeasuredFigures:
-    missed = None if seen.deadline_ms is None else seen.missed
-    return MeasuredFigures(seen.p50_ms, seen.p99_ms, missed, seen.p99_max_of)
+def _predicted_figures(stream: StreamPrediction) -> MeasuredFigures:
+    missed = None if stream.deadline_ms is None else stream.missed
+    return MeasuredFigures(stream.p50_ms, stream.p99_ms, missed, stream.p99_max_of)
 
 
 def _measured_figures(load: StreamLoad) -> MeasuredFigures:

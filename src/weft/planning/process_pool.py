@@ -1,7 +1,7 @@
-"""A pool of child processes that simulate beside this one.
+"""A pool of child processes that simulate in parallel with this process.
 
-Calls are queued in advance and their results asked for later. The first free process, a child or this one, takes a
-call from the queue. So nothing waits for a child that starts slowly, and a child that dies only costs its help.
+Calls are queued first and their results requested later. The first free process, a child or this process, takes a call
+from the queue. So nothing waits for a child that starts slowly, and no result is lost if a child dies.
 Functions are deterministic, so a plan does not depend on which process computed what.
 """
 
@@ -65,15 +65,18 @@ class Helpers:
         return pending
 
     def finish(self, pending: PendingResult[Any]) -> None:
-        """Compute queued calls until a result is known: this call first, the newest ones while a child runs it."""
+        """Compute queued calls in this process until *pending* has its result.
+
+        *pending* is computed first if no child has taken it; otherwise the newest queued call.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: pending.outcome or self._waiting)
                 if pending.outcome:
                     return
-                mine = pending if pending in self._waiting else self._waiting[-1]
-                self._waiting.remove(mine)
-            mine.outcome.append(mine.function(*mine.given))
+                call = pending if pending in self._waiting else self._waiting[-1]
+                self._waiting.remove(call)
+            call.outcome.append(call.function(*call.given))
 
     @property
     def process_ids(self) -> list[int]:
@@ -104,20 +107,21 @@ class Helpers:
         """Pass queued calls to a child, in a thread of its own, until the child dies or the pool is closed."""
         pending: PendingResult[Any] | None = None
         try:
-            child.call(_preload, self._module)  # a child that is still importing leaves the queue to the others
+            child.call(_preload, self._module)  # while a child imports, it takes no call from the queue
             while (pending := self._next()) is not None:
                 outcome = child.call(pending.function, *pending.given)
                 with self._changed:
                     pending.outcome.append(outcome)
                     self._changed.notify_all()
         except Exception:
-            # The child died, or the function raised. Retrying here is safe: functions have no side effects, and one
-            # that raises does so again in the process that asks for its result.
+            # The child died, or the function raised. A retry in this process is safe: functions have no side effects,
+            # and a function that raises raises again where the result is requested.
             with self._changed:
                 self._waiting.extend([] if pending is None or pending.outcome else [pending])
                 self._changed.notify_all()
 
     def _next(self) -> PendingResult[Any] | None:
+        """Wait for the next queued call; None when the pool is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             return None if self._closed else self._waiting.popleft()

@@ -39,17 +39,17 @@ class SharedWeights(NamedTuple):
     one: str
     other: str
     share: float
-    """Of the smaller one's weights."""
+    """Shared bytes over the bytes of the smaller model's weights."""
 
 
 def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
-    """Return the pairs of models with equal weight tensors, those that share most first."""
+    """Return the pairs of models with at least ``LEAST_SHARE`` equal weights, the largest share first."""
     files = {model.path: model for model in models if not model.body}
     if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
         return []
     try:
         digests = [(model.source, _weight_digests(path)) for path, model in files.items()]
-    except ModelError:  # it can be served all the same, and this is only advice
+    except ModelError:  # no reason to fail: shared weights are only advice, and the model can be served
         return []
     pairs = [
         SharedWeights(one, other, _shared_share(first, second))
@@ -74,7 +74,7 @@ def _weight_digests(path: Path) -> dict[str, int]:
 
 
 def _shared_share(one: dict[str, int], other: dict[str, int]) -> float:
-    """Return the bytes that two files have in common, relative to those of the smaller one."""
+    """Return the bytes of common tensors over the bytes of the smaller file; *one*, *other*: digest -> bytes."""
     smaller = min(sum(one.values()), sum(other.values()))
     return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0
 
@@ -97,20 +97,21 @@ def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Seque
     return PlanReasons(
         won=tuple(_winner_reasons(asked, chosen, ranking)),
         limits=tuple(_limits(asked, best, predicted)),
-        next=tuple(_next(asked, best, predicted, sharing)),
+        next=tuple(_improvements(asked, best, predicted, sharing)),
     )
 
 
 def _winner_reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+    """Yield why the winner was chosen, options with equal results, assumptions, and the number of options."""
     winner = ranking.winner
-    yield f"{_label(winner)}: {_deadline_text(ranking)}{_carries(winner.prediction)}."
+    yield f"{_label(winner)}: {_deadline_text(ranking)}{_load_text(winner.prediction)}."
     yield from decided(ranking)
     for finalist in ranking.finalists:
         if finalist.twins:
             twins = ", ".join(twin.arrangement.label for twin in finalist.twins)
             yield f"The same as {_label(finalist)}: {twins}."
     yield from asked.remarks
-    yield from _leaving(asked)
+    yield from _exit_assumptions(asked)
     unsimulated = [option for option in chosen.left_out if option.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)
     if unsimulated:
@@ -163,20 +164,20 @@ _LOST: dict[Criterion, Callable[[Finalist, Finalist, str], str]] = {
     "memory": _more_memory_text,
     "wait": _longer_wait_text,
 }
-"""Criterion -> how an option that lost by it compares with one that is better, whose name comes last."""
+"""Criterion -> function(loser, better, than) that describes why *loser* lost to *better*, which is called *than*."""
 
 
 def _label(finalist: Finalist) -> str:
     return finalist.trial.arrangement.label
 
 
-def _leaving(asked: PlanRequest) -> Iterator[str]:
-    """Yield the assumed share of requests per exit, for the streams that state or record one."""
+def _exit_assumptions(asked: PlanRequest) -> Iterator[str]:
+    """Yield the assumed share of requests per exit, for streams with ``exit_rates`` or an exit record."""
     for index, stream in enumerate(asked.workload.stream):
         if rates := asked.workload.exit_rates(index):
             shares = " / ".join(f"{rate:.0%}" for rate in rates)
-            sinks = "" if stream.exit_floor is None else ", and more while requests press"
-            yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{sinks}."
+            loaded = "" if stream.exit_floor is None else ", and more while requests press"
+            yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{loaded}."
 
 
 def _deadline_text(ranking: Ranking) -> str:
@@ -193,7 +194,8 @@ def _missed_text(finalist: Finalist) -> str:
     return f"{worst.missed:.1%} of {worst.model}'s"
 
 
-def _carries(predicted: Prediction) -> str:
+def _load_text(predicted: Prediction) -> str:
+    """The largest load that keeps the deadlines, as a part of a sentence; empty if it is unknown or 0."""
     if not predicted.sustainable_factor:
         return ""
     times, per_s = predicted.sustainable_factor, predicted.sustainable_per_s or 0.0
@@ -201,6 +203,7 @@ def _carries(predicted: Prediction) -> str:
 
 
 def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
+    """Yield what limits the load of the chosen option."""
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
     if block := _find_blocking(asked, best, predicted):
         yield (
@@ -215,7 +218,7 @@ def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Ite
                 f"{stream.deadline_s * 1e3:g} ms with nothing else running (p99)."
             )
     if predicted.sustainable_factor:
-        yield _by_time(asked, best, busy)
+        yield _lane_time_text(asked, best, busy)
         if asked.device is not None:
             yield (
                 "The server's own work, reading and answering requests, is not in the largest load: where models take "
@@ -232,36 +235,37 @@ def _find_blocking(asked: PlanRequest, best: OptionTrial, predicted: Prediction)
     return block if near else None
 
 
-def _by_time(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
-    """Describe how far the time of the lanes limits the load."""
+def _lane_time_text(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
+    """Describe how far the time of the lanes limits the load; *busy*: the share that is used at the largest load."""
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy < HALF and model.tail > LONG_TAIL:
         return (
             f"Slow spells: one run in a hundred of {name} takes {model.tail:.1f} times its mean, so deadlines are "
-            f"missed while {_computing(best)} only {busy:.0%} of the time; measure again with nothing else running."
+            f"missed while {_lanes_compute(best)} only {busy:.0%} of the time; measure again with nothing else running."
         )
     return (
-        f"Lane time: at the largest load {_computing(best)} {busy:.0%} of the time, {_dearest(asked, best)}; "
+        f"Lane time: at the largest load {_lanes_compute(best)} {busy:.0%} of the time, {_largest_user(asked, best)}; "
         "the rest is no help to requests that come together."
     )
 
 
-def _next(
+def _improvements(
     asked: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
 ) -> Iterator[str]:
+    """Yield the changes that would raise the load."""
     full = (predicted.sustainable_factor or 0.0) < AMPLE
     yield from _uncounted_exits(asked, best)
     if full:
-        yield from _more_to_compute_with(asked, best)
+        yield from _more_hardware(asked, best)
     for pair in sharing:
         yield (
             f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
             "-o both.onnx --dynamic says whether one file for both pays."
         )
     if block := _find_blocking(asked, best, predicted):
-        yield _cut_finer(asked, best, block)
+        yield _shorter_segments(asked, best, block)
     if full:
-        yield _faster(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
+        yield _faster_format(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
     for sent in asked.sent:
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
@@ -273,7 +277,7 @@ def _next(
         )
 
 
-def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
+def _more_hardware(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Suggest additional cores or GPUs."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     if asked.device is not None:
@@ -284,14 +288,14 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
         yield f"A machine with more cores: all {asked.cores} of this one are in use."
 
 
-def _faster(asked: PlanRequest, name: str) -> str:
+def _faster_format(asked: PlanRequest, name: str) -> str:
     """Suggest number formats that may make a model faster and change its answers."""
     if asked.device is None:
         return f"A faster {name}: weft tune --target onnxruntime looks for faster number formats."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
-def _cut_finer(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
+def _shorter_segments(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
     """Suggest the option that measures a model in shorter segments."""
     grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[block.runs] / 2)
     source = next(sent.stream.model for sent in asked.sent if sent.name == block.runs)
@@ -314,14 +318,16 @@ def _uncounted_exits(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
             )
 
 
-def _dearest(asked: PlanRequest, best: OptionTrial) -> str:
+def _largest_user(asked: PlanRequest, best: OptionTrial) -> str:
+    """The model that uses most lane time, with its share."""
     shares = lane_shares(asked, best.arrangement)
     name, most = max(shares.items(), key=lambda entry: entry[1])
     whole = sum(shares.values())
     return f"{most / whole if whole else 0.0:.0%} of it for {name}" if len(shares) > 1 else f"all of it for {name}"
 
 
-def _computing(best: OptionTrial) -> str:
+def _lanes_compute(best: OptionTrial) -> str:
+    """Subject and verb of a sentence: "2 lanes compute"."""
     count, device = best.arrangement.settings.lanes, best.arrangement.settings.device
     if device is not None:
         return f"{device} computes"

@@ -1,7 +1,7 @@
 """Longer segments, merged from measured neighbours, so that there are fewer gaps between segments.
 
-The time of merged segments is the sum of their times; exits stay cuts. So several lengths can be compared without
-another measurement. Shorter segments need one: where else a model can be cut is not known before (``grain``).
+The time of merged segments is the sum of their times; exits stay cuts. So longer segments can be compared without
+another measurement. Shorter segments need a measurement (``grain``), since further cuts of a model are not known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.planning.plan_request import PlanRequest
 from weft.runtime.cutting import device_length_s
 
 LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece": inf}
-"""Name of a variant -> how many times as long its segments may be."""
+"""Name of a variant -> factor of the longest segment's length."""
 NO_BETTER = "does no better than another length of segments"
 WHOLE = 2.0
 """Multiple of a model's time that is set as its segment length, so that the server certainly does not cut it."""
@@ -62,7 +62,7 @@ def _counts(host: Host) -> list[int]:
 
 
 def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) -> float:
-    """Return the setting with which a server cuts a model so; the old one where nothing changes."""
+    """Return the setting ``grain_ms`` with which a server cuts a model as in *host*; the old value if unchanged."""
     before, now = arrangement.host.model(name), host.model(name)
     if len(now.segments) == len(before.segments):
         return arrangement.grain_ms[name]
@@ -95,11 +95,11 @@ def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
 
 
 def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
-    """Return the starts of a model's segments merged up to a length, and the end of the last one."""
+    """Merge segments up to a length; return the first segment of each merged part, and last the number of segments."""
     starts, length_s = [0], 0.0
-    for place, time_s in enumerate(lengths_s):
-        if place and (place in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
-            starts.append(place)
+    for segment, time_s in enumerate(lengths_s):
+        if segment and (segment in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
+            starts.append(segment)
             length_s = 0.0
         length_s += time_s
     return [*starts, len(model.segments)]
@@ -109,7 +109,7 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
     """Return the model with all segments between two *bounds* merged."""
     if len(bounds) == len(model.segments) + 1:
         return model
-    parts = [slice(*pair) for pair in pairwise(bounds)]
+    parts = [slice(start, end) for start, end in pairwise(bounds)]
     times_s = {batch: tuple(round(sum(times[part]), 7) for part in parts) for batch, times in model.times_s.items()}
     return model.model_copy(
         update={
@@ -136,5 +136,6 @@ def _spread(model: HostModel, parts: Sequence[slice]) -> tuple[tuple[float, ...]
     return tuple(tuple(row) for row in zip(*columns, strict=True))
 
 
-def _factors(took_s: np.ndarray[tuple[int], np.dtype[np.float64]], mean_s: float) -> list[float]:
-    return [round(float(factor), 4) if mean_s else 1.0 for factor in took_s / (mean_s or 1.0)]
+def _factors(times_s: np.ndarray[tuple[int], np.dtype[np.float64]], mean_s: float) -> list[float]:
+    """Return times over their mean; ones if the mean is 0."""
+    return [round(float(factor), 4) if mean_s else 1.0 for factor in times_s / (mean_s or 1.0)]

@@ -1,4 +1,4 @@
-"""Which files are served, and with which settings: models that were stitched into one file share it."""
+"""The files that are served, with their settings: models that were stitched share a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.serving.config import ModelConfig, TaskConfig
 def files_to_serve(
     models: Sequence[RequestedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, ModelToServe]:
-    """Folder of a repository -> the file that goes there; *chosen*: model -> settings that were chosen for it."""
+    """Name of a folder in a repository -> its file; *chosen*: model -> settings that replace the given ones."""
     files: dict[str, ModelToServe] = {}
     for model in models:
         settings = dict((chosen or {}).get(model.name, {}))
@@ -28,15 +28,15 @@ def files_to_serve(
 
 
 def stitched_from(models: Sequence[RequestedModel], home: str) -> str:
-    """What was done to the file in a folder, in words."""
+    """``PlannedModel.done`` of the file in the folder *home*: the names of stitched models, or ``AS_GIVEN``."""
     names = [model.name for model in models if model.body == home]
     return f"stitched from {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else AS_GIVEN
 
 
 def _with_task(config: ModelConfig, model: RequestedModel, settings: dict[str, Any]) -> ModelConfig:
     """The settings of a stitched file with those of one of its models."""
-    due = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
-    task = config.tasks.get(model.name, TaskConfig()).model_copy(update=due)
+    deadline = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
+    task = config.tasks.get(model.name, TaskConfig()).model_copy(update=deadline)
     shapes = {**config.shapes, **model.config.shapes}
-    more = {"tasks": {**config.tasks, model.name: task}, **({"shapes": shapes} if shapes else {})}
-    return config.model_copy(update={**settings, **more})
+    updates = {"tasks": {**config.tasks, model.name: task}, **({"shapes": shapes} if shapes else {})}
+    return config.model_copy(update={**settings, **updates})

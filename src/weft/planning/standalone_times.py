@@ -1,4 +1,4 @@
-"""How long requests take with nothing else running, by the exits at which they leave."""
+"""Times of requests with nothing else running, by the exits at which they leave."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TimesAlone:
 
     times_s: Floats
     shares: Floats
-    """How many of the requests take each; they sum to 1."""
+    """The share of the requests with each of these times; the sum is 1."""
 
     @property
     def least_s(self) -> float:
@@ -42,13 +42,13 @@ class TimesAlone:
 
 
 def times_alone(host: Host, name: str, rates: Sequence[float] = ()) -> TimesAlone:
-    """The times of a model's requests; *rates*: the share that leaves by each exit, none where all go to the end."""
+    """The times of a model's requests; *rates*: the share that leaves at each exit, empty if all run to the end."""
     model = host.model(name)
     ends = [*model.exits, len(model.segments)] if rates else [len(model.segments)]
     means_s = np.array(model.times_at(1))
     runs = np.array(model.spread) if model.spread else np.ones((1, len(means_s)))
     hand_over_s, overhead_s = min(host.hand_over_s, default=0.0), min(model.overhead_s, default=0.0)
-    taken = [(end, share) for end, share in zip(ends, rates or (1.0,), strict=True) if share > 0]
-    times_s = [runs[:, :end] @ means_s[:end] + end * hand_over_s + overhead_s for end, _ in taken]
-    shares = [np.full(len(runs), share / len(runs)) for _, share in taken]
+    used_ends = [(end, share) for end, share in zip(ends, rates or (1.0,), strict=True) if share > 0]
+    times_s = [runs[:, :end] @ means_s[:end] + end * hand_over_s + overhead_s for end, _ in used_ends]
+    shares = [np.full(len(runs), share / len(runs)) for _, share in used_ends]
     return TimesAlone(np.concatenate(times_s), np.concatenate(shares))

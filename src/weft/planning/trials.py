@@ -1,7 +1,7 @@
-"""Simulated runs of a way to serve, by the server's own rules, as long as it takes to judge it and no longer.
+"""Simulated runs of an arrangement with the server's own rules, each as short as the comparison allows.
 
-Loads are steps of ``STEP`` from the asked one, which is step 0. A short run says whether a step is sustained, which is
-enough to tell most options from the best; those that come near it are simulated for longer (``finals``).
+Loads are steps of ``STEP`` from the asked load, which is step 0. A short run says whether a step is sustained, which is
+enough to distinguish most options from the best; options near the best are simulated for longer (``finals``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from weft.simulation.run_length import SHORT, USUAL, RunLength, prolong
 from weft.workloads.requests import Workload
 
 STEP = 1.05
-"""How far apart the loads are that are tried."""
+"""Factor between neighbouring loads that are tried."""
 LOWEST, HIGHEST = -100, 300
-"""Steps from about a hundredth of the asked load to two million times as much; nothing else is looked for."""
+"""Range of the searched steps, from about a hundredth of the asked load to two million times the load."""
 FIRST_GUESS = 0.85
 """The part of the bound at which the search for the largest load begins."""
 
@@ -45,7 +45,10 @@ def simulated(
     seed: int | None = None,
     record: bool = False,
 ) -> tuple[Case, RequestRun]:
-    """One run to its end, and the case it is of; *record*: with every segment and answer."""
+    """Simulate a run to its end; return its case and the run. *record*: with every segment and answer.
+
+    factor: multiple of the asked load. seed: of the requests, by default the workload's.
+    """
     case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
     return case, _run(asked, arrangement, case, seed, record=record)
 
@@ -53,7 +56,10 @@ def simulated(
 def kept_at(
     asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[bool, float]:
-    """Whether the deadlines are kept at a multiple of the asked load; and the share missed until that was clear."""
+    """Whether the deadlines are kept at *factor* times the asked load, and the largest share that a stream missed.
+
+    The run stops as soon as the answer is clear.
+    """
     case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
     report = _run(asked, arrangement, case, seed, _most_missed(case, asked.limit)).report
     return keeps(report, asked.limit), report.worst_violation_rate
@@ -80,9 +86,9 @@ def _run(
 
 
 def _most_missed(case: Case, limit: float) -> list[float]:
-    """Return how many deadlines each stream may miss before it is clear that it misses too many.
+    """Return the number of missed deadlines of each stream at which a run may stop, as the limit is surely exceeded.
 
-    That is more than the limit allows, because the number of requests is not known before the end.
+    It has a margin, because the number of requests is not known before the end.
     """
     counted_s = case.workload.duration_s - case.workload.warmup_s
     return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]
@@ -96,28 +102,28 @@ def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: i
     step = max(low + 1, min(high - 1, start))
     while high - low > 1:
         if sustained(step):
-            low, ahead = step, step + stride
+            low, probe = step, step + stride
         else:
-            high, ahead = step, step - stride
-        step = ahead if low < ahead < high else (low + high) // 2
+            high, probe = step, step - stride
+        step = probe if low < probe < high else (low + high) // 2
         stride *= 2
     return low
 
 
 @dataclass(eq=False, slots=True)
 class OptionTrial:
-    """An arrangement and what is known of it so far; its properties may simulate."""
+    """An arrangement with the results of its simulations so far; its properties simulate if necessary."""
 
     asked: PlanRequest
     arrangement: Arrangement
     bound: Bound
     memory_bytes: int
     runs: int = 0
-    """How often it was simulated."""
+    """Number of simulations so far."""
     _report: RequestReport | None = None
     _sustained: dict[int, bool] = field(default_factory=dict)
     _failed: dict[int, float] = field(default_factory=dict)
-    """Step that was not sustained -> the share missed there, in the run that showed it."""
+    """Step that was not sustained -> the largest share that a stream missed in this run."""
     _level: int | None = None
 
     @property
@@ -135,12 +141,12 @@ class OptionTrial:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps the deadlines at the asked load, which follows if it carries more."""
+        """Whether the option keeps the deadlines at the asked load; true without a run if it sustains a larger load."""
         return (self._level is not None and self._level >= 0) or self.sustained(0)
 
     @property
     def latency(self) -> float:
-        """The p99 of the stream that has the largest for its deadline, over that deadline."""
+        """The largest ratio of p99 to deadline over the streams."""
         return max(inf if stream.p99_s is None else stream.p99_s / stream.deadline_s for stream in self.report.streams)
 
     @property
@@ -157,7 +163,7 @@ class OptionTrial:
         return max(LOWEST - 1, min(HIGHEST, floor(step_of(most)))) if most > 0 else LOWEST - 1
 
     def sustained(self, step: int) -> bool:
-        """Return whether it keeps the deadlines at a step of the load."""
+        """Return whether the option keeps the deadlines at a step of the load."""
         if step > self.highest:
             return False
         if step not in self._sustained:
@@ -168,7 +174,7 @@ class OptionTrial:
         return self._sustained[step]
 
     def level(self, start: int | None = None) -> int:
-        """Return the largest step that it sustains, searched from *start* on; below ``LOWEST`` if there is none."""
+        """Return the largest step that the option sustains, searched from *start* on; below ``LOWEST`` if none."""
         if self._level is None:
             guess = floor(step_of(max(1e-9, self.bound.factor * FIRST_GUESS))) if start is None else start
             self._level = largest_step(self.sustained, LOWEST - 1, self.highest + 1, guess)
@@ -176,7 +182,7 @@ class OptionTrial:
 
     @property
     def factor(self) -> float:
-        """The largest multiple of the asked load that it sustains, to a step; 0 if there is none."""
+        """The largest sustained multiple of the asked load, rounded down to a step; 0 if there is none."""
         return 0.0 if self.level() < LOWEST else float(STEP ** self.level())
 
     @property
@@ -186,9 +192,9 @@ class OptionTrial:
 
     @property
     def nearness(self) -> tuple[float, float]:
-        """Sort key of options that lost, without another run: the lowest failed step, and the misses there."""
-        first = min(self._failed, default=LOWEST)
-        return -first, self._failed.get(first, 1.0)
+        """Sort key of options that lost, without another run: minus the lowest failed step, and its missed share."""
+        lowest = min(self._failed, default=LOWEST)
+        return -lowest, self._failed.get(lowest, 1.0)
 
 
 def step_of(factor: float) -> float:
@@ -197,7 +203,7 @@ def step_of(factor: float) -> float:
 
 
 def keeps(report: RequestReport, limit: float) -> bool:
-    """Whether no stream misses more than this share of its deadlines; one miss alone says nothing."""
+    """Whether no stream misses more than this share of its deadlines; a single miss is always allowed."""
     return all(stream.arrived and stream.violated <= max(1.0, limit * stream.arrived) for stream in report.streams)
 
 

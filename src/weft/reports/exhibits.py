@@ -2,8 +2,8 @@
 
 A ``Panel`` has two ``Axis`` descriptions and marks: ``Bars``, ``Curve`` (points and steps too), ``Strokes``,
 ``ReferenceLine``, ``Shade``, ``Area``, ``HeatMap``, ``Boxes``, ``Texts``, ``Swatches``. ``draw`` makes a matplotlib
-figure of panels row by row. A label that the panel to the left or below has too is written once; one legend for all
-panels is below them.
+figure of panels row by row. If the panel to the left or below has the same label, it is written once; below all panels
+is one legend.
 
 A picture can be described without matplotlib, which is an extra; only ``draw`` imports it.
 """
@@ -33,14 +33,14 @@ Dash = str | tuple[int, tuple[float, ...]]
 Share = bool | Literal["none", "all", "row", "col"]
 DASHED: Dash = (0, (4, 2))
 MEANS = ("geomean", "mean")
-"""Names of a last group of bars that is set apart from the others."""
+"""Labels of a last group of bars that is drawn at a distance from the others."""
 MANY = 1e4
 """Ratio of the largest to the smallest value from which a logarithmic axis has ticks at powers of ten only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis of a panel; members left out follow from the data."""
+    """An axis of a panel; by default limits and ticks follow from the data."""
 
     label: str = ""
     low: float | None = None
@@ -70,14 +70,14 @@ class Drawable(ABC):
 
 @dataclass(frozen=True)
 class Panel:
-    """Marks on two axes: one of the pictures in a figure."""
+    """A part of a figure: marks on two axes."""
 
     marks: Sequence[Drawable]
     title: str = ""
     x: Axis = PLAIN
     y: Axis = PLAIN
     legend: bool = False
-    """Whether it has a legend of its own, instead of entries in that of the figure."""
+    """Whether the panel has its own legend, instead of entries in the legend of the figure."""
     grid: Literal["y", "x", "both", ""] = "y"
 
 
@@ -95,7 +95,7 @@ class Curve(Drawable):
     size: float = 4.5
     order: float = 3
     steps: bool = False
-    """Whether a value holds until the next one."""
+    """Whether to draw steps: each value holds until the next x."""
     hollow: bool = False
     errors: Numbers | None = None
 
@@ -132,7 +132,7 @@ class Bars(Drawable):
         return 0.84 / len(self.series)
 
     def places(self, name: str | None = None) -> npt.NDArray[np.float64]:
-        """Return the middles of the groups, or of the bars of a series; a mean is set apart."""
+        """Return the middles of the groups, or of the bars of the series *name*; a group of means is set apart."""
         middles = np.arange(len(self.labels), dtype=float)
         if self.labels[-1] in MEANS:
             middles[-1] += 0.5
@@ -186,7 +186,7 @@ class Strokes(Drawable):
 
 @dataclass(frozen=True)
 class ReferenceLine(Drawable):
-    """A value to compare with, dashed across the panel; *text* is in the right margin, *lift* points higher."""
+    """A line across the panel at a value; *text* is in the right margin, raised by *lift* points."""
 
     value: float
     text: str = ""
@@ -194,13 +194,13 @@ class ReferenceLine(Drawable):
     dash: Dash = DASHED
     lift: float = 0
     upright: bool = False
-    """Whether it is a value of the x axis; *text* is then next to its lower end."""
+    """Whether *value* is on the x axis; *text* is then next to the lower end of the line."""
     width: float = 1
     label: str | None = None
 
     def draw(self, axes: Axes) -> None:
         line = axes.axvline if self.upright else axes.axhline
-        order = 1.5 if self.text else 2.5  # without a text in the margin the line must show over the bars
+        order = 1.5 if self.text else 2.5  # without a text in the margin, the line must be visible over the bars
         line(self.value, color=self.colour, linewidth=self.width, linestyle=self.dash, zorder=order, label=self.label)
         if self.text and self.upright:
             axes.annotate(
@@ -356,17 +356,18 @@ def draw(
             axes.set_visible(False)
             continue
         panel = panels[index]
-        left, below = panels[index - 1] if index % columns else None, [*panels, *[None] * columns][index + columns]
-        _fill(axes, panel)
+        left = panels[index - 1] if index % columns else None
+        below = panels[index + columns] if index + columns < len(panels) else None
+        _draw_panel(axes, panel)
         axes.set_xlabel("" if below and below.x.label == panel.x.label else panel.x.label, fontsize=9)
         axes.set_ylabel("" if left and left.y.label == panel.y.label else panel.y.label, fontsize=9)
     shared = [axes for axes, panel in zip(grid.flat, panels, strict=False) if not panel.legend]
-    _legend(figure, shared, legend_columns)
+    _draw_shared_legend(figure, shared, legend_columns)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold", color=INK)
     return figure
 
 
-def _fill(axes: Axes, panel: Panel) -> None:
+def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(RULE)
     axes.tick_params(colors=INK, length=3, labelsize=8.5)
@@ -408,7 +409,8 @@ def _set_axis(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
             text.set(rotation=axis.slant, ha="right", rotation_mode="anchor")
 
 
-def _legend(figure: Figure, shared: Iterable[Axes], columns: int) -> None:
+def _draw_shared_legend(figure: Figure, shared: Iterable[Axes], columns: int) -> None:
+    """Draw a legend of all entries of these axes below the panels, each label once; none for a single entry."""
     entries: dict[str, Artist] = {}
     for axes in shared:
         handles, labels = axes.get_legend_handles_labels()

@@ -56,7 +56,7 @@ KINDS = {
     "tuning": "Formats",
     "placement": "Placement",
 }
-"""Kind of page -> the beginning of a link to one, in the order of the links."""
+"""Kind of page -> the beginning of the text of links to such pages, in the order of the links."""
 
 MOST_FILES = 100
 """HTML files of a folder that are searched for pages, so that a folder of thousands costs no time."""
@@ -64,7 +64,7 @@ MOST_FILES = 100
 MOST_LINKS = 12  # links in the head of a page: about two lines of them
 
 _HEAD_BYTES = 16384
-"""The kind of a page stands within its first bytes; a larger file need not be read for it."""
+"""Number of bytes at the beginning of a file that are searched for the kind of page."""
 
 _MARK = re.compile(r'<meta name="weft-page" content="(\w+)" data-beside="([^"]*)">')
 _PART = re.compile(r"/\*weft:([\w.]+)\*/")
@@ -87,14 +87,14 @@ def page_text(template: str, data: Mapping[str, Any], package: str = "weft.repor
 
 @cache
 def whole_page(template: str, package: str = "weft.reports") -> str:
-    """Return a template of *package* with its parts inserted; parts that the package lacks are the shared ones."""
+    """Return a template with its parts inserted; files that *package* does not have are taken from ``weft.reports``."""
     file = files(package).joinpath(template)
     text = (file if file.is_file() else files("weft.reports").joinpath(template)).read_text("utf-8")
     return _PART.sub(lambda part: whole_page(part[1], package).rstrip(), text)
 
 
 def json_ready(value: Any) -> Any:
-    """Return *value* with everything that JSON does not have (paths, NaN, infinities, sets) as text."""
+    """Return *value* with values that JSON cannot express (paths, NaN, infinities, sets) as text."""
     if isinstance(value, Mapping):
         return {str(key): json_ready(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -138,12 +138,14 @@ def _pages(folder: Path) -> dict[Path, str]:
 
 
 def _beginning(path: Path) -> str:
+    """Return the first ``_HEAD_BYTES`` of a file as text; empty if it cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(_HEAD_BYTES).decode("utf-8", "replace")
     return ""
 
 
 def _set_links(page: Path, others: Mapping[Path, str]) -> None:
+    """Write links to *others* (page -> kind) into a page; a page that cannot be read or written stays unchanged."""
     links = [[f"{KINDS[kind]}: {path.stem}", quote(path.name)] for path, kind in others.items()][:MOST_LINKS]
     attribute = html.escape(json.dumps(links, separators=(",", ":")))
     mark = _MARK.search(_beginning(page))

@@ -1,4 +1,4 @@
-"""Figures as files, and results that show themselves: tables in a notebook, and a picture by ``plot()``.
+"""Figures as files, and ``Shown``, the base of results with tables in a notebook and a picture by ``plot()``.
 
 A file is PNG or SVG by its suffix, with the same bytes for the same figure. matplotlib is an extra. Modules that draw
 import it; their callers call ``require_matplotlib`` first. The presentation of a result is registered (``pages`` in
@@ -47,7 +47,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
 
 
 class Shown:
-    """Base of results; a page must be registered for the type of the result or one of its bases."""
+    """Base class of results with a presentation, which is registered for the result's class or one of its bases."""
 
     __slots__ = ()
 
@@ -55,13 +55,14 @@ class Shown:
         return as_html(*_page_of(self).tables(self))
 
     def plot(self) -> Figure:
-        """Draw the result; InputError where matplotlib is not installed."""
+        """Draw the result; InputError if matplotlib is not installed."""
         require_matplotlib()
         figure: Figure = _page_of(self).figure(self)
         return figure
 
 
 def _page_of(result: Shown) -> Any:
+    """Return the registered module with ``tables`` and ``figure`` for a result."""
     pages = registered("pages")
     names = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(result).__mro__)
     return next(pages[name] for name in names if name in pages).load()

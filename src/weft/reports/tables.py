@@ -25,7 +25,7 @@ class ResultTable(NamedTuple):
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     left: int = 1
-    """How many columns are text, aligned left; the others are numbers."""
+    """Number of first columns that are text, aligned left; the other columns are numbers."""
     notes: tuple[str, ...] = ()
 
 
@@ -35,11 +35,11 @@ def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: st
 
 
 FEWEST = 100
-"""The fewest answers that have a p99 of their own; with fewer, p99 is the slowest answer."""
+"""The least number of answers for a p99; with fewer answers, p99 is the slowest answer."""
 
 
 def largest_of(answers: int) -> int | None:
-    """Return the number of answers if p99 is only the largest of them; None if there are enough for a p99."""
+    """Return *answers* if they are too few for a p99, which is then the largest of them; None if they are enough."""
     return answers if 0 < answers < FEWEST else None
 
 

@@ -25,10 +25,10 @@ from weft.reports.trace import Floats, Intervals, Ints, Occupancy, Trace, occupa
 from weft.reports.trace_exports import model_colours
 
 READABLE_SPANS = 450
-"""About the most layers in a window chosen by default, so that single ones remain visible (4 pixels each)."""
+"""Approximate limit of layers in a default window, so that single layers remain visible (4 pixels each)."""
 
 MOST_BARS = 3000
-"""With more bars in a lane they are narrower than a pixel, and shares of time are drawn instead."""
+"""With more bars in a lane, bars would be narrower than a pixel, and shares of time are drawn instead."""
 COLUMNS = 700
 """Columns of shares of time in a lane; each is about 2 pixels wide."""
 
@@ -42,7 +42,7 @@ UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
 
 class DrawnLane(NamedTuple):
-    """Intervals within the window: the spans they are part of, starts and durations in axis units."""
+    """Intervals within the window: the index of each interval's span, starts and durations in axis units."""
 
     spans: Ints
     start: Floats
@@ -53,18 +53,18 @@ class DrawnLanes(NamedTuple):
     """The two resources as drawn."""
 
     channel: DrawnLane
-    """Transfers: a fetch, or the parts of one that stalled."""
+    """Transfers: whole fetches, and the parts of stalled fetches."""
     array: DrawnLane
     stalls: DrawnLane
 
     @property
     def dense(self) -> bool:
-        """Whether there are too many bars to draw them singly."""
+        """Whether there are too many bars to draw each of them."""
         return max(len(self.channel.spans), len(self.array.spans)) > MOST_BARS
 
 
 class Scale(NamedTuple):
-    """The window and the unit its axis is written in."""
+    """The window, and the unit of its axis."""
 
     start_s: float
     end_s: float
@@ -82,7 +82,7 @@ def draw_timeline(
 ) -> Figure:
     """Draw ``timeline_figure`` into a PNG or SVG file, by the suffix of *path*."""
     picture_path(path)
-    with _looks():
+    with _picture_settings():
         figure = timeline_figure(trace, start_s=start_s, end_s=end_s, title=title)
         save(figure, path, dpi=160)
     return figure
@@ -93,15 +93,15 @@ def timeline_figure(
 ) -> Figure:
     """Draw *trace* between *start_s* and *end_s*.
 
-    Without *end_s* the window ends when the slowest stream has completed up to three queries begun in it, fewer if
-    that would be too many layers to read. Busy shares are those of the window.
+    Without *end_s*, the window ends when the slowest stream has completed three queries that began in it, or earlier if
+    these would be too many layers to read. Busy shares are those of the window.
     """
     scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
-    with _looks():
-        return _figure(trace, scale, title)
+    with _picture_settings():
+        return _make_figure(trace, scale, title)
 
 
-def _looks() -> AbstractContextManager[None]:
+def _picture_settings() -> AbstractContextManager[None]:
     """Return the settings of matplotlib while a picture is made; the salt makes ids in an SVG reproducible."""
     return matplotlib.rc_context(
         {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
@@ -140,11 +140,12 @@ def _completions_s(trace: Trace, start_s: float) -> list[list[float]]:
 def _scale(trace: Trace, start_s: float, end_s: float) -> Scale:
     if not end_s > start_s or start_s >= trace.makespan_s:
         raise InputError(f"nothing to draw from {start_s:g} s to {end_s:g} s; the trace ends at {trace.makespan_s:g} s")
-    unit, per_second = next((u for u in UNITS if (end_s - start_s) * u[1] >= 2), UNITS[-1])
+    usable = ((unit, per_second) for unit, per_second in UNITS if (end_s - start_s) * per_second >= 2)
+    unit, per_second = next(usable, UNITS[-1])
     return Scale(start_s, end_s, unit, per_second)
 
 
-def _figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
+def _make_figure(trace: Trace, scale: Scale, title: str | None) -> Figure:
     figure = Figure(figsize=SIZE_INCHES, facecolor="white")
     FigureCanvasAgg(figure)
     colours = model_colours(trace)
@@ -226,19 +227,20 @@ def _draw_shares(
 
 
 def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
-    """Return the share of each column between *edges* that these intervals take; the last one twice, for its end."""
+    """Return the share of each column between *edges* that these intervals take; the last share is repeated once."""
     if not len(start):
         return np.zeros(len(edges))
     order = np.argsort(start, kind="stable")
     start, duration = start[order], duration[order]
-    served = np.cumsum(duration)
+    total = np.cumsum(duration)
     times = np.stack([start, start + duration], axis=1).ravel()
-    until = np.stack([served - duration, served], axis=1).ravel()
-    share = np.diff(np.interp(edges, times, until)) / np.diff(edges)
+    busy_until = np.stack([total - duration, total], axis=1).ravel()
+    share = np.diff(np.interp(edges, times, busy_until)) / np.diff(edges)
     return np.append(share, share[-1])
 
 
 def _lane(intervals: Intervals, scale: Scale) -> DrawnLane:
+    """Return the intervals clipped to the window."""
     start_s, end_s = np.maximum(intervals.start_s, scale.start_s), np.minimum(intervals.end_s, scale.end_s)
     inside = np.flatnonzero(end_s > start_s)
     start, end = start_s[inside] * scale.per_second, end_s[inside] * scale.per_second
@@ -259,7 +261,7 @@ def _mix_colour(colour: str, towards: float, share: float) -> str:
 
 
 def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], middle: float) -> None:
-    """Write a layer's name, or its last part, into its bar where it fits."""
+    """Write each layer's name, or its last part, into its bar if the text fits; *middle*: height of the texts."""
     left, right = axes.get_xlim()
     characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8  # a character: 4.8 points
     for bar in np.flatnonzero(characters > 4).tolist():
@@ -308,11 +310,11 @@ def _draw_capacity(axes: Axes, trace: Trace) -> float:
 
 
 def _draw_envelope(axes: Axes, times: Floats, held: Floats) -> None:
-    """Draw the curve where many bends share a pixel: its minimum in full tone, its maximum in a lighter one."""
+    """Draw a curve with many bends per pixel: its minimum in a dark tone, its maximum in a lighter tone."""
     first = np.linspace(0, len(times) - 1, COLUMNS, endpoint=False, dtype=np.int64)
     edges, border = np.append(times[first], times[-1]), held[np.append(first[1:], len(held) - 1)]
     for extreme, alpha in ((np.maximum, 0.45), (np.minimum, 0.6)):
-        level = extreme(extreme.reduceat(held, first), border)  # a column's last line ends in the next one
+        level = extreme(extreme.reduceat(held, first), border)  # the last line of a column ends in the next column
         axes.fill_between(edges, np.append(level, level[-1]), step="post", color=HELD, alpha=alpha, lw=0)
 
 
@@ -328,7 +330,7 @@ def _window_curve(buffer: Occupancy, scale: Scale) -> tuple[Floats, Floats]:
 
 
 def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
-    """Return the bytes held at a time between two instants of the curve, of which *upcoming* is the second."""
+    """Return the bytes held at *time_s*, a time between the instant with index *upcoming* and the previous instant."""
     if upcoming == 0:
         return 0.0
     if upcoming == len(buffer.time_s):
@@ -365,5 +367,6 @@ def _title(trace: Trace) -> str:
 def _time_text(seconds: float) -> str:
     if seconds == 0:
         return "0"
-    unit, per_second = next((u for u in UNITS if seconds * u[1] >= 1), UNITS[0])
+    usable = ((unit, per_second) for unit, per_second in UNITS if seconds * per_second >= 1)
+    unit, per_second = next(usable, UNITS[0])
     return f"{seconds * per_second:.4g} {unit}"

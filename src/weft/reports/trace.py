@@ -3,11 +3,11 @@
 A trace is kept as columns, because a run of a second has a hundred thousand spans; ``spans`` turns them into values to
 read. ``write_trace`` and ``read_trace`` store it; the format is in docs/formats.md.
 
-``occupancy`` is the content of the weight buffer. A trace has the begin and end of each fetch. In between, bytes arrive
-at the bandwidth of the memory channel while the buffer has space; when it is full the fetch stalls until a compute ends
-and frees the weights of its layer. That rule (``devices.decoupled``) is followed again here, so the curve is exact. If
-the settings of a trace do not name the bandwidth and the buffer, or a fetch took longer for another reason, its bytes
-arrive evenly from its start to its end.
+``occupancy`` computes the content of the weight buffer. A trace has the begin and end of each fetch. In between, bytes
+arrive at the bandwidth of the memory channel while the buffer has space; when the buffer is full, the fetch stalls
+until a compute ends and frees the weights of its layer. This rule (``devices.decoupled``) is applied again here, so the
+curve is exact. If the settings of a trace do not have the bandwidth and the buffer's size, or a fetch took longer for
+another reason, its bytes are assumed to arrive evenly from its start to its end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """Spans in the order they were issued, as columns, and what produced them."""
+    """Spans in the order of issue, as columns, and the settings of the run."""
 
     streams: tuple[str, ...]
     """The model of each stream."""
@@ -70,7 +70,7 @@ class Trace:
     compute_end_s: Floats
     weight_bytes: Ints
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What produced it: device, policy and its options, models, batch, mix, version."""
+    """Settings of the run: device, policy and its options, models, batch, mix, version."""
 
     def __repr__(self) -> str:
         return f"Trace({' + '.join(self.streams)}: {len(self)} layers in {self.makespan_s * 1e3:.3f} ms)"
@@ -88,8 +88,11 @@ class Trace:
         """Spans in the order they were issued."""
         times_s = (self.fetch_start_s, self.fetch_end_s, self.compute_start_s, self.compute_end_s)
         columns = (self.stream, self.query, self.layer, *times_s, self.weight_bytes)
-        for s, q, n, f0, f1, c0, c1, size in zip(*(column.tolist() for column in columns), strict=True):
-            yield Span(self.streams[s], q, self.layers[s][n], f0, f1, c0, c1, s, size)
+        for stream, query, layer, fetch_at, fetched_at, begun_at, ended_at, size in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            names = self.streams[stream], query, self.layers[stream][layer]
+            yield Span(*names, fetch_at, fetched_at, begun_at, ended_at, stream, size)
 
     @classmethod
     def from_spans(
@@ -125,6 +128,7 @@ class Trace:
 
 
 def _check_span(span: Span) -> Span:
+    """Return the span; raises ValueError if its times are not in order."""
     times = (span.fetch_start_s, span.fetch_end_s, span.compute_start_s, span.compute_end_s)
     if not (0 <= times[0] <= times[1] <= times[2] <= times[3] <= LAST_S):
         raise ValueError(f"the times of layer {span.layer!r} of query {span.query} do not follow each other")
@@ -211,7 +215,8 @@ def _positive(trace: Trace, setting: str) -> float:
 
 
 def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:
-    # the channel serves fetches in the order of their starts; of equal ones the issued order decides
+    """Return the intervals in which fetches wait for space in a buffer of *capacity* bytes."""
+    # the channel serves fetches in the order of their starts; for equal starts, in the order of issue
     order = np.argsort(trace.fetch_start_s, kind="stable")
     arrived = np.cumsum(trace.weight_bytes[order])  # bytes up to and including each fetch
     waited_s = trace.fetch_end_s - trace.fetch_start_s - trace.weight_bytes / bandwidth
@@ -226,7 +231,7 @@ def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:
     columns = (spans, starts_s, ends_s, last - trace.weight_bytes[spans], last)
     for span, start_s, end_s, first, final in zip(*(column.tolist() for column in columns), strict=True):
         waits, reached_s = _waits(start_s, first, final, free_s, room, bandwidth)
-        # a fetch that ends at another time was slow for another reason, and counts as one even transfer
+        # a fetch that ends at another time was slow for another reason, and counts as an even transfer without stalls
         if abs(reached_s - end_s) <= 2 * SLACK_S:
             stalls.extend((span, *wait) for wait in waits)
     return Intervals(
@@ -259,7 +264,7 @@ def _waits(
 
 
 def _transfers(trace: Trace, stalls: Intervals) -> Intervals:
-    """Return the fetches without their stalls."""
+    """Return the intervals in which bytes arrive: the fetches without their stalls."""
     span = np.concatenate([np.arange(len(trace)), stalls.span])
     start_s = np.concatenate([trace.fetch_start_s, stalls.end_s])
     end_s = np.concatenate([trace.fetch_end_s, stalls.start_s])
@@ -271,10 +276,10 @@ def _transfers(trace: Trace, stalls: Intervals) -> Intervals:
 
 
 def _curve(trace: Trace, transfers: Intervals) -> tuple[Floats, Floats, Floats]:
-    """Return the instants of the curve, and the bytes held before and after each.
+    """Return the instants of the curve, and the bytes held before and after each instant.
 
-    The curve is the sum of one ramp per transfer, minus the bytes freed. The level at an instant follows from the one
-    before it, which keeps rounding errors far below a byte.
+    The curve is the sum of a ramp per transfer, minus the freed bytes. Each level is computed from the previous level,
+    which keeps rounding errors far below a byte.
     """
     moved_s = transfers.per_span_s(len(trace))
     rate = trace.weight_bytes[transfers.span] / moved_s[transfers.span]
@@ -291,7 +296,7 @@ def _curve(trace: Trace, transfers: Intervals) -> tuple[Floats, Floats, Floats]:
     slope = np.cumsum(turn)
     change = slope[:-1] * np.diff(time_s) + jump[:-1]
     before = np.cumsum(np.concatenate([[0.0], change]))[: len(time_s)]
-    # back-to-back fetches make one straight line: the change of slope between them is rounding
+    # fetches without a gap between them make one straight line: a tiny change of slope is a rounding error
     bends = np.abs(turn) > 1e-6 * np.maximum(np.abs(slope), np.abs(slope - turn))
     kept = bends | (jump != 0)
     return time_s[kept], before[kept], (before + jump)[kept]

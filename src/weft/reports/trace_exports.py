@@ -1,7 +1,7 @@
 """Traces as files for viewers: a self-contained HTML page, and Chrome trace events for Perfetto.
 
 The page is ``timeline.html`` beside this module; ``trace.js`` and ``timeline.js`` draw the data made here: columns of
-whole nanoseconds, each value the distance to the one before it, and tables for all text.
+whole nanoseconds, each value the difference to the previous value, and tables for all text.
 
 Trace events are for https://ui.perfetto.dev and chrome://tracing. Process "NPU" has one thread per resource and a
 counter for the weight buffer, sampled where its curve bends or jumps; process "queries" has one track per stream.
@@ -38,7 +38,7 @@ Event = dict[str, Any]
 
 
 def write_html(trace: Trace, path: Path | str, *, report: Mapping[str, Any] | None = None) -> None:
-    """Write a page for *trace*; the figures of *report* become cards and a table of streams above the timeline."""
+    """Write a page for *trace*; the numbers of *report* become cards and a table of streams above the timeline."""
     write_page(path, "timeline.html", trace_data(trace, report))
 
 
@@ -136,7 +136,7 @@ def write_events(path: Path | str, about: Mapping[str, Any], events: Iterable[Ev
 
 
 def _plain(value: Any) -> Any:
-    """Return text and numbers unchanged, other values as JSON text: viewers list settings and cannot unfold them."""
+    """Return text and numbers unchanged, other values as JSON text, since viewers cannot show nested settings."""
     if isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     return json.dumps(value, default=str)
@@ -152,19 +152,22 @@ def process_events(pid: int, name: str, threads: Mapping[int, str]) -> Iterator[
 
 
 def _resource_events(trace: Trace, buffer: Occupancy) -> Iterator[Event]:
-    fetches = zip(*_interval(trace.fetch_start_s, trace.fetch_end_s), strict=True)
-    computes = zip(*_interval(trace.compute_start_s, trace.compute_end_s), strict=True)
+    """Yield the fetches on the channel and the computes on the array."""
+    fetches = zip(*_starts_and_durations(trace.fetch_start_s, trace.fetch_end_s), strict=True)
+    computes = zip(*_starts_and_durations(trace.compute_start_s, trace.compute_end_s), strict=True)
     stalled_us = (nanoseconds(buffer.stalls.per_span_s(len(trace))) / 1000).tolist()
-    for span, fetch, compute, stalled in zip(trace.spans, fetches, computes, stalled_us, strict=True):
+    for span, (fetch_at, fetch_us), (compute_at, compute_us), stalled in zip(
+        trace.spans, fetches, computes, stalled_us, strict=True
+    ):
         about = {"model": span.model, "query": span.query, "layer": span.layer, "bytes": span.weight_bytes}
         event = {"ph": "X", "pid": NPU, "name": f"{span.model}/{span.layer}", "args": about}
         if span.fetch_end_s > span.fetch_start_s:
             waited = {"args": {**about, "stalled_us": stalled}} if stalled else {}
-            yield {**event, **waited, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch[0], "dur": fetch[1]}
-        yield {**event, "tid": PE_ARRAY, "cat": "compute", "ts": compute[0], "dur": compute[1]}
+            yield {**event, **waited, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch_at, "dur": fetch_us}
+        yield {**event, "tid": PE_ARRAY, "cat": "compute", "ts": compute_at, "dur": compute_us}
 
 
-def _interval(start_s: Floats, end_s: Floats) -> tuple[list[float], list[float]]:
+def _starts_and_durations(start_s: Floats, end_s: Floats) -> tuple[list[float], list[float]]:
     """Return starts and durations in microseconds, both whole nanoseconds."""
     start_ns, end_ns = nanoseconds(start_s), nanoseconds(end_s)
     return (start_ns / 1000).tolist(), ((end_ns - start_ns) / 1000).tolist()
@@ -190,7 +193,7 @@ def _query_events(trace: Trace) -> Iterator[Event]:
 
 
 def _buffer_events(buffer: Occupancy) -> Iterator[Event]:
-    """Yield the level of the weight buffer; two samples at an instant where it jumps, so that both levels show."""
+    """Yield the level of the weight buffer; at a jump two samples with the same time, so that both levels show."""
     event = {"ph": "C", "pid": NPU, "name": "weight buffer (MB)"}
     times_us = (nanoseconds(buffer.time_s) / 1000).tolist()
     before, after = (_megabytes(level) for level in (buffer.before, buffer.after))

@@ -43,12 +43,14 @@ _NUMBER = re.compile(r"_?\d+$")
 
 
 def layer_meaning(name: str) -> str:
-    """Return what a layer does, guessed from its name; empty if the name matches no convention."""
+    """Return a description of a layer, guessed from its name; empty if the name matches no convention."""
     if piece := _PIECE.fullmatch(name):
         whole = layer_meaning(piece[1])
-        return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer" + _with(whole)
-    if both := _RANGE.fullmatch(name):
-        return f"all layers from {both[1]} to {both[2]}"
+        return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer" + _with_colon(
+            whole
+        )
+    if ends := _RANGE.fullmatch(name):
+        return f"all layers from {ends[1]} to {ends[2]}"
     for part in reversed(_CUTS.split(name)):
         for pattern, meaning in _PATTERNS:
             if match := pattern.fullmatch(part) or pattern.fullmatch(_NUMBER.sub("", part)):
@@ -57,15 +59,15 @@ def layer_meaning(name: str) -> str:
 
 
 def group_meaning(name: str) -> str:
-    """Return what a group of layers on a SoC is: layers that stay on one unit."""
+    """Return a description of a group of layers that run on one unit of a SoC, guessed from its name."""
     if numbers := re.fullmatch(r"(\d+)-(\d+)", name):
         return f"layers {numbers[1]} to {numbers[2]} of the network, counted from 0, on one unit"
     if number := re.fullmatch(r"g(\d+)", name):
         return f"group {number[1]}, counted from 0, of a profile that does not say which layers it holds"
-    if both := _RANGE.fullmatch(name):
-        return f"the layers from {both[1]} to {both[2]}, one after the other on one unit"
-    return "one layer" + _with(layer_meaning(name))
+    if ends := _RANGE.fullmatch(name):
+        return f"the layers from {ends[1]} to {ends[2]}, one after the other on one unit"
+    return "one layer" + _with_colon(layer_meaning(name))
 
 
-def _with(meaning: str) -> str:
+def _with_colon(meaning: str) -> str:
     return f": {meaning}" if meaning else ""

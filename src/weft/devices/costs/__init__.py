@@ -51,7 +51,7 @@ def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
 
     A fold lasts as long as its rows stream or its successor's weights load, whichever is longer; the
     array fills and drains once per layer. Small groups share the array as blocks on its diagonal.
-    Engines share out the output tiles and the rows, in the division that ends first.
+    Of the engines, some divide the output tiles and the others the rows, whichever division ends first.
     """
     rows, columns = npu.array_rows, npu.array_columns
     packed = min(gemm.groups, max(1, rows // gemm.k), max(1, columns // gemm.n))
@@ -66,7 +66,7 @@ def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
 
 @cache
 def _divisors(number: int) -> tuple[int, ...]:
-    return tuple(part for part in range(1, number + 1) if number % part == 0)
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def maestro_cycles(gemm: Gemm, npu: Npu) -> int:
@@ -96,4 +96,4 @@ COSTS: dict[str, CostModel] = {
     "maestro": maestro_cycles,
     "roofline": roofline_cycles,
 }
-"""The names a user may write. To add a cost model, write it and add one line here."""
+"""Cost models by the names that a user may write. To add one, write its function and add a line here."""

@@ -2,7 +2,7 @@
 
 Exhaustive over the MAC trees and PEs that the board's DSPs allow, each with the most rows its memory holds. A
 design's score for one model is the weighted sum of its GOP/s over the batch sizes; for several models it is the
-geometric mean of theirs, so that none counts for more because it runs faster.
+geometric mean over the models, so that a faster model does not count for more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TileSizes(NamedTuple):
 
 
 class ProductGroup(NamedTuple):
-    """The products of a model that take a batch alike: every one once, and how often it occurs."""
+    """The distinct matrix products of a model that process a batch in the same mode, and how often each occurs."""
 
     mode: Mode
     products: Floats
@@ -44,14 +44,14 @@ class ProductGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploration:
-    """Every design that fits, and its times and scores. Arrays run over the designs, in order of T_P and then T_C."""
+    """All designs that fit the board, with times and scores. Arrays have one entry per design, by T_P, then T_C."""
 
     platform: Board
     template: TiledNpu
     """The options all designs share; its tile is the first design's."""
     models: tuple[str, ...]
     weights: tuple[float, ...]
-    """What each batch size counts in the score, from 1."""
+    """The weight of each batch size from 1 in the score."""
     tile: TileSizes
     times_s: Floats
     """Model x batch size - 1 x design: one pass over the model with that batch."""
@@ -78,33 +78,33 @@ class Exploration:
 
     @property
     def latency_s(self) -> Floats:
-        """One sample alone: geometric mean over the models."""
+        """Seconds for a single sample: geometric mean over the models."""
         return np.asarray(np.exp(np.log(self.times_s[:, 0]).mean(axis=0)))
 
     @property
     def throughput(self) -> Floats:
-        """Samples per second at the largest batch: geometric mean over the models."""
+        """Samples per second at the largest batch size: geometric mean over the models."""
         return np.asarray(np.exp(np.log(self.max_batch / self.times_s[:, -1]).mean(axis=0)))
 
     def ranked(self, count: int) -> list[int]:
-        """Indices of the best designs, the best first."""
+        """Indices of the *count* designs with the highest scores, best first."""
         return [int(index) for index in np.argsort(-self.scores, kind="stable")[:count]]
 
     def device(self, index: int | None = None) -> TiledNpu:
-        """A design as a device; the best one by default."""
-        place = self.best if index is None else index
-        t_r, t_p, t_c = (int(sizes[place]) for sizes in self.tile)
+        """The design with this index as a device; the best design by default."""
+        design = self.best if index is None else index
+        t_r, t_p, t_c = (int(sizes[design]) for sizes in self.tile)
         name = f"{self.platform.name}-{'-'.join(self.models)}"
         return self.template.model_copy(update={"name": name, "t_r": t_r, "t_p": t_p, "t_c": t_c})
 
     @property
     def latency_front(self) -> list[int]:
-        """Designs that no other beats both alone (batch 1) and in throughput at the largest batch."""
+        """The Pareto front of latency at batch 1 and throughput at the largest batch, as indices of designs."""
         return pareto_front(self.latency_s, self.throughput)
 
     @property
     def size_front(self) -> list[int]:
-        """Designs that no other beats both in DSPs and in score."""
+        """The Pareto front of DSPs and score, as indices of designs."""
         return pareto_front(self.dsps, self.scores)
 
 
@@ -126,11 +126,11 @@ def explore(
 ) -> Exploration:
     """Price every design that fits the platform on every model and batch size.
 
-    weights: what each batch size from 1 counts, all the same by default. Clock and bandwidth are the platform's by
-    default. progress: called with the steps done and their number. A design of the result names no platform, because
-    the board may be no file: the caller that writes a device file adds where the board is described.
+    weights: the weight of each batch size from 1 in the score, equal by default. Clock and bandwidth are the platform's
+    by default. progress: called with the steps done and the number of steps. The designs of the result have no
+    ``platform``, because the board may not come from a file; a caller that writes a device file adds it.
     """
-    counted = _weights(weights, max_batch)
+    batch_weights = _check_weights(weights, max_batch)
     if not models:
         raise InputError("nothing to explore: give at least one model")
     tile = design_points(platform, element_bits=element_bits, even=stackable)
@@ -151,16 +151,16 @@ def explore(
     times = _all_times(models, template, tile, max_batch, progress)
     operations = np.array([2e-9 * model.macs for model in models])[:, None, None]
     gops = operations * np.arange(1, max_batch + 1)[:, None] / times
-    per_model = np.tensordot(gops, counted, axes=(1, 0))
+    per_model = np.tensordot(gops, batch_weights, axes=(1, 0))
     scores = np.exp(np.log(per_model).mean(axis=0))
     names = tuple(model.name for model in models)
-    return Exploration(platform, template, names, tuple(counted.tolist()), tile, times, gops, scores)
+    return Exploration(platform, template, names, tuple(batch_weights.tolist()), tile, times, gops, scores)
 
 
 def design_points(platform: Board, *, element_bits: int = 16, even: bool = True) -> TileSizes:
-    """Every (T_P, T_C) within the DSPs, each with the most rows the memory holds.
+    """Every (T_P, T_C) within the DSPs, each with the largest T_R whose tiles fit the memory.
 
-    even: an even number of rows, as stackable PEs halve them (so are all the rows Table I prints).
+    even: round T_R down to an even number, as stackable PEs halve it (all values in Table I of the paper are even).
     """
     columns = [np.arange(1.0, platform.dsps // t_p + 1) for t_p in range(1, platform.dsps + 1)]
     t_p = np.repeat(np.arange(1.0, platform.dsps + 1), [len(part) for part in columns])
@@ -175,7 +175,7 @@ def design_points(platform: Board, *, element_bits: int = 16, even: bool = True)
 
 
 def pareto_front(costs: Floats, values: Floats) -> list[int]:
-    """Indices of the points with no other of at most that cost and at least that value, by rising cost."""
+    """Indices of the Pareto-optimal points (low cost, high value), by rising cost; of equal points the first."""
     front: list[int] = []
     highest = -math.inf
     for index in np.lexsort((-values, costs)).tolist():
@@ -185,7 +185,8 @@ def pareto_front(costs: Floats, values: Floats) -> list[int]:
     return front
 
 
-def _weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
+def _check_weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
+    """The weights of the batch sizes as an array, all 1 by default; raises InputError if they are unusable."""
     if max_batch < 1:
         raise InputError(f"max_batch = {max_batch} must be at least 1")
     given = np.ones(max_batch) if weights is None else np.array(weights, dtype=np.float64)
@@ -199,24 +200,26 @@ def _weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
 def _all_times(
     models: Sequence[Model], template: TiledNpu, tile: TileSizes, max_batch: int, progress: Progress | None
 ) -> Floats:
-    shapes = bent(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
+    """Seconds of one pass by model, batch size - 1 and design; each design at its best PE shape."""
+    shapes = stackable_shapes(tile) if template.stackable else np.stack(tile, axis=-1)[:, None]
     times = np.zeros((len(models), max_batch, len(shapes)))
     chunks = [slice(start, start + CHUNK) for start in range(0, len(shapes), CHUNK)]
-    steps = [(place, batch, chunk) for place in range(len(models)) for batch in range(max_batch) for chunk in chunks]
-    parts = [_parts(model, template) for model in models]
-    for done, (place, batch, chunk) in enumerate(steps):
+    steps = [(number, batch, chunk) for number in range(len(models)) for batch in range(max_batch) for chunk in chunks]
+    groups = [_group_products(model, template) for model in models]
+    for done, (number, batch, chunk) in enumerate(steps):
         if progress:
             progress(done, len(steps))
-        others = (other_time_s(layer, template, batch + 1) for layer in models[place].layers if not layer.gemm)
-        times[place, batch, chunk] += math.fsum(others)
-        for mode, rows, occurrences in parts[place]:
-            times[place, batch, chunk] += (
+        others = (other_time_s(layer, template, batch + 1) for layer in models[number].layers if not layer.gemm)
+        times[number, batch, chunk] += math.fsum(others)
+        for mode, rows, occurrences in groups[number]:
+            times[number, batch, chunk] += (
                 best_times(rows, shapes[chunk], template, mode, batch + 1).times_s @ occurrences
             )
     return times
 
 
-def _parts(model: Model, template: TiledNpu) -> list[ProductGroup]:
+def _group_products(model: Model, template: TiledNpu) -> list[ProductGroup]:
+    """Group the distinct matrix products of a model by mode; raises InputError if it has none."""
     groups = []
     for mode, indices in by_mode(model.layers, template).items():
         rows, counts = np.unique(products([model.layers[index] for index in indices]), axis=0, return_counts=True)
@@ -226,8 +229,11 @@ def _parts(model: Model, template: TiledNpu) -> list[ProductGroup]:
     return groups
 
 
-def bent(tile: TileSizes) -> Floats:
-    """Design -> the tiles stackable PEs can take, as ``TiledNpu.shapes`` gives them; a zero: not possible."""
+def stackable_shapes(tile: TileSizes) -> Floats:
+    """The three tiles (T_R, T_P, T_C) of each design with stackable PEs, as in ``TiledNpu.shapes``.
+
+    An array (designs, 3, 3); a tile with a zero is impossible.
+    """
     t_r, t_p, t_c = tile
     half = t_r // 2
     return np.stack([[t_r, t_p, t_c], [half, 2 * t_p, t_c // 2], [half, t_p // 2, 2 * t_c]]).transpose(2, 0, 1).copy()

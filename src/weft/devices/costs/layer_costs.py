@@ -29,7 +29,7 @@ MAX_SECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One schedulable layer: PE time, weight traffic, and the largest activation it touches."""
+    """The cost of a schedulable layer: time on the PE array, weights to fetch, and its largest activation."""
 
     name: str
     compute_s: float
@@ -84,10 +84,10 @@ class Profile:
 
 
 def estimate(model: Model, npu: Npu, *, batch: int = 1, cost: str = DEFAULT_COST) -> Profile:
-    """Price a model on a device.
+    """Estimate the cost of each schedulable layer of a model on a device by the cost model named *cost*.
 
-    A schedulable layer is a layer that fetches something, with the weightless ones after it (and,
-    for the first, before it): those need the PE array but never the memory channel.
+    A schedulable layer is a layer with weights together with the weightless layers after it (for the first, also
+    those before it): weightless layers need the PE array but never the memory channel.
     """
     if batch < 1:
         raise WorkloadError(f"batch = {batch} must be at least 1")
@@ -113,7 +113,7 @@ def estimate(model: Model, npu: Npu, *, batch: int = 1, cost: str = DEFAULT_COST
 
 
 def cut(layer: LayerCost, most_bytes: int) -> list[LayerCost]:
-    """The layer in equal pieces of at most *most_bytes* of weights."""
+    """Cut a layer into nearly equal pieces, each of at most *most_bytes* of weights."""
     count = -(-layer.weight_bytes // most_bytes)
     ends = [layer.weight_bytes * i // count for i in range(count + 1)]
     return [
@@ -125,10 +125,10 @@ def cut(layer: LayerCost, most_bytes: int) -> list[LayerCost]:
 
 
 def spill(profile: Profile, share_bytes: int) -> Profile:
-    """The profile when only *share_bytes* of activations stay on chip.
+    """The profile with only *share_bytes* of the activation buffer.
 
-    What does not fit is written out and read back, so each layer moves twice its overflow over the
-    memory channel, staged through the weight buffer like weights.
+    Activations that do not fit are written to memory and read back: each layer's ``weight_bytes`` grow by twice the
+    overflow, which passes through the weight buffer like weights.
     """
     return replace(
         profile,
@@ -140,7 +140,7 @@ def spill(profile: Profile, share_bytes: int) -> Profile:
 
 
 def spill_together(profiles: list[Profile], npu: Npu) -> list[Profile]:
-    """Share the activation buffer in proportion to what each model needs, and spill the rest."""
+    """Divide the activation buffer in proportion to each model's peak, and spill the overflow; unchanged if all fit."""
     total = sum(profile.peak_activation_bytes for profile in profiles)
     if total <= npu.activation_buffer_bytes:
         return profiles
@@ -148,6 +148,7 @@ def spill_together(profiles: list[Profile], npu: Npu) -> list[Profile]:
 
 
 def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
+    """The cost of one layer: products by *cycles*, other layers by the vector unit's bytes per cycle."""
     bits = min(layer.activation_bits, npu.element_bits)
     touched = (layer.input_elements + layer.output_elements) * batch * bits / 8
     if layer.gemm:
@@ -155,7 +156,7 @@ def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
     else:
         used = max(1, math.ceil(touched / npu.vector_bytes_per_cycle))
     stored = layer.weights + layer.lookups * batch
-    # what a weightless layer reads is what an earlier layer wrote, and counted there
+    # the input of a weightless layer is the output of an earlier layer, where it was counted
     held = max(layer.input_elements, layer.output_elements) if layer.weights else layer.output_elements
     return LayerCost(
         name=layer.name,
@@ -166,7 +167,7 @@ def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
 
 
 def _batch_gemm(layer: Layer, batch: int) -> Gemm:
-    """A batch adds rows where weights are shared, and whole products where both operands are activations."""
+    """The layer's product for a batch: more rows if all samples share the weights, else one product per sample."""
     assert layer.gemm is not None
     if layer.reuses_weights:
         return replace(layer.gemm, m=layer.gemm.m * batch)
@@ -201,7 +202,7 @@ class _ProfileFile(BaseModel, extra="forbid", strict=True):
 
 
 def read_profile(path: str | Path) -> Profile:
-    """The profile a JSON file holds; every value is checked."""
+    """Read a profile from a JSON file; raises ProfileError that names the first wrong value."""
     try:
         raw = _ProfileFile.model_validate(read_json(path, ProfileError))
     except ValidationError as error:
@@ -221,7 +222,7 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def profile_as_dict(profile: Profile) -> dict[str, Any]:
-    """The keys of a file: those of the two dataclasses."""
+    """The content of a profile file: the fields of ``Profile`` and ``LayerCost`` and the version of the format."""
     return {"format": FORMAT, **asdict(profile), "layers": [asdict(layer) for layer in profile.layers]}
 
 

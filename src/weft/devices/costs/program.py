@@ -21,7 +21,8 @@ COARSEST_TICK_S = 2e-11
 """Longest tick: a byte's time at 50 GB/s. On slower channels a byte is several ticks, so that rounding a compute time
 to ticks changes it by at most 10 ps."""
 MAX_CHUNKS = 4096
-"""Pieces of a layer that streams through the weight buffer; more means a buffer or a chunk size that is mistyped."""
+"""Limit of the pieces of a layer that streams through the weight buffer; beyond it, the buffer or chunk size is
+mistyped."""
 MAX_TICKS = 2**61
 """Longest run: sums of two such times still fit into the 64 bits of compiled loops."""
 MAX_BUFFER_TICKS = 2**52
@@ -30,7 +31,7 @@ MAX_BUFFER_TICKS = 2**52
 
 @dataclass(frozen=True)
 class Clock:
-    """How ticks relate to bytes and seconds on one device."""
+    """Converts bytes and seconds of one device to ticks."""
 
     ticks_per_byte: int
     bytes_per_s: float
@@ -51,7 +52,7 @@ class Clock:
 
     @classmethod
     def nanoseconds(cls) -> Clock:
-        """The clock of a device without a memory channel of its own to count by."""
+        """The clock of a device without a memory channel: a tick is a nanosecond."""
         return cls(1, 1e9, MAX_BUFFER_TICKS)
 
     @property
@@ -72,9 +73,9 @@ class Program:
     compute: tuple[int, ...]
     weight_bytes: tuple[int, ...]
     exits: tuple[int, ...] = ()
-    """The numbers of layers after which samples may leave, in order; the end is not among them."""
+    """Early exits, in order: the number of layers before each; the end of the model is not among them."""
     exit_rates: tuple[float, ...] = ()
-    """Share of the samples that leave at each, the end last; empty where that is not known."""
+    """Share of the samples that leave at each exit, and last at the end; empty if unknown."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -93,12 +94,12 @@ class Program:
 
     @cached_property
     def work(self) -> tuple[int, ...]:
-        """The longer of the two resources' times, per layer: what a run's length is counted in."""
+        """Per layer, the longer of its fetch and compute times; progress of a run is counted in it."""
         return tuple(map(max, self.fetch, self.compute))
 
     @cached_property
     def remaining(self) -> tuple[int, ...]:
-        """Work from each layer to the end: Layerweaver+'s estimate of the time left alone (dissertation, V.2)."""
+        """``work`` from each layer to the end: Layerweaver+'s estimate of the remaining time (dissertation, V.2)."""
         return tuple(accumulate(reversed(self.work)))[::-1]
 
     @cached_property
@@ -106,18 +107,21 @@ class Program:
         return sum(self.work)
 
     def inherent_idle(self, buffer: int) -> int:
-        """Ticks per query that the channel must stand still: a layer computes longer than the buffer takes to fill."""
+        """Ticks per query in which the channel must wait, since layers compute longer than the buffer takes to fill.
+
+        buffer: the capacity of the weight buffer in ticks.
+        """
         return sum(max(0, busy - (buffer - size)) for size, busy in zip(self.fetch, self.compute, strict=True))
 
     @property
     def compute_bound(self) -> bool:
-        """Whether the model lies on the compute side of the device's balance point."""
+        """Whether the model computes longer than it fetches."""
         return self.total_compute > self.total_fetch
 
     def cut(self, most: int, cost: int = 0) -> Program:
-        """This program with every layer of more than *most* ticks of weights in nearly equal pieces of at most that.
+        """This program with every layer of more than *most* ticks of weights cut into nearly equal, smaller pieces.
 
-        Pieces are whole bytes. cost: ticks of computing that every piece but the first adds to its layer.
+        Pieces are whole bytes. cost: additional compute ticks of every piece but the first of its layer.
         """
         per_byte = [fetch // size if size else 1 for fetch, size in zip(self.fetch, self.weight_bytes, strict=True)]
         counts = [
@@ -132,14 +136,14 @@ class Program:
                 piece for name, count in zip(self.names, counts, strict=True) for piece in _part_names(name, count)
             ),
             fetch=tuple(size * ticks for size, ticks in zip(sizes, tick_sizes, strict=True)),
-            compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
+            compute=tuple(ticks + added for ticks, added in zip(compute, extra, strict=True)),
             weight_bytes=sizes,
             exits=tuple(sum(counts[:layers]) for layers in self.exits),
         )
 
 
 def _divide(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
-    """Each value in as many nearly equal parts as its count says; their sum is the value."""
+    """Divide each value into ``counts[i]`` nearly equal whole parts whose sum is the value; all parts in one tuple."""
     return tuple(
         value * (part + 1) // count - value * part // count
         for value, count in zip(values, counts, strict=True)
@@ -152,7 +156,7 @@ def _part_names(name: str, count: int) -> list[str]:
 
 
 def lower(profile: Profile, npu: Npu) -> Program:
-    """The profile in ticks; a layer larger than the weight buffer becomes chunks that fit."""
+    """Convert a profile to ticks; a layer larger than the weight buffer becomes chunks that fit."""
     clock = Clock.of(npu)
     pieces = [piece for layer in profile.layers for piece in _chunks(layer, npu)]
     program = Program(
@@ -176,10 +180,10 @@ def one_at_a_time(
     decision_s: float = 0.0,
     by_layer: bool = True,
 ) -> Program:
-    """A model in ticks on a device that computes one layer at a time, weights and all.
+    """Convert a model to ticks on a device that runs one layer at a time, fetching and computing together.
 
-    A schedulable layer is one that multiplies, with the others around it; or, not *by_layer*, everything between two
-    exits. Before each of them the scheduler takes *decision_s*.
+    times_s: seconds of each layer. A schedulable layer is a matrix product with the other layers after it; without
+    *by_layer*, all layers between two exits. decision_s: scheduling time added to each schedulable layer.
     """
     if not model.layers:
         raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")
@@ -204,13 +208,14 @@ def one_at_a_time(
 
 
 def _piece_name(model: Model, piece: Sequence[int]) -> str:
-    """A piece by the layer that multiplies, or by its first and last."""
-    weighty = [index for index in piece if model.layers[index].gemm] or list(piece)
-    first, last = model.layers[weighty[0]].name, model.layers[weighty[-1]].name
+    """The name of its matrix product, or ``first..last`` of several; of all its layers if none is a product."""
+    named = [index for index in piece if model.layers[index].gemm] or list(piece)
+    first, last = model.layers[named[0]].name, model.layers[named[-1]].name
     return first if first == last else f"{first}..{last}"
 
 
 def _chunks(layer: LayerCost, npu: Npu) -> Sequence[LayerCost]:
+    """The layer, or its chunks if it is larger than the weight buffer; raises DeviceError at too many chunks."""
     if layer.weight_bytes <= npu.weight_buffer_bytes:
         return (layer,)
     count = -(-layer.weight_bytes // npu.chunk_bytes)

@@ -5,9 +5,9 @@ The loop nest (Fluid Batching, sections II-C and III-A; output stationary, every
     for each group:  for each tile of T_R rows:  for each pass over the T_C PEs:  for each T_P of the reduction:
         load rows x T_P inputs for every sample in the pass, T_P weights for every PE; one row per cycle
 
-A batch of b is B_P lanes of B_R samples each: the samples of a lane lie below each other and share its weights, the
-lanes lie side by side and fetch theirs each; B_P = b - B_R + 1 (equation 1), so mixtures leave slots empty, which
-cost time and weights but no activations. Off-chip traffic runs beside the computing of the layer (a roofline).
+A batch of b samples is B_P lanes of B_R samples each. The samples of a lane are stacked as rows and share one fetch of
+the weights; the lanes lie side by side and fetch weights separately. B_P = b - B_R + 1 (equation 1), so mixtures leave
+slots empty, which cost time and weights but no activations. Off-chip traffic overlaps with computing (a roofline).
 
 The arithmetic is compiled (``weft.kernels.tiled``): a search prices millions of such settings.
 """
@@ -31,8 +31,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 STATES_OF_K_BITS = 2
-"""Bits of a look-up table's entry for the setting of the stackable PEs, of which there are three."""
-
+"""Bits of a look-up table's entry for the setting of the stackable PEs, which has three values."""
 
 READINGS: dict[PReading, int] = {
     "straddle": kernel.STRADDLE,
@@ -48,7 +47,7 @@ EDGES: dict[Edges, int] = {
 
 
 class Best(NamedTuple):
-    """The best time of every design and product, and the shape and B_R that lead to it."""
+    """The best time of every design and product, and the shape index and B_R with that time."""
 
     times_s: Floats
     """Seconds: one row per design, one column per product."""
@@ -57,33 +56,33 @@ class Best(NamedTuple):
 
 
 class TiledChoice(NamedTuple):
-    """How a layer takes a batch, and what that costs."""
+    """How a layer processes a batch, and its time."""
 
     at_once: int
-    """Samples the layer takes at a time: the batch, or 1 where it runs sample by sample."""
+    """Samples processed at a time: the batch size, or 1 if the layer runs sample by sample."""
     b_r: int
-    """Samples below each other."""
+    """Samples stacked as rows (B_R)."""
     k: float
-    """The setting of the stackable PEs."""
+    """The setting of the stackable PEs (``PeShape.k``)."""
     time_s: float
-    """The time that the whole batch takes."""
+    """Seconds for the whole batch."""
 
     @property
     def b_p(self) -> int:
-        """Samples side by side."""
+        """Lanes of samples side by side (B_P)."""
         return self.at_once - self.b_r + 1
 
 
 @dataclass(frozen=True, slots=True)
 class LookupTable:
-    """What the Fluid Batching Engine stores in its control block, and the times that its choices lead to."""
+    """The look-up table in the control block of the Fluid Batching Engine, with the time of each choice."""
 
     model: str
     device: str
     layers: tuple[str, ...]
-    """The layers that are products; the others need no entry."""
+    """The layers that are matrix products; other layers need no entry."""
     rows: tuple[tuple[TiledChoice, ...], ...]
-    """Batch size - 1 -> a choice per layer."""
+    """Index: batch size - 1; a choice for each of ``layers``."""
 
     @property
     def max_batch(self) -> int:
@@ -95,34 +94,35 @@ class LookupTable:
 
     @property
     def storage_bits(self) -> int:
-        """L x B_max entries of B_R and k."""
+        """Bits of the table: an entry of B_R and k for each layer and batch size."""
         return len(self.layers) * self.max_batch * self.bits_per_entry
 
 
 def layer_times_s(model: Model, device: TiledNpu, batch: int) -> tuple[float, ...]:
-    """The time of every layer of the model for a batch, each at its best."""
+    """Seconds of every layer of the model for a batch, each with its fastest setting."""
     return tuple(choice.time_s for choice in choices(model, device, batch))
 
 
 def choices(model: Model, device: TiledNpu, batch: int) -> tuple[TiledChoice, ...]:
-    """The best (B_R, k) of every layer at that batch size; a layer that is no product has nothing to choose."""
+    """The fastest (B_R, k) of every layer at that batch size; a layer that is no matrix product has no alternatives."""
     if batch < 1:
         raise InputError(f"{model.name}: a batch has at least one sample, not {batch}")
-    chosen = [_without_product(layer, device, batch) for layer in model.layers]
+    layer_choices = [_without_product(layer, device, batch) for layer in model.layers]
     shapes = np.array([[shape[1:] for shape in device.shapes]], dtype=np.float64)
     for mode, indices in by_mode(model.layers, device).items():
         best = best_times(products([model.layers[index] for index in indices]), shapes, device, mode, batch)
-        for place, index in enumerate(indices):
-            k = device.shapes[best.shape[0, place]].k
-            chosen[index] = TiledChoice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
-    return tuple(chosen)
+        for column, index in enumerate(indices):
+            k = device.shapes[best.shape[0, column]].k
+            b_r, time_s = int(best.b_r[0, column]), float(best.times_s[0, column])
+            layer_choices[index] = TiledChoice(mode.at_once(batch), b_r, k, time_s)
+    return tuple(layer_choices)
 
 
 def best_times(products: Floats, shapes: Floats, device: TiledNpu, mode: Mode, batch: int) -> Best:
-    """Price products on many designs at once, for a whole batch.
+    """Compute the best time of each product on each of many designs, for a whole batch.
 
-    products: see ``products``; shapes: (designs, shapes, 3), the tiles each may take. Of *device* the clock, the
-    bandwidth and the options count.
+    products: an array as ``products`` returns it. shapes: an array (designs, shapes, 3) of the tiles (T_R, T_P, T_C)
+    that each design may use. *device* gives clock, bandwidth and options only.
     """
     at_once = mode.at_once(batch)
     size = (shapes.shape[0], products.shape[0])
@@ -148,26 +148,29 @@ def lookup_table(model: Model, device: TiledNpu, max_batch: int = 8) -> LookupTa
 
 
 class Mode(NamedTuple):
-    """How a device lets a layer take a batch."""
+    """How a device can process a batch in a layer."""
 
     together: bool
-    """False: sample by sample."""
+    """Process the whole batch at once; False: sample by sample."""
     below: bool = True
-    """Samples may lie below each other."""
+    """Samples may be stacked as rows."""
     beside: bool = False
-    """Samples may lie side by side."""
+    """Samples may lie side by side, each with its own fetch of the weights."""
 
     def at_once(self, batch: int) -> int:
-        """Samples the layer takes at a time."""
+        """Samples that the layer processes at a time."""
         return batch if self.together else 1
 
     def splits(self, at_once: int) -> tuple[int, int]:
-        """The highest and the lowest B_R."""
+        """The largest and the smallest B_R to try."""
         return at_once if self.below else 1, 1 if self.beside else at_once
 
 
 def mode_of(layer: Layer, device: TiledNpu) -> Mode:
-    """Products of two activations have a right-hand side of their own per sample: they never share one lane."""
+    """How the device processes a batch in this layer.
+
+    Samples of a product of two activations are never stacked as rows: each has a right-hand side of its own.
+    """
     shared = layer.reuses_weights
     match device.batching:
         case "fluid":
@@ -183,7 +186,7 @@ def mode_of(layer: Layer, device: TiledNpu) -> Mode:
 
 
 def by_mode(layers: Sequence[Layer], device: TiledNpu) -> dict[Mode, list[int]]:
-    """The indices of the products among the layers, by how they take a batch."""
+    """The indices of the layers that are matrix products, grouped by mode."""
     modes: dict[Mode, list[int]] = {}
     for index, layer in enumerate(layers):
         if layer.gemm:
@@ -192,12 +195,12 @@ def by_mode(layers: Sequence[Layer], device: TiledNpu) -> dict[Mode, list[int]]:
 
 
 def products(layers: Sequence[Layer]) -> Floats:
-    """Rows, depth, columns and groups of the layers' products, a row each."""
+    """An array with a row (rows, depth, columns, groups) for the matrix product of each layer."""
     return np.array([(gemm.m, gemm.k, gemm.n, gemm.groups) for layer in layers if (gemm := layer.gemm)], np.float64)
 
 
 def other_time_s(layer: Layer, device: TiledNpu, batch: int) -> float:
-    """The time of a layer that is no product."""
+    """Seconds of a layer that is no matrix product, for a batch."""
     if device.elementwise == "free":
         return 0.0
     elements = batch * (layer.input_elements + layer.output_elements)
@@ -205,4 +208,5 @@ def other_time_s(layer: Layer, device: TiledNpu, batch: int) -> float:
 
 
 def _without_product(layer: Layer, device: TiledNpu, batch: int) -> TiledChoice:
+    """The choice of a layer that is no matrix product; a placeholder for one that is."""
     return TiledChoice(batch, batch, 1.0, 0.0 if layer.gemm else other_time_s(layer, device, batch))

@@ -23,14 +23,14 @@ NAMES = tuple(_DATA)
 
 
 class Labelled(NamedTuple):
-    """Images and their classes."""
+    """Images of a data set and their classes."""
 
     image: NDArray[np.uint8]
     """(images, channels, height, width)."""
     label: NDArray[np.uint8]
 
     def inputs(self) -> NDArray[np.float32]:
-        """The images as the networks take them: from 0 to 1."""
+        """The images as inputs of the networks, with values from 0 to 1."""
         return pixels(self.image)
 
 
@@ -39,7 +39,7 @@ class ClassifierCard(NetworkCard, frozen=True):
 
     parameters: int
     validation_accuracy: float
-    """Accuracy on all images kept from training; those that ``validation`` gives are some of them."""
+    """Accuracy on all images kept from training; ``validation`` returns a part of these images."""
 
 
 def model_path(name: str) -> Path:
@@ -54,7 +54,7 @@ def card(name: str) -> ClassifierCard:
 
 
 def validation(name: str) -> Labelled:
-    """Images of the network's data set that were neither trained on nor are in its test set."""
+    """Images of the network's data set that are in neither the training nor the test set."""
     with np.load(located(f"models/classifiers/{data_of(name)}.npz")) as stored:
         return Labelled(stored["image"], stored["label"])
 

@@ -1,7 +1,7 @@
 """Places where a graph can be cut: at outputs that are exits, and at block ends.
 
-An exit's subnet holds what its output needs and no earlier exit needed. At a block end a single activation crosses to
-the layers after; there an exit can be placed (``weft.models.exits``).
+An exit's subnet holds the nodes that its output needs and no earlier exit needed. At a block end, a single activation
+is passed on to the later layers; there an exit can be placed (``weft.models.exits``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ EXITS = "weft.exits"
 
 
 def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...]:
-    """The outputs that are exits, checked: those that the caller names, else those that the file names."""
+    """The names of the outputs that are exits: *exits*, by default those in the file's metadata.
+
+    Raises ModelError for an unknown or repeated name. Fewer than two names in the file mean no exits.
+    """
     if isinstance(exits, str):
         raise ModelError(f"exits = {exits!r} must be a list of output names")
     names = _marked_exits(proto) if exits is None else tuple(exits)
@@ -38,8 +41,9 @@ def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...
 
 
 def _marked_exits(proto: OnnxModel) -> tuple[str, ...]:
+    """The names of exits in the file's metadata."""
     text = metadata(proto).get(EXITS, "")
-    if not isinstance(text, str):  # protobuf hands out bytes where a text is not UTF-8
+    if not isinstance(text, str):  # protobuf returns bytes if a text is not UTF-8
         raise ModelError(f"its metadata {EXITS!r} is not text; the file is damaged, export or download it again")
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -50,54 +54,64 @@ class Subnets:
 
     names: tuple[str, ...]
     needs: tuple[frozenset[int], ...]
-    """The nodes that each exit's output needs, by their places in the file."""
+    """For each exit, the indices of all nodes that its output needs."""
 
     @classmethod
     def of(cls, graph: OnnxGraph, names: Sequence[str]) -> Subnets:
         return cls(tuple(names), tuple(_ancestors(graph, names)))
 
     def segments(self, nodes: int) -> dict[int, int]:
-        """Node -> the first exit that needs it; one past the last exit where none does."""
+        """Node -> index of the first exit that needs it; of *nodes* nodes, those that no exit needs get the last index.
+
+        That is the number of exits.
+        """
         first = dict.fromkeys(range(nodes), len(self.names))
-        for place, needed in reversed(list(enumerate(self.needs))):
-            first.update(dict.fromkeys(needed, place))
+        for number, needed in reversed(list(enumerate(self.needs))):
+            first.update(dict.fromkeys(needed, number))
         return first
 
     def exits(self, drafts: Sequence[LayerDraft]) -> tuple[Exit, ...]:
-        """The exits among layers that were ordered by ``segments``, the end left out."""
-        counts = [sum(layer_draft.segment == place for layer_draft in drafts) for place in range(len(self.names))]
-        for place, count in enumerate(counts):
+        """The early exits (without the end) of layers that are ordered by ``segments``.
+
+        Raises ModelError if an exit adds no layer or exits are not named from shallow to deep.
+        """
+        counts = [sum(layer_draft.segment == number for layer_draft in drafts) for number in range(len(self.names))]
+        for number, count in enumerate(counts):
             if not count:
-                raise ModelError(self._nothing_new(place, drafts))
-        macs = [
+                raise ModelError(self._no_layer_message(number, drafts))
+        exit_macs = [
             sum(layer_draft.layer.macs for layer_draft in drafts if layer_draft.step in needed) for needed in self.needs
         ]
-        for (early, less), (late, more) in pairwise(zip(self.names, macs, strict=True)):
-            if less > more:
+        for (early, early_macs), (late, late_macs) in pairwise(zip(self.names, exit_macs, strict=True)):
+            if early_macs > late_macs:
                 raise ModelError(
-                    f"exits are out of order: {early!r} needs {less} MACs and {late!r} after it {more}; "
+                    f"exits are out of order: {early!r} needs {early_macs} MACs and {late!r} after it {late_macs}; "
                     "name them from shallow to deep"
                 )
         return tuple(map(Exit, self.names[:-1], accumulate(counts)))
 
-    def _nothing_new(self, place: int, drafts: Collection[LayerDraft]) -> str:
-        name = self.names[place]
-        if not place:
+    def _no_layer_message(self, number: int, drafts: Collection[LayerDraft]) -> str:
+        """The error message for exit *number*, which needs no layer besides those of the exit before."""
+        name = self.names[number]
+        if not number:
             return f"the exit {name!r} needs no layer: it hands out an input or a constant"
-        whose = next(
-            (layer_draft for layer_draft in drafts if layer_draft.sealed and layer_draft.step in self.needs[place]),
+        sealed = next(
+            (layer_draft for layer_draft in drafts if layer_draft.sealed and layer_draft.step in self.needs[number]),
             None,
         )
         inside = (
-            f"; both may come out of the body of {whose.layer.name.split('/')[0]}, which cannot be cut" if whose else ""
+            f"; both may come out of the body of {sealed.layer.name.split('/')[0]}, which cannot be cut"
+            if sealed
+            else ""
         )
         return (
-            f"the exit {name!r} adds no layer to what {self.names[place - 1]!r} needs; "
+            f"the exit {name!r} adds no layer to what {self.names[number - 1]!r} needs; "
             f"name exits from shallow to deep{inside}"
         )
 
 
 def _ancestors(graph: OnnxGraph, names: Sequence[str]) -> list[frozenset[int]]:
+    """For each of the values *names*, the indices of all nodes that it needs."""
     makers = producers(graph.node)
     ancestors = []
     for name in names:
@@ -113,48 +127,49 @@ def _ancestors(graph: OnnxGraph, names: Sequence[str]) -> list[frozenset[int]]:
 
 
 class BlockEnd(NamedTuple):
-    """A block's end: after how many layers it lies, and the positions and channels of what crosses."""
+    """A block end: the number of layers before, and the shape (positions, channels) of the activation passed on."""
 
     after: int
     shape: tuple[int, int]
 
 
 def block_ends(drafts: Sequence[LayerDraft]) -> list[BlockEnd]:
-    """The block ends, in order."""
-    last_read, widths = _last_reads(drafts), _widths(drafts)
+    """Find the block ends, in order: places at which exactly one computed activation is still to be read."""
+    last_read, widths = _last_reads(drafts), _neighbour_widths(drafts)
     alive: set[Tensor] = set()
     ends = []
     for after, (done, following) in enumerate(pairwise(drafts), start=1):
         alive.update(tensor for tensor in done.writes if tensor in last_read)
         alive.difference_update([tensor for tensor in _sources(done) if last_read.get(tensor, after) < after])
-        inside = done.step == following.step  # of one operator, or of a body
-        if len(alive) == 1 and not inside:
+        inside_node = done.step == following.step  # of an operator with several layers, or of a nested graph
+        if len(alive) == 1 and not inside_node:
             (crossing,) = alive
             ends.append(BlockEnd(after, _positions_and_channels(crossing, widths[after])))
     return ends
 
 
 def _last_reads(drafts: Sequence[LayerDraft]) -> dict[Tensor, int]:
-    """Computed activation -> the place of the last layer that reads it.
+    """Computed activation -> index of the last layer that reads it.
 
-    What inputs become without a multiplication (a mask, an embedding) is as good as an input and left out.
+    Values computed from inputs without a matrix product (a mask, an embedding) count as inputs and are left out.
     """
     computed: set[Tensor] = set()
     last: dict[Tensor, int] = {}
-    for place, layer_draft in enumerate(drafts):
-        known = [tensor for tensor in _sources(layer_draft) if tensor in computed]
-        last.update(dict.fromkeys(known, place))
-        if layer_draft.layer.macs or known:
+    for index, layer_draft in enumerate(drafts):
+        computed_sources = [tensor for tensor in _sources(layer_draft) if tensor in computed]
+        last.update(dict.fromkeys(computed_sources, index))
+        if layer_draft.layer.macs or computed_sources:
             computed.update(layer_draft.writes)
     return last
 
 
 def _sources(draft: LayerDraft) -> list[Tensor]:
+    """The activations that a layer reads, as the layers before wrote them to memory."""
     return [origin for tensor in draft.reads for origin in tensor.origins]
 
 
-def _widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
-    """For each number of layers done: the channels that the next weights read, and that the last ones wrote."""
+def _neighbour_widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
+    """For each number of layers done: input channels of the next layer with weights, output channels of the last."""
     read, written = [0], [0]
     for layer_draft in reversed(drafts):
         gemm = layer_draft.layer.gemm if layer_draft.layer.weights else None
@@ -166,8 +181,8 @@ def _widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
 
 
 def _positions_and_channels(tensor: Tensor, widths: tuple[int, int]) -> tuple[int, int]:
-    """The size of an activation; its channel axis follows from the products around it."""
+    """The positions and channels of an activation; *widths*: candidates for its number of channels, best first."""
     sizes = tensor.shape[1:] or (1,)
-    usual = sizes[0] if len(sizes) > 2 else sizes[-1]
-    channels = max(1, next((width for width in widths if width in sizes), usual))
+    default = sizes[0] if len(sizes) > 2 else sizes[-1]
+    channels = max(1, next((width for width in widths if width in sizes), default))
     return max(1, tensor.elements // channels), channels

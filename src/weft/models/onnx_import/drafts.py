@@ -1,4 +1,4 @@
-"""A layer during the import: its counts, and what fusion and accounting still need."""
+"""A layer during the import: ``LayerDraft``, its counts with the tensors that fusion and accounting need."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ImportedNode:
 
     @property
     def activations(self) -> tuple[Tensor, ...]:
-        """The inputs that depend on the request, each tensor once."""
+        """The inputs that are not constant, each tensor once."""
         seen = {id(tensor.root): tensor for tensor in self.inputs if tensor is not None and not tensor.constant}
         return tuple(seen.values())
 
@@ -40,20 +40,21 @@ class LayerDraft:
 
     layer: Layer
     reads: tuple[Tensor, ...]
-    """Activations that it reads; a view counts as the tensor it shows."""
+    """Activations that the layer reads; a view counts as its underlying tensor."""
     writes: tuple[Tensor, ...]
     stored: tuple[Stored, ...] = ()
     sealed: bool = False
-    """Came out of the body of an If, Loop or Scan: runs when that runs, so nothing is fused across."""
+    """Whether the layer is in the body of an If, Loop or Scan, so that it is not fused with layers outside."""
     step: int = -1
-    """Index of the node that it came from, in the whole graph."""
+    """Index of the layer's node in the whole graph."""
     segment: int = 0
-    """The subnet of the whole graph it belongs to, where exits cut it.
+    """The subnet that the layer belongs to, if exits cut the graph.
 
-    Fusion need not look at it: whatever an exit needs of a group it gets through the group's last member.
+    Fusion ignores it: an exit can only need a fused group through the group's last layer.
     """
 
     def within(self, path: str) -> LayerDraft:
+        """The layer as a part of a nested graph: sealed, and named ``path/name``."""
         return replace(self, layer=replace(self.layer, name=f"{path}/{self.layer.name}"), sealed=True)
 
 
@@ -68,7 +69,12 @@ def draft(
     input_elements: int | None = None,
     output_elements: int | None = None,
 ) -> LayerDraft:
-    """The layer of *node*. *trained*: constants that are learned, whatever their type."""
+    """Make the layer of *node*.
+
+    weight: the right matrix of *gemm*, or an embedding table. trained: inputs that are parameters, whatever their type.
+    lookups: values gathered from a table. input_elements, output_elements: by default all elements of the node's
+    activations and outputs.
+    """
     reads, weighted = node.activations, weight is not None and weight.constant
     traffic = sum(tensor.elements for tensor in reads) if input_elements is None else input_elements
     return LayerDraft(
@@ -92,15 +98,16 @@ def draft(
 
 
 def activation_bits(reads: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """The bit width of the largest tensor, as masks, indices and scales are small.
+    """The bit width of the largest tensor, since masks, indices and scales are small.
 
-    The output of a multiplication does not count: in a quantised network it is written as narrow as its inputs.
+    outputs: empty for a matrix product, as a quantised network stores its output with the bits of the inputs.
     """
     largest = max((*reads, *outputs), key=lambda tensor: tensor.elements, default=None)
     return largest.bits if largest is not None else 32
 
 
 def trained_constants(node: ImportedNode, trained: Iterable[Tensor | None]) -> tuple[Stored, ...]:
+    """The stored tensors behind *trained*, and behind all other constant inputs that look like parameters."""
     named = [
         stored_tensor for tensor in trained if tensor is not None and tensor.constant for stored_tensor in tensor.stored
     ]
@@ -109,14 +116,14 @@ def trained_constants(node: ImportedNode, trained: Iterable[Tensor | None]) -> t
 
 
 def repeated(draft: LayerDraft, times: int) -> LayerDraft:
-    """The layer run *times* over: more rows through the same weights."""
+    """The layer of a loop body that runs *times* times: more rows for the same weights."""
     layer = draft.layer
     gemm = replace(layer.gemm, m=layer.gemm.m * times) if layer.gemm else None
-    more = replace(
+    repeated_layer = replace(
         layer,
         gemm=gemm,
         lookups=layer.lookups * times,
         input_elements=layer.input_elements * times,
         output_elements=layer.output_elements * times,
     )
-    return replace(draft, layer=more)
+    return replace(draft, layer=repeated_layer)

@@ -1,9 +1,9 @@
 """Import of ONNX files: every layer's arithmetic, weights and traffic, without reading the weights.
 
-The steps: read the file and settle the input shapes (here), walk the graph (``walk``) while the outputs of each node
-are inferred (``infer``) and its work is counted (``weft.models.operators``), fuse followers into the multiplications
-before them (``walk.fuse``), find where it can be cut (``cuts``), then name layers, assign parameters and apply the bit
-widths of tuned files (``widths``).
+The steps: read the file and fix the input shapes (here), walk the graph (``walk``) while the outputs of each node
+are inferred (``infer``) and its work is counted (``weft.models.operators``), fuse activations and biases into the
+products before them (``walk.fuse``), find where the graph can be cut (``cuts``), then name layers, assign parameters
+and apply the bit widths of tuned files (``widths``).
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ from weft.models.stitched_files import only
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
 
-
 TABLES = "weft.tables"
-"""Model metadata: 'stream' where every query is charged the reading of whole embedding tables."""
+"""Model metadata: with the value 'stream', every query is charged for reading whole embedding tables."""
 
 
 def import_onnx(
@@ -55,12 +54,13 @@ def import_onnx(
     exits: Sequence[str] | None = None,
     task: str = "",
 ) -> Model:
-    """The layers of an ONNX model. *shapes*: input -> full shape, or axis -> size, where the file leaves it open.
+    """Import an ONNX model from a file or from memory as layers.
 
-    A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is listed in
-    the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that are exits, from shallow to deep, the last
-    being the end; without them, those the file names. *task*: of a stitched file, the model that is requested alone;
-    without it, a row of each.
+    shapes: input -> full shape, or name of an axis -> size, if the file leaves sizes open. An open first size that is
+    not given is the batch and taken as 1; operators and shapes that stay unknown are listed in the model's
+    ``unknown_ops`` and ``guesses``. exits: the outputs that are exits, from shallow to deep, the last being the end; by
+    default those that the file's metadata names. task: the model of a stitched file that is requested alone; by
+    default, a row for every model in it.
     """
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
@@ -93,7 +93,7 @@ def _import_model(
         raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
     try:
         "".join(_texts(proto.graph))
-    except TypeError as error:  # protobuf hands out bytes where a text is not UTF-8
+    except TypeError as error:  # protobuf returns bytes if a text is not UTF-8
         raise ModelError("names in it are not text; the file is damaged, export or download it again") from error
     inference = Inference(opsets(proto), proto.ir_version, folder)
     inputs = graph_inputs(proto.graph, shapes, inference)
@@ -120,12 +120,12 @@ def _import_model(
 
 
 def _stream_embedding(layer: Layer) -> Layer:
-    """An embedding whose whole table is read for each query."""
+    """The layer; an embedding is charged for reading its whole table for each query."""
     return replace(layer, weights=layer.parameters, lookups=0) if layer.kind == "embedding" else layer
 
 
 def read_onnx(path: Path) -> OnnxModel:
-    """The model in a file, without weights that lie beside it."""
+    """Read a model without its external weights; raises ModelError with the reason if the file is not readable."""
     if path.is_dir():
         raise ModelError(f"{path} is a directory; name the .onnx file in it")
     refuse_special_file(path, ModelError)
@@ -145,9 +145,10 @@ def read_onnx(path: Path) -> OnnxModel:
 
 
 def _without_functions(proto: OnnxModel) -> OnnxModel:
+    """The model with its functions inlined; raises ModelError if that is not possible."""
     try:
         return inlined(proto)
-    except Exception as error:  # the C++ side raises several unrelated kinds
+    except Exception as error:  # onnx's C++ code raises several unrelated types
         raise ModelError(f"its functions cannot be inlined: {error}") from error
 
 
@@ -167,7 +168,7 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
 
 
 def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
-    """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
+    """The graph's inputs with fixed sizes; also sets the sizes of symbolic dimensions in *inference*."""
     declared = {value.name: value.type for value in request_inputs(graph)}
     fixed = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
     for name, shape in fixed.items():
@@ -194,7 +195,7 @@ def dimensions_of(kind: Any) -> tuple[Dimension, ...] | None:
 
 
 def _default_shape(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
-    """An input's shape from the file alone: an open leading size is 1; other open sizes must be given by the caller."""
+    """An input's shape by the file alone, with an open first size as 1; raises ShapeNeeded for other open sizes."""
     if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
         return tuple(1 if size is None else size for size in inference.dims(kind) or ())
     dims = inference.dims(kind)
@@ -210,7 +211,7 @@ def _default_shape(name: str, kind: Any, inference: Inference) -> tuple[int, ...
 
 
 def _symbols(settled: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
-    """Symbolic size -> its value; a symbol with several sizes ("?") means nothing and is left out."""
+    """Symbolic dimension -> its size; "?" and symbols with contradicting sizes are left out."""
     values: dict[str, set[int]] = {}
     for kind, shape in settled:
         tensor = tensor_type(kind)
@@ -221,7 +222,7 @@ def _symbols(settled: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
 
 
 def _with_parameters(drafts: Sequence[LayerDraft]) -> list[Layer]:
-    """Each stored tensor counts for the first layer that uses it, so that the model's sum is right."""
+    """The layers with their numbers of parameters; a shared tensor counts only for the first layer that uses it."""
     counted: set[Stored] = set()
     layers = []
     for layer_draft in drafts:
@@ -232,14 +233,14 @@ def _with_parameters(drafts: Sequence[LayerDraft]) -> list[Layer]:
 
 
 def _name_uniquely(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers with unique names: a repeated one gets a number."""
-    taken: set[str] = set()
+    """The layers with unique names: repeated names get the suffixes _2, _3, ..."""
+    used: set[str] = set()
     result = []
     for layer in layers:
         name, number = layer.name, 2
-        while name in taken:
+        while name in used:
             name, number = f"{layer.name}_{number}", number + 1
-        taken.add(name)
+        used.add(name)
         result.append(layer if name == layer.name else replace(layer, name=name))
     return tuple(result)
 

@@ -1,9 +1,9 @@
 """The outputs of a node: shapes by ONNX's own inference, small values by evaluation (``fold``).
 
 Inference goes node by node rather than over the whole file, so that weights are never copied, the bodies of If, Loop
-and Scan see real outer shapes, and shape arithmetic is followed to its end. Where a result stays open (data-dependent
-operators, foreign domains) the shapes that the file declares are used, and as the last resort a size is taken as 1, the
-tensor is marked as not exact and the reason is noted.
+and Scan get the real shapes of outer values, and shape arithmetic is evaluated. If a shape stays unknown
+(data-dependent operators, other domains), the shape that the file declares is used, and as the last resort a size is
+taken as 1, the tensor is marked as not exact and the reason is noted.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from weft.models.onnx_import.tensors import (
 from weft.models.operators import find
 
 Dims = list[int | None]
-
+"""The sizes of a shape; None: unknown."""
 
 _DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft:DequantizeLinear"})
 _DATA_SIZED = frozenset({"NonZero", "Compress"})
-"""Operators whose inferred shape stays open although they may have few values."""
+"""Operators whose outputs are evaluated even if their shapes could not be inferred, as they depend on values."""
 
 
 class Outputs(NamedTuple):
-    """The outputs of a node, unnamed ones included, and why shapes that are not exact stay open."""
+    """The tensors of all outputs of a node, and the reason if a shape is not exact."""
 
     tensors: tuple[Tensor, ...]
     reason: str = ""
 
 
 class _Types(NamedTuple):
-    """The inferred types of a node's outputs, and why some may be missing."""
+    """The inferred types of a node's outputs, and the reason if types are missing."""
 
     by_output: Mapping[str, onnx.TypeProto]
     reason: str
@@ -72,18 +72,18 @@ class _Types(NamedTuple):
 
 @dataclass(slots=True)
 class Inference:
-    """Infers the outputs of the nodes of one file, in turn."""
+    """Infers the outputs of the nodes of one file, one node at a time."""
 
     opsets: Mapping[str, int]
     ir_version: int
     folder: Path | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Symbolic dimension -> its size, where the inputs settled it."""
+    """Symbolic dimension -> its size, as fixed by the graph's inputs."""
 
     def outputs(
         self, node: OnnxNode, inputs: Sequence[Tensor | None], declared: Mapping[str, onnx.TypeProto]
     ) -> Outputs:
-        """One tensor per output name of *node*."""
+        """Infer one tensor per output of *node*; *declared*: the types that the file declares for values."""
         op = qualified(node)
         if op == "Constant":
             return Outputs((self._constant(node),) * len(node.output))
@@ -98,7 +98,7 @@ class Inference:
         return Outputs(self._settle_values(node, op, inputs, results), types.reason)
 
     def dims(self, declared: onnx.TypeProto | None) -> Dims | None:
-        """The sizes a type declares, None for each open one; None alone where there is no rank."""
+        """The sizes that a type declares, None for an unknown size; None instead of a list if the rank is unknown."""
         tensor = tensor_type(declared)
         if tensor is None or not tensor.HasField("shape"):
             return None
@@ -106,6 +106,7 @@ class Inference:
         return [self.sizes.get(symbol) if size is None else size for size, symbol in known]
 
     def _constant(self, node: OnnxNode) -> Tensor:
+        """The output of a Constant node: a dense or sparse tensor, a number, or a text."""
         tensor, number = constant_tensor(node), constant_number(node)
         if tensor is not None:
             return from_proto(tensor, self.folder)
@@ -117,7 +118,7 @@ class Inference:
         return Tensor((), ElementType.STRING, 8, constant=True) if number is None else computed(number)
 
     def _types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
-        """The types that ONNX infers, and our own rules where it leaves a size open."""
+        """The types that ONNX infers, with unknown sizes completed by the rules of the table of operators."""
         inferred, reason = self._infer_types(node, op, inputs)
         rules = find(op).shapes
         if not rules or all(_complete(inferred.get(name)) for name in node.output if name):
@@ -132,22 +133,23 @@ class Inference:
         return _Types(types, reason)
 
     def _infer_types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+        """The types that ONNX's inference returns; empty with the reason if it does not know the operator or fails."""
         node, like = _standard(message(node), op)
         domain, _, kind = like.rpartition(":")
         version = self.opsets.get(domain, 0) if like == op else 0
         schema = _schema(kind, version, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
             return _Types({}, "weft has no rule for it")
-        given = {name: t for name, t in zip(node.input, inputs, strict=False) if t is not None}
-        values = {name: to_tensor(t.value, name) for name, t in given.items() if t.value is not None}
-        types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in given.items()}
+        tensors = {name: tensor for name, tensor in zip(node.input, inputs, strict=False) if tensor is not None}
+        values = {name: to_tensor(t.value, name) for name, t in tensors.items() if t.value is not None}
+        types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in tensors.items()}
         try:
             complete = with_defaults(node, version)
             inferred = infer_node_outputs(
                 schema, message(complete), types, values, None, self._imports(), self.ir_version
             )
         except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-            # Runtimes are more lenient than ONNX's inference, and the file may declare what it could not find.
+            # Runtimes accept more than ONNX's inference, and the file may declare the missing types.
             return _Types({}, " ".join(str(error).split()))
         return _Types(inferred, "it depends on values that are not known before a query")
 
@@ -155,28 +157,28 @@ class Inference:
         return [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
 
     def _tensor(self, inferred: onnx.TypeProto | None, declared: onnx.TypeProto | None, like: Tensor | None) -> Tensor:
-        """The tensor of an output: from the inferred type, else the declared one, else that of *like*."""
+        """The tensor of an output: by the inferred type, else by the declared type, else like the tensor *like*."""
         known = [tensor_type(proto) for proto in (inferred, declared)]
         guess = like.dtype if like else ElementType.FLOAT
         dtype = next((tensor.elem_type for tensor in known if tensor is not None and tensor.elem_type), guess)
-        first, second = _dims_of(known[0]), self.dims(declared)
-        dims = first if first is not None else second
+        inferred_dims, declared_dims = _dims_of(known[0]), self.dims(declared)
+        dims = inferred_dims if inferred_dims is not None else declared_dims
         if dims is None:
             return Tensor(like.shape if like else (), dtype, dtype_bits(dtype), exact=False)
-        if second is not None:
-            dims = list(_merge_dims(dims, second))
+        if declared_dims is not None:
+            dims = list(_merge_dims(dims, declared_dims))
         shape = tuple(1 if size is None else size for size in dims)
         return Tensor(shape, dtype, dtype_bits(dtype), exact=None not in dims)
 
     def _settle_values(
         self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Add to *results* what follows from the inputs: constness, values, bits, shared memory."""
+        """Complete *results* by properties that follow from the inputs: constant or not, values, bits, views."""
         present = [tensor for tensor in inputs if tensor is not None]
         exact = all(tensor.exact for tensor in present)
         if not present or find(op).random or not all(tensor.constant for tensor in present):
-            looks = bool(present and results) and _only_looks(node, op, inputs, results[0])
-            root = present[0].root if looks else None
+            is_view = bool(present and results) and _is_view(node, op, inputs, results[0])
+            root = present[0].root if is_view else None
             bits = present[0].bits if op in _DEQUANTIZE and present else None
             return tuple(
                 replace(tensor, exact=tensor.exact and exact, view_of=root, bits=bits or tensor.bits)
@@ -185,12 +187,12 @@ class Inference:
         values = _fold_constants(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(origin for tensor in origins for origin in tensor.stored))
-        kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
+        weight_bits = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
         return tuple(
             replace(
                 tensor,
                 shape=tensor.shape if value is None else value.shape,
-                bits=kept or tensor.bits,
+                bits=weight_bits or tensor.bits,
                 exact=(tensor.exact or value is not None) and exact,
                 constant=True,
                 value=value,
@@ -203,7 +205,7 @@ class Inference:
 def _fold_constants(
     node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor], opset: int
 ) -> tuple[Array, ...] | None:
-    """The outputs of a node of constants, if they are few and all inputs are known."""
+    """The output values of a node with constant inputs; None if they are large or an input's values are unknown."""
     small = all(keepable(tensor.shape, tensor.dtype) and (tensor.exact or op in _DATA_SIZED) for tensor in results)
     if not small or any(t is not None and t.value is None for t in inputs):
         return None
@@ -219,18 +221,21 @@ _OPERATORS = """
     Compress NonZero ConstantOfShape Range Expand Tile Pad OneHot Trilu
 """
 FOLDED = frozenset(_OPERATORS.split())
-"""Operators whose values are followed; sizes, axes and limits are computed with no others."""
+"""Operators that are evaluated on constants; graphs compute sizes, axes and limits with these operators only."""
 
 _SAME = {"Scatter": "ScatterElements"}
-"""Operators that the evaluator knows under a later name."""
+"""Old operator -> the operator of later opsets by which it is evaluated."""
 
 _KNOWN_SINCE = 7
-"""Before this opset, operators have forms that the evaluator does not know (Reshape and Cast by attributes, sums along
-an axis); such values stay unknown."""
+"""Before this opset, operators have forms that onnx's evaluator does not know (Reshape and Cast by attributes,
+broadcasting along an axis); values of such nodes stay unknown."""
 
 
 def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
-    """One value per output of *node*, or None where it is not folded; *opset* is that of the standard's operators."""
+    """Evaluate a node on *values*, one per input (None: left out); return a value per output, or None if not folded.
+
+    opset: of the standard's operators. Raises ValueError or ModelError if the node is not valid.
+    """
     if op not in FOLDED:
         return None
     if opset < _KNOWN_SINCE and Attributes(node).has("broadcast"):
@@ -239,13 +244,13 @@ def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) ->
         node = copied(node)
         node.op_type, opset = _SAME[op], max(opset, 11)
     given = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
-    if op == "OneHot" and len(node.input) > 1:  # the evaluator takes no list of one number
+    if op == "OneHot" and len(node.input) > 1:  # the evaluator needs the depth as a scalar
         given[node.input[1]] = given[node.input[1]].reshape(())
     if op == "Div" and all(value.dtype.kind in "iu" for value in given.values()) and not given[node.input[1]].all():
         raise ModelError("it divides an integer by 0")
     try:
         arrays = evaluate({"": opset}, [node], given, list(node.output))
-    except Exception as error:  # the evaluator raises whatever numpy does
+    except Exception as error:  # the evaluator raises any exception of numpy
         if opset < _KNOWN_SINCE:
             return None
         raise ValueError(first_line(error)) from error
@@ -253,18 +258,18 @@ def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) ->
 
 
 def _standard(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
-    """A node of a standard operator with the same shapes, and its operator; else *node* and *op* themselves."""
-    same = find(op).shapes_of
-    if same is None:
+    """A node of the standard operator with the same shape rules, and this operator; else *node* and *op*."""
+    shapes_of = find(op).shapes_of
+    if shapes_of is None:
         return node, op
-    like, inputs = same
+    like, inputs = shapes_of
     known = onnx.defs.get_schema(like).attributes
     attributes = [attribute for attribute in node.attribute if attribute.name in known]
     return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes), like
 
 
 def tensor_type(declared: onnx.TypeProto | None) -> Any:
-    """The tensor inside a type, through sequences and optionals; None where there is none."""
+    """The tensor type inside a type, which may be a sequence or an optional; None for other types."""
     while declared is not None:
         which = declared.WhichOneof("value")
         if which in ("sequence_type", "optional_type"):
@@ -275,31 +280,36 @@ def tensor_type(declared: onnx.TypeProto | None) -> Any:
 
 
 def size_of(dim: Any) -> int | None:
-    """The size that a dimension fixes; None for an open one, which exporters also write as -1. 0 is an empty axis."""
+    """The size of a dimension; None if it is open, which exporters also write as -1. 0 is an empty axis."""
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
 def _dims_of(tensor: Any) -> Dims | None:
+    """The sizes of a tensor type; None if it has no rank."""
     if tensor is None or not tensor.HasField("shape"):
         return None
     return [size_of(dim) for dim in tensor.shape.dim]
 
 
 def _complete(inferred: onnx.TypeProto | None) -> bool:
+    """Whether all sizes of a type are known."""
     dims = _dims_of(tensor_type(inferred))
     return dims is not None and None not in dims
 
 
-def _merge_dims(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:
-    """The sizes that ONNX infers, completed by ours where they are open."""
-    if theirs is None or len(theirs) != len(ours):
-        return ours if theirs is None else theirs
-    return [there if here is None else here for here, there in zip(theirs, ours, strict=True)]
+def _merge_dims(first: Dims | None, second: Sequence[int | None]) -> Sequence[int | None]:
+    """The sizes *first*, with unknown sizes completed by *second*; *second* alone if *first* is None."""
+    if first is None or len(first) != len(second):
+        return second if first is None else first
+    return [other if size is None else size for size, other in zip(first, second, strict=True)]
 
 
 @lru_cache(maxsize=4096)
 def _schema(op: str, version: int, domain: str) -> Any:
-    """The schema of an operator at the file's opset; the oldest cannot infer, so the next one that can stands in."""
+    """The schema of an operator at an opset; None if it is unknown.
+
+    If this version has no shape inference, the next later version with inference.
+    """
     newest = onnx.defs.onnx_opset_version()
     try:
         schema = onnx.defs.get_schema(op, version or newest, domain)
@@ -312,7 +322,7 @@ def _schema(op: str, version: int, domain: str) -> Any:
 
 
 def _shape_value(node: OnnxNode, op: str, tensor: Tensor) -> Tensor:
-    """The sizes of a tensor as a constant, a guess where they are one."""
+    """The output of Shape or Size as a constant; not exact if the tensor's shape is a guess."""
     attributes = Attributes(node)
     start, end = attributes.integer("start", 0), attributes.integer("end", len(tensor.shape))
     value = np.array(tensor.elements if op == "Size" else tensor.shape[start:end], dtype=np.int64)
@@ -320,13 +330,13 @@ def _shape_value(node: OnnxNode, op: str, tensor: Tensor) -> Tensor:
 
 
 def _carriers(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs whose values are in the results: weights, not indices."""
-    indices = any(tensor.dtype in INTEGERS for tensor in results)
-    return [tensor for tensor in inputs if indices or tensor.dtype not in INTEGERS]
+    """The inputs whose values may be in the results: not indices, unless the results are integers themselves."""
+    integer_results = any(tensor.dtype in INTEGERS for tensor in results)
+    return [tensor for tensor in inputs if integer_results or tensor.dtype not in INTEGERS]
 
 
-def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
-    """Whether the output is a view of the first input; exporters write many such steps."""
+def _is_view(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
+    """Whether the output is a view of the first input, so that the node costs nothing."""
     source = inputs[0]
     if source is None or source.constant:
         return False
@@ -344,7 +354,7 @@ def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result
 
 
 def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) -> Tensor:
-    """Reshape to an unknown shape: all elements go to the first open axis."""
+    """The output of a Reshape to an unknown shape: the first unknown axis gets the size that keeps all elements."""
     dims = _dims_of(tensor_type(inferred)) or []
     known = math.prod(result.shape)
     if None not in dims or not known or source.elements % known or len(dims) != len(result.shape):
@@ -355,11 +365,11 @@ def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) 
 
 
 def with_defaults(node: OnnxNode, version: int) -> OnnxNode:
-    """*node* with every absent attribute that has a default; a copy, or *node* itself where none is absent.
+    """A copy of *node* with all absent attributes set to their defaults; *node* itself if none is absent.
 
-    version: of the operator set of the node's domain; 0 means the newest. Nested graphs are left as they are.
+    version: the opset of the node's domain, 0 for the newest. Nested graphs are not changed.
     """
-    absent = _absent(node, version)
+    absent = _absent_attributes(node, version)
     if not absent:
         return node
     complete = copied(node)
@@ -368,20 +378,21 @@ def with_defaults(node: OnnxNode, version: int) -> OnnxNode:
 
 
 def write_defaults(model: OnnxModel) -> None:
-    """Add the absent attributes to the nodes of *model* in place, in nested graphs and function bodies too."""
-    _write(model.graph.node, opsets(model))
+    """Set absent attributes to their defaults in all nodes of *model*, including nested graphs and functions."""
+    _write_node_defaults(model.graph.node, opsets(model))
     for function in model.functions:
-        _write(function.node, opsets(function))
+        _write_node_defaults(function.node, opsets(function))
 
 
-def _write(nodes: Iterable[OnnxNode], versions: Mapping[str, int]) -> None:
+def _write_node_defaults(nodes: Iterable[OnnxNode], versions: Mapping[str, int]) -> None:
     for node in nodes:
         for graph in bodies(node):
-            _write(graph.node, versions)
-        node.attribute.extend(_absent(node, versions.get(standard_domain(node.domain), 0)))
+            _write_node_defaults(graph.node, versions)
+        node.attribute.extend(_absent_attributes(node, versions.get(standard_domain(node.domain), 0)))
 
 
-def _absent(node: OnnxNode, version: int) -> list[OnnxAttribute]:
+def _absent_attributes(node: OnnxNode, version: int) -> list[OnnxAttribute]:
+    """The default values of attributes that *node* does not have."""
     present = {attribute.name for attribute in node.attribute}
     defaults = _defaults(node.op_type, version or onnx.defs.onnx_opset_version(), standard_domain(node.domain))
     return [default for default in defaults if default.name not in present]
@@ -389,7 +400,7 @@ def _absent(node: OnnxNode, version: int) -> list[OnnxAttribute]:
 
 @lru_cache(maxsize=4096)
 def _defaults(op: str, version: int, domain: str) -> tuple[OnnxAttribute, ...]:
-    """The attributes of an operator that have a default, as its schema states them; none for unknown operators."""
+    """The default values of an operator's attributes by its schema; empty for unknown operators."""
     try:
         schema = onnx.defs.get_schema(op, version, domain)
     except onnx.defs.SchemaError:

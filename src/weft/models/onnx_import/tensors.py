@@ -1,7 +1,7 @@
 """A tensor of the importer: shape, type, and whether it is constant.
 
-Weights are never read: a constant is its shape and type. Only small values are kept, because shape arithmetic needs
-them (the target of a Reshape, the scales of a Resize).
+Weights are never read: of a constant, only shape and type are known. Only small values are kept, since shape
+arithmetic needs them (the target of a Reshape, the scales of a Resize).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FLOATS = 16
 """Floating-point values are kept up to this many: scales and ranges, never weights."""
 
 INTEGERS = frozenset(ElementType[name] for name in ("BOOL", "INT64", "UINT64", "INT32", "UINT32", "INT16", "UINT16"))
-"""Types that hold indices and flags; 8 bits and fewer are quantised values instead."""
+"""Types of indices and flags; integer types of 8 bits and fewer hold quantised values instead."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +41,7 @@ class Stored:
 
     @property
     def trained(self) -> bool:
-        """Whether it may be a learned value where the operator does not say so: not an index, not a single factor."""
+        """Whether the tensor looks like a parameter: not an index, a text or a single factor."""
         return self.elements > 1 and self.dtype not in INTEGERS and self.dtype != ElementType.STRING
 
 
@@ -52,17 +52,18 @@ class Tensor:
     shape: tuple[int, ...]
     dtype: int
     bits: int
-    """Bits of one value as stored: a dequantised tensor keeps the bits it was quantised to."""
+    """Bits of a value as stored; a dequantised tensor keeps the bits of its quantised values."""
     exact: bool = True
-    """False where a size had to be guessed, here or upstream."""
+    """False if a size of this tensor, or of a tensor that it was computed from, is a guess."""
     constant: bool = False
     value: Array | None = None
+    """The values of a small constant, if they are known."""
     stored: tuple[Stored, ...] = ()
-    """The tensors of the file that a constant was computed from."""
+    """The tensors of the file from which a constant was computed."""
     view_of: Tensor | None = None
-    """The tensor of which this one is a view."""
+    """The tensor of which this tensor is a view."""
     made_of: tuple[Tensor, ...] = ()
-    """The tensors that stay in memory with this one, where an operator without cost or a loop passed them on."""
+    """The tensors written by layers that this tensor consists of, if an operator without a layer or a loop made it."""
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape) or self.elements > MAX_ELEMENTS:
@@ -78,7 +79,7 @@ class Tensor:
 
     @property
     def origins(self) -> tuple[Tensor, ...]:
-        """The tensors in whose memory it is, as layers wrote them."""
+        """The tensors written by layers in whose memory this tensor is."""
         return self.root.made_of or (self.root,)
 
 
@@ -90,13 +91,13 @@ def constant(shape: Sequence[int], dtype: int, value: Array | None = None) -> Te
 
 
 def computed(value: Array) -> Tensor:
-    """A constant that follows from shapes; it is not stored in the file."""
+    """A constant with known values that is not stored in the file."""
     dtype = element_type(value.dtype)
     return Tensor(value.shape, dtype, dtype_bits(dtype), constant=True, value=value)
 
 
 def from_proto(proto: Any, folder: Path | None) -> Tensor:
-    """A constant from the file; *folder* is where its external data would lie."""
+    """A constant from the file; *folder*: the folder of external data."""
     try:
         return constant(proto.dims, proto.data_type, small_value(proto, folder))
     except ModelError as error:
@@ -104,18 +105,18 @@ def from_proto(proto: Any, folder: Path | None) -> Tensor:
 
 
 def small_value(proto: Any, folder: Path | None) -> Array | None:
-    """The values of a small tensor, or None where they are many, absent or unreadable."""
+    """The values of a small tensor; None if the tensor is large or not readable."""
     if not keepable(proto.dims, proto.data_type):
         return None
     try:
         value = np.asarray(read_tensor(proto, folder))
     except UNREADABLE:
-        # A graph without its data is a normal input: only what depends on this value stays unknown.
+        # A graph without its data is a valid input: only shapes that depend on this value stay unknown.
         return None
     return value if value.dtype != object else None
 
 
 def keepable(shape: Sequence[int], dtype: int) -> bool:
-    """Whether a tensor is small enough for its values to be followed."""
+    """Whether a tensor is so small that its values are kept."""
     limit = MAX_INTEGERS if dtype in INTEGERS else MAX_FLOATS
     return dtype != ElementType.STRING and 0 <= math.prod(shape) <= limit

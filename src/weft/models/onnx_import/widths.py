@@ -1,8 +1,8 @@
-"""Bit widths of the weights and inputs of tuned layers, and where a tuned file rounds: two entries of its metadata.
+"""Bit widths of the weights and inputs of tuned layers, and the rounded tensors of a tuned file: two metadata entries.
 
-No type of ONNX has three bits, so the types of a tuned file do not tell what a device would fetch. ``weft tune`` and
-``weft stitch`` write the entries (``noted``); the importer applies them (``narrowed``), and removes the operators that
-round what enters a layer, which are no work of their own (``without_rounding``).
+ONNX has no type of three bits, for example, so the types in a tuned file do not say how many bytes a device would
+fetch. ``weft tune`` and ``weft stitch`` write the entries (``noted``); the importer applies them (``narrowed``), and
+removes the operators that round the inputs of layers, which a device would not run (``without_rounding``).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def noted(widths: Mapping[str, Widths], rounded: Mapping[str, str]) -> dict[str,
 
 def widths_in(model: OnnxModel) -> dict[str, Widths]:
     """Node -> its widths; empty for a file that was not tuned."""
-    table = _note(model, WIDTHS)
+    table = _read_table(model, WIDTHS)
     try:
         widths = {node: Widths(*map(int, bits)) for node, bits in table.items()}
     except (TypeError, ValueError) as error:
@@ -55,7 +55,7 @@ def widths_in(model: OnnxModel) -> dict[str, Widths]:
 
 def rounded_in(model: OnnxModel) -> dict[str, str]:
     """Rounded tensor -> the tensor before rounding; empty for a file that rounds nothing."""
-    sources: dict[str, str] = _note(model, ROUNDED)
+    sources: dict[str, str] = _read_table(model, ROUNDED)
     if not all(isinstance(source, str) for source in sources.values()):
         raise ModelError(f"its {ROUNDED} is no table of tensors; tune it again")
     return sources
@@ -67,7 +67,7 @@ def narrowed(layers: Iterable[Layer], widths: Mapping[str, Widths]) -> tuple[Lay
 
 
 def without_rounding(model: OnnxModel) -> OnnxModel:
-    """*model* without the operators that round what enters its layers; unchanged if there are none."""
+    """A copy of *model* without the operators that round inputs of layers; *model* itself if it has none."""
     rounded = rounded_in(model)
     if not rounded:
         return model
@@ -78,15 +78,17 @@ def without_rounding(model: OnnxModel) -> OnnxModel:
 
 
 def _set_widths(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
-    """A layer with the widths of its node, if any; a table of codes does not count as parameters."""
-    mine = next((widths[name] for name in (layer.name, *layer.nodes) if name in widths), None)
-    if mine is None or not layer.weights:
+    """A layer with the widths of its node; unchanged if *widths* has none of its nodes."""
+    layer_widths = next((widths[name] for name in (layer.name, *layer.nodes) if name in widths), None)
+    if layer_widths is None or not layer.weights:
         return layer
-    stored = max(layer.parameters, layer.weights)
-    return replace(layer, weight_bits=mine.weight, activation_bits=mine.input, parameters=stored)
+    # In a tuned file the parameters may be indices into a small table, so that only the table was counted.
+    parameters = max(layer.parameters, layer.weights)
+    return replace(layer, weight_bits=layer_widths.weight, activation_bits=layer_widths.input, parameters=parameters)
 
 
-def _note(model: OnnxModel, key: str) -> dict[str, Any]:
+def _read_table(model: OnnxModel, key: str) -> dict[str, Any]:
+    """The JSON object in a metadata entry, empty if the model does not have it; raises ModelError if it is damaged."""
     text = metadata(model).get(key, "")
     try:
         table = json.loads(text or "{}")

@@ -1,4 +1,4 @@
-"""Activations: functions of one value each, free where a product writes their input."""
+"""Activations: elementwise functions of one tensor, without cost directly after a matrix product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.models.operators.rules.shapes import like
 
 _activation = partial(Operator, cost=costs.elementwise, fuses=True, rows=rows.elementwise)
 _older = partial(_activation, shapes=(like(0),))
-"""For operators whose shapes older versions of ONNX's inference leave open."""
+"""Entries of operators whose output shapes older versions of ONNX's inference leave open."""
 
 OPERATORS = (
     _older("Relu", torch=call("relu"), stitching=StitchForm("unary", "Relu", keeps_zero=True)),

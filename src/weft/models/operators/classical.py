@@ -17,41 +17,41 @@ from weft.models.operators.rules.shapes import Inputs, Shape, ShapeRule, like, s
 _FLOAT = ElementType.FLOAT
 
 
-def _linear(node: ImportedNode) -> list[LayerDraft]:
-    """ai.onnx.ml LinearClassifier and LinearRegressor: the weights are an attribute."""
-    return _by_rows(node, node.attributes.length("coefficients"))
+def _linear_cost(node: ImportedNode) -> list[LayerDraft]:
+    """Cost of LinearClassifier and LinearRegressor, whose weights are an attribute."""
+    return _product_cost(node, node.attributes.length("coefficients"))
 
 
-def _support_vectors(node: ImportedNode) -> list[LayerDraft]:
-    """Every sample meets every support vector; without any, the coefficients are those of a linear model."""
+def _support_vector_cost(node: ImportedNode) -> list[LayerDraft]:
+    """Cost of a support vector machine: each sample times each support vector; without vectors, a linear model."""
     vectors = node.attributes.length("support_vectors")
-    return _by_rows(node, vectors or node.attributes.length("coefficients"))
+    return _product_cost(node, vectors or node.attributes.length("coefficients"))
 
 
-def _trees(node: ImportedNode) -> list[LayerDraft]:
-    """Comparisons along a path: traffic, and a threshold stored per node."""
+def _tree_cost(node: ImportedNode) -> list[LayerDraft]:
+    """Cost of a tree ensemble: activation traffic, and a stored threshold per tree node."""
     nodes = max(node.attributes.length(name) for name in ("nodes_values", "nodes_treeids"))
-    kept = _in_attributes((nodes,))
-    return [draft(node, "elementwise", trained=(kept,))]
+    return [draft(node, "elementwise", trained=(_attribute_weight((nodes,)),))]
 
 
-def _by_rows(node: ImportedNode, values: int) -> list[LayerDraft]:
+def _product_cost(node: ImportedNode, values: int) -> list[LayerDraft]:
+    """Cost of a product of the samples' features with a weight of *values* values; no layer if it is empty."""
     data = need(node, 0)
     features = data.shape[-1] if data.shape else 1
     gemm = sized_gemm(data.elements // max(1, features), features, values // max(1, features))
     if gemm is None:
         return []
-    weight = _in_attributes((gemm.k, gemm.n))
+    weight = _attribute_weight((gemm.k, gemm.n))
     return [draft(node, "gemm", gemm=gemm, weight=weight, trained=(weight,))]
 
 
-def _in_attributes(shape: tuple[int, ...]) -> Tensor:
-    """Trained values in the attributes of a node."""
+def _attribute_weight(shape: tuple[int, ...]) -> Tensor:
+    """A weight of float values that is stored in an attribute of a node."""
     return Tensor(shape, _FLOAT, dtype_bits(_FLOAT), constant=True, stored=(Stored(math.prod(shape), _FLOAT),))
 
 
-def _targets(names: str) -> ShapeRule:
-    """One row per sample, one column per class or target that an attribute lists."""
+def _target_columns(names: str) -> ShapeRule:
+    """A shape rule: a row per sample, a column per entry of the first of the attributes *names* that is not empty."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         rows = (shape_of(inputs, 0) or ())[:1] if len(shape_of(inputs, 0) or ()) > 1 else (1,)
@@ -61,24 +61,28 @@ def _targets(names: str) -> ShapeRule:
     return rule
 
 
-def _predictions(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def _label_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of one label per sample; a vector is a single sample."""
     shape = shape_of(inputs, 0) or ()
     return shape[:1] if len(shape) > 1 else (1,)
 
 
 def _picked_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    shape, chosen = shape_of(inputs, 0), inputs[1] if len(inputs) > 1 else None
-    if not shape or chosen is None:
+    """Shape of the columns of the first input that the indices in the second select."""
+    shape, indices = shape_of(inputs, 0), inputs[1] if len(inputs) > 1 else None
+    if not shape or indices is None:
         return None
-    return (*(shape[:-1] if len(shape) > 1 else (1,)), chosen.elements)
+    return (*(shape[:-1] if len(shape) > 1 else (1,)), indices.elements)
 
 
-def _categories(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def _one_hot_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the first input with an additional axis of one place per category."""
     count = max(attributes.length("cats_int64s"), attributes.length("cats_strings"))
     return (*(shape_of(inputs, 0) or ()), count)
 
 
-def _vector(inputs: Inputs, attributes: Attributes) -> Shape | None:
+def _joined_features_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of all inputs' features side by side, a row per sample; a vector is a single sample."""
     shapes = [tensor.shape for tensor in inputs if tensor is not None]
     return (shapes[0][0] if len(shapes[0]) > 1 else 1, sum(math.prod(shape[1:]) or shape[0] for shape in shapes))
 
@@ -90,21 +94,21 @@ _movement = partial(Operator, cost=costs.movement)
 OPERATORS = (
     Operator(
         f"{CLASSICAL}LinearClassifier",
-        cost=_linear,
-        shapes=(_predictions, _targets(_CLASSES)),
+        cost=_linear_cost,
+        shapes=(_label_shape, _target_columns(_CLASSES)),
         rows=rows.features,
     ),
-    Operator(f"{CLASSICAL}LinearRegressor", cost=_linear, shapes=(_targets(""),), rows=rows.features),
-    Operator(f"{CLASSICAL}SVMClassifier", cost=_support_vectors, shapes=(_predictions, _targets(_CLASSES))),
-    Operator(f"{CLASSICAL}SVMRegressor", cost=_support_vectors, shapes=(_targets(""),)),
-    Operator(f"{CLASSICAL}TreeEnsemble", cost=_trees, shapes=(_targets(""),)),
+    Operator(f"{CLASSICAL}LinearRegressor", cost=_linear_cost, shapes=(_target_columns(""),), rows=rows.features),
+    Operator(f"{CLASSICAL}SVMClassifier", cost=_support_vector_cost, shapes=(_label_shape, _target_columns(_CLASSES))),
+    Operator(f"{CLASSICAL}SVMRegressor", cost=_support_vector_cost, shapes=(_target_columns(""),)),
+    Operator(f"{CLASSICAL}TreeEnsemble", cost=_tree_cost, shapes=(_target_columns(""),)),
     Operator(
         f"{CLASSICAL}TreeEnsembleClassifier",
-        cost=_trees,
-        shapes=(_predictions, _targets(_CLASSES)),
+        cost=_tree_cost,
+        shapes=(_label_shape, _target_columns(_CLASSES)),
         rows=rows.features,
     ),
-    Operator(f"{CLASSICAL}TreeEnsembleRegressor", cost=_trees, shapes=(_targets(""),), rows=rows.features),
+    Operator(f"{CLASSICAL}TreeEnsembleRegressor", cost=_tree_cost, shapes=(_target_columns(""),), rows=rows.features),
     _elementwise(f"{CLASSICAL}Binarizer"),
     _elementwise(f"{CLASSICAL}CategoryMapper"),
     _elementwise(f"{CLASSICAL}Imputer", rows=rows.features),
@@ -112,8 +116,8 @@ OPERATORS = (
     _elementwise(f"{CLASSICAL}Scaler", rows=rows.features),
     _elementwise(f"{CLASSICAL}Normalizer", cost=costs.norm, rows=rows.features),
     Operator(f"{CLASSICAL}ArrayFeatureExtractor", cost=costs.selection, shapes=(_picked_shape,), rows=rows.features),
-    _movement(f"{CLASSICAL}OneHotEncoder", shapes=(_categories,), rows=rows.features),
-    _movement(f"{CLASSICAL}FeatureVectorizer", shapes=(_vector,)),
+    _movement(f"{CLASSICAL}OneHotEncoder", shapes=(_one_hot_shape,), rows=rows.features),
+    _movement(f"{CLASSICAL}FeatureVectorizer", shapes=(_joined_features_shape,)),
     _movement(f"{CLASSICAL}DictVectorizer"),
     Operator(f"{CLASSICAL}ZipMap", cost=costs.free, shapes=(like(0),)),
     Operator(f"{CLASSICAL}CastMap", cost=costs.free),

@@ -18,7 +18,7 @@ _of_a_sum = (*_with_moments, like(0))
 
 
 def _group_norm(t: TorchNode, x: Any, scale: Any, bias: Any) -> Any:
-    """Until opset 20 each group has one scale and bias, since opset 21 each channel."""
+    """Group normalisation in torch. Until opset 20, *scale* and *bias* have one value per group, then per channel."""
     groups = t.get("num_groups")
     if t.version < 21:
         scale, bias = (values.repeat_interleave(x.shape[1] // groups) for values in (scale, bias))

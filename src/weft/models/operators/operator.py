@@ -23,53 +23,53 @@ EVERY_INPUT = tuple(range(32))
 
 @dataclass(frozen=True, slots=True)
 class StitchForm:
-    """How ``weft_stitch`` reads an operator: the name of one of its forms, and what tells operators of a form apart."""
+    """How ``weft_stitch`` stitches an operator: the name of a form, and the function and settings in this form."""
 
     form: str
     function: str = ""
-    """Of the form ``unary``: the elementwise function."""
+    """The elementwise function of the form ``unary``, or the kind of pool."""
     settings: Mapping[str, float] = field(default_factory=dict)
     """Attributes that are numbers -> their defaults."""
     keeps_zero: bool = False
-    """Whether the function of 0 is 0, whatever the settings."""
+    """Whether the function maps 0 to 0 for all settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator and what each user of the table needs of it. Every facet has a safe default."""
+    """An operator and its facets, one for each user of the table. Every facet has a safe default."""
 
     name: str
-    """``Conv`` for an operator of the standard, ``com.microsoft:Attention`` for one of another domain."""
+    """``Conv`` for an operator of the standard, ``com.microsoft:Attention`` for an operator of another domain."""
 
     cost: Cost = costs.unknown
-    """The layers of a node: GEMM view, weights, bytes moved. Default: one layer that costs its activation traffic."""
+    """Returns the layers of a node with their work. Default: one layer that costs its activation traffic."""
     fuses: bool = False
-    """Whether it costs nothing where it follows a product that writes its input: an activation, a bias."""
+    """Whether the operator costs nothing directly after a matrix product, such as an activation or a bias."""
     product: bool = False
-    """Whether a GPU's time for it is guessed by multiplications as well as by bytes. Default: by bytes."""
+    """Whether its time on a GPU is estimated from MACs as well as from bytes. Default: from bytes only."""
 
     shapes: tuple[ShapeRule, ...] = ()
-    """Shapes of the leading outputs, where ONNX's inference leaves them open. Default: nothing is added to it."""
+    """Rules for the shapes of the leading outputs, used if ONNX's inference leaves them open."""
     shapes_of: tuple[str, int] | None = None
-    """A standard operator whose inference holds here too, and how many leading inputs the two have in common."""
+    """A standard operator with the same shape inference, and the number of leading inputs that both have in common."""
     view: bool = False
     """Whether the first output is a view of the first input."""
 
     rows: RowRule | None = None
-    """Which rows of the outputs depend on which rows of the inputs. Default: not known, so the model is not batched."""
+    """Which rows of the outputs depend on which rows of the inputs. Default: unknown, so the model is not batched."""
     random: bool = False
-    """Whether it draws random numbers: it is never folded, and a model that has it is not batched."""
+    """Whether it draws random numbers, so that it is never folded and its model is not batched."""
 
     sized_by: tuple[int, ...] = ()
-    """Inputs whose values decide shapes or time. Default: shapes alone decide."""
+    """Indices of inputs whose values (not only shapes) decide output shapes or run time."""
 
     torch: Meaning | None = None
-    """What it computes, in torch. Default: the node is left to ONNX Runtime."""
+    """The same function in torch. Default: the node is left to ONNX Runtime."""
     numbers: tuple[int, ...] | None = None
-    """Inputs that the torch meaning takes as tuples of numbers. Default: those of *sized_by*."""
+    """Indices of inputs that the torch meaning takes as tuples of numbers. Default: *sized_by*."""
 
     stitching: StitchForm | None = None
-    """How it is stitched. Default: it is not; it runs for each model alone."""
+    """How the operator is stitched. Default: not at all; it runs for each model alone."""
 
     @property
     def domain(self) -> str:

@@ -22,16 +22,16 @@ from weft.models.stored import NetworkCard, located, pixels
 
 
 class TestImages(NamedTuple):
-    """Some images of the test set."""
+    """Sample images of the test set."""
 
     image: NDArray[np.uint8]
     """(images, channels, height, width)."""
     label: NDArray[np.uint8]
     row: NDArray[np.uint16]
-    """The row of the record for each image."""
+    """The row of each image in the ``TestRecord``."""
 
     def inputs(self) -> NDArray[np.float32]:
-        """The images as the network takes them: from 0 to 1."""
+        """The images as inputs of the network, with values from 0 to 1."""
         return pixels(self.image)
 
 
@@ -39,12 +39,12 @@ class TestRecord(NamedTuple):
     """The answer of every exit to every image of the test set; columns in the order of the exits."""
 
     confidence: NDArray[np.float32]
-    """(images, exits): the largest softmax."""
+    """(images, exits): the largest softmax value."""
     prediction: NDArray[np.uint8]
-    """(images, exits): the class it stands for."""
+    """(images, exits): the class with this value."""
     correct: NDArray[np.bool_]
     label: NDArray[np.uint8]
-    """What each image shows: (images,)."""
+    """(images,): the true class."""
 
 
 class ExitCard(BaseModel, extra="forbid", frozen=True):
@@ -52,13 +52,13 @@ class ExitCard(BaseModel, extra="forbid", frozen=True):
 
     name: str
     macs: int
-    """The work for one image up to here, the heads on the way included."""
+    """MACs for one image up to this exit, including the heads on the way."""
     accuracy: float
-    """The share of right answers if all images left here."""
+    """Accuracy if all images left at this exit."""
     rate: float
-    """Share of the images that leave here at the card's threshold."""
+    """Share of the images that leave at this exit with the card's threshold."""
     accuracy_of_leavers: float | None
-    """None where no image leaves."""
+    """Accuracy of the images that leave at this exit; None if no image leaves."""
 
 
 class TrainedCard(NetworkCard, frozen=True):
@@ -66,11 +66,11 @@ class TrainedCard(NetworkCard, frozen=True):
 
     exits: tuple[ExitCard, ...]
     threshold: float
-    """The confidence at which images leave; chosen on images that were neither trained on nor tested with."""
+    """The confidence at which images leave; chosen on images in neither the training nor the test set."""
     threshold_rule: str
     held_out_accuracy: float
     mean_macs: int
-    """The work for an image that leaves at the threshold, on average."""
+    """Mean MACs per image, with exits at the threshold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Trained:
         return self._file("onnx")
 
     def record_path(self) -> Path:
-        """The answers on the test set, as ``record`` reads them."""
+        """The file with the answers on the test set, which ``record`` reads."""
         return self._file("npz")
 
     def record(self) -> TestRecord:
@@ -98,7 +98,7 @@ class Trained:
         return TestImages(**_arrays(self._file("samples.npz")))
 
     def export(self, path: str | Path) -> tuple[Path, Path, Path]:
-        """Write the network, its record, and test images as the network takes them, beside each other."""
+        """Write the network to *path*, and its record and test images beside it; return the three paths."""
         model = Path(path)
         record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
         stored = self.samples()

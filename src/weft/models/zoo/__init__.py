@@ -1,7 +1,7 @@
 """The model zoo: well-known networks built as ONNX graphs, with weights generated only where they are run.
 
-``build`` describes a network, ``load`` counts it, ``materialise`` and ``export`` generate weights. The architectures
-are the published ones; the weights are random, so outputs mean nothing, but timings are those of the real model.
+``build`` makes the graph of a network, ``load`` its layers, ``materialise`` and ``export`` generate weights. The
+architectures are as published; the weights are random, so outputs mean nothing, but run times are realistic.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
-    """A network by name."""
+    """A network of the zoo."""
 
     builder: Callable[..., None]
-    """Called with an empty graph and every parameter."""
+    """Called with an empty ``GraphBuilder`` and all parameters by keyword."""
     parameters: Mapping[str, Parameter]
-    """All the parameters there are, with their defaults; whole numbers are at least 1."""
+    """All parameters with their defaults; integers must be at least 1."""
     description: str
 
 
 def _image(resolution: int, **others: Parameter) -> dict[str, Parameter]:
+    """The default parameters of an image classifier."""
     return {"resolution": resolution, "classes": 1000, **others}
 
 
 def _encoder(layers: int, hidden: int) -> dict[str, Parameter]:
+    """The default parameters of a text encoder."""
     return {"seq_len": 16, "layers": layers, "hidden": hidden, "heads": hidden // 64}
 
 
@@ -70,11 +72,11 @@ ZOO: dict[str, ZooEntry] = {
     "xlnet-large": ZooEntry(language.xlnet, _encoder(24, 1024), "XLNet with twice the layers."),
     "ncf": ZooEntry(language.ncf, _MOVIELENS, "Recommender for MovieLens-20M, mostly tables."),
 }
-"""The names a user may write. To add a network, write its builder and add one line here."""
+"""Networks by the names that a user may write. To add a network, write its builder and add one line here."""
 
 
 def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
-    """The graph of a network with weights declared but not generated; *seed* is noted in its metadata."""
+    """Make the graph of a network with weights declared but not generated; *seed* is stored in its metadata."""
     entry = _entry(name)
     graph = GraphBuilder(name)
     graph.metadata[_weights.SEED] = str(seed)
@@ -83,7 +85,7 @@ def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
 
 
 def materialise(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
-    """A copy of a built graph with weights in memory; without *seed*, generated from the noted one."""
+    """A copy of a built graph with generated weights in memory; *seed*: by default that in its metadata."""
     return _weights.materialise(proto, seed)
 
 
@@ -95,15 +97,15 @@ def export(
     progress: _weights.Progress | None = None,
     **parameters: Parameter,
 ) -> None:
-    """Write a runnable .onnx file; past 1 GiB of weights these go to ``<file>.data`` beside it."""
+    """Write a runnable .onnx file; more than 1 GiB of weights go to a second file, ``<file>.data``."""
     _weights.write(build(name, seed=seed, **parameters), path, progress=progress)
 
 
 def load(name: str, *, shapes: Shapes | None = None, **parameters: Parameter) -> Model:
-    """The layers of a network, counted without generating weights; the same call returns the same model."""
+    """The layers of a network, without generating weights; equal arguments return the same object."""
     checked = _check_parameters(name, _entry(name), parameters)
-    fixed = tuple(sorted((key, tuple(dims)) for key, dims in (shapes or {}).items()))
-    return _load(name, fixed, tuple(checked.items()))
+    hashable_shapes = tuple(sorted((key, tuple(dims)) for key, dims in (shapes or {}).items()))
+    return _load(name, hashable_shapes, tuple(checked.items()))
 
 
 @lru_cache(maxsize=64)
@@ -120,7 +122,7 @@ def _entry(name: str) -> ZooEntry:
 
 
 def _check_parameters(name: str, entry: ZooEntry, parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """All parameters of a network, the given ones over the defaults."""
+    """The defaults of a network, updated by *parameters*; raises ModelError for unknown names and wrong values."""
     for key, value in parameters.items():
         if key not in entry.parameters:
             raise ModelError(f"{name} has no parameter {key!r}; it takes {', '.join(entry.parameters)}")

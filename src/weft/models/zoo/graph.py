@@ -34,7 +34,7 @@ BATCH = "batch"
 OPSET = 20
 """The first opset with both LayerNormalization and Gelu."""
 IR_VERSION = 10
-"""The file version of ONNX 1.16; runtimes refuse files of versions that are newer than they are."""
+"""The file version of ONNX 1.16; runtimes refuse files of versions newer than they support."""
 
 Pair = int | tuple[int, int]
 
@@ -44,7 +44,7 @@ class GraphValue(NamedTuple):
 
     name: str
     width: int
-    """Size of the axis a layer reduces over: channels of an image, features of a vector."""
+    """Size of the axis that layers reduce over: channels of an image, features of a vector."""
 
 
 NOTHING = GraphValue("", 0)
@@ -52,7 +52,7 @@ NOTHING = GraphValue("", 0)
 
 
 class GraphBuilder:
-    """Collects nodes in execution order; a node and its output share one name."""
+    """Collects the nodes of a graph in execution order; a node and its output have the same name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,22 +78,25 @@ class GraphBuilder:
     # Ends of the graph
 
     def input(self, name: str, kind: int, dims: Sequence[int], width: int) -> GraphValue:
-        """Any input; *dims* come after the batch."""
+        """Add an input of element type *kind*; its shape is the batch, then *dims*."""
         self._inputs.append(declared(name, kind, [BATCH, *dims]))
         return GraphValue(name, width)
 
     def image(self, resolution: int, *, at_least: int = 1) -> GraphValue:
-        """The input of a vision model: three channels, square; a smaller one than *at_least* would vanish inside."""
+        """Add the input of a vision model, a square image of three channels.
+
+        Raises ModelError for less than *at_least* pixels, with which the pools would leave no pixel.
+        """
         if resolution < at_least:
             raise ModelError(f"{self.name}: resolution must be at least {at_least}, got {resolution}")
         return self.input("input", ElementType.FLOAT, (3, resolution, resolution), width=3)
 
     def ids(self, name: str, *dims: int) -> GraphValue:
-        """An input of whole numbers: tokens, users, masks."""
+        """Add an input of integers: tokens, users, masks."""
         return self.input(name, ElementType.INT64, dims, width=1)
 
     def output(self, value: GraphValue, name: str, *dims: int) -> None:
-        """Make *value*, which no other node may read, an output under another name."""
+        """Make *value* an output named *name*; as its node's output is renamed, no other node may read it."""
         producer = next(node for node in reversed(self._nodes) if node.output[0] == value.name)
         producer.output[0] = name
         self._outputs.append(declared(name, ElementType.FLOAT, [BATCH, *dims]))
@@ -101,24 +104,24 @@ class GraphBuilder:
     # Pieces
 
     def node(self, op: str, name: str, *inputs: GraphValue, width: int = 0, **attributes: Any) -> GraphValue:
-        """Add one operator; its result is as wide as its first input unless *width* is given."""
+        """Add a node with one output; *width*: of the output, by default that of the first input."""
         names = [value.name for value in inputs]
         self._nodes.append(make_node(op, names, [name], name, **attributes))
         return GraphValue(name, width or inputs[0].width)
 
     def weight(self, name: str, dims: Sequence[int], recipe: str) -> GraphValue:
-        """Declare a trained tensor."""
+        """Declare a weight without values; *recipe*: how ``weights`` generates them."""
         self._initializers[name] = weights.declare(name, dims, recipe)
         return GraphValue(name, dims[-1])
 
     def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> GraphValue:
-        """A value fixed by the architecture; a name that is used again returns the first."""
+        """Add a constant with a value; if *name* exists already, return the existing constant."""
         if name not in self._initializers:
             self._initializers[name] = to_tensor(np.asarray(value, dtype), name)
         return GraphValue(name, 1)
 
     def reshape(self, x: GraphValue, name: str, *dims: int, width: int = 0) -> GraphValue:
-        """Reshape; a 0 keeps the dimension of the input at that place."""
+        """Reshape to *dims*, where 0 keeps the input's size of this axis."""
         shape = self.constant("shape_" + "_".join(map(str, dims)), dims, np.int64)
         return self.node("Reshape", name, x, shape, width=width)
 
@@ -163,18 +166,18 @@ class GraphBuilder:
         activation: str = "relu",
     ) -> GraphValue:
         """Convolution, batch normalisation if *norm*, then relu, relu6 or none."""
-        added = [self.weight(f"{name}.bias", (out,), weights.BIAS)] if bias else []
+        biases = [self.weight(f"{name}.bias", (out,), weights.BIAS)] if bias else []
         size = _pair(kernel)
-        sides = _pair(pad) if pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
+        pads = _pair(pad) if pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
         dims = (out, x.width // groups, *size)
         recipe = weights.he(math.prod(dims[1:]), rectified=activation != "none")
         weight = self.weight(f"{name}.weight", dims, recipe)
-        attributes = {"kernel_shape": size, "strides": (stride, stride), "pads": sides * 2, "group": groups}
-        y = self.node("Conv", name, x, weight, *added, width=out, **attributes)
+        attributes = {"kernel_shape": size, "strides": (stride, stride), "pads": pads * 2, "group": groups}
+        y = self.node("Conv", name, x, weight, *biases, width=out, **attributes)
         return self.activation(self._batch_norm(y, f"{name}.bn") if norm else y, name, activation)
 
     def norm_relu(self, x: GraphValue, name: str) -> GraphValue:
-        """Batch normalisation of something that is no product of its own, then relu."""
+        """Batch normalisation that does not directly follow a convolution, then relu."""
         return self.node("Relu", f"{name}.relu", self._batch_norm(x, name))
 
     def activation(self, x: GraphValue, name: str, kind: str) -> GraphValue:
@@ -190,9 +193,9 @@ class GraphBuilder:
     def pool(
         self, op: str, x: GraphValue, name: str, kernel: int, *, stride: int, pad: int = 0, partial: bool = False
     ) -> GraphValue:
-        """``MaxPool`` or ``AveragePool``; an average counts the padding, as the published models do.
+        """``MaxPool`` or ``AveragePool``; an average includes the padding, as in the published models.
 
-        partial: a window that reaches over the edge counts too, as in Caffe.
+        partial: also pool windows that reach beyond the edge, as Caffe does.
         """
         sizes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
         if op == "AveragePool":
@@ -206,24 +209,24 @@ class GraphBuilder:
         return self.node("LRN", name, x, size=5, alpha=1e-4, beta=0.75, bias=1.0)
 
     def classifier(self, x: GraphValue, name: str, classes: int) -> None:
-        """Average every channel of an image, then one logit for each class."""
+        """Add global average pooling, a fully connected layer and the output with a logit per class."""
         x = self.node("Flatten", "flatten", self.node("GlobalAveragePool", "pool", x), axis=1)
         self.output(self.dense(x, name, classes), "logits", classes)
 
     def dense(self, x: GraphValue, name: str, out: int) -> GraphValue:
-        """A fully connected layer over vectors (Gemm, bias inside)."""
+        """A fully connected layer on vectors, as one Gemm with bias."""
         weight = self.weight(f"{name}.weight", (out, x.width), weights.xavier(x.width, out))
         bias = self.weight(f"{name}.bias", (out,), weights.BIAS)
         return self.node("Gemm", name, x, weight, bias, width=out, transB=1)
 
     def project(self, x: GraphValue, name: str, out: int, *, bias: bool = True) -> GraphValue:
-        """A fully connected layer over every token (MatMul, then Add)."""
+        """A fully connected layer on every token, as MatMul and Add."""
         weight = self.weight(f"{name}.weight", (x.width, out), weights.xavier(x.width, out))
         y = self.node("MatMul", name, x, weight, width=out)
         return self.shift(y, f"{name}.shifted", f"{name}.bias") if bias else y
 
     def shift(self, x: GraphValue, name: str, bias: str) -> GraphValue:
-        """Add a trained vector."""
+        """Add a trained vector, the weight named *bias*, to *x*."""
         return self.node("Add", name, x, self.weight(bias, (x.width,), weights.BIAS))
 
     def layer_norm(self, x: GraphValue, name: str) -> GraphValue:

@@ -1,6 +1,6 @@
 """The Inception family, figure by figure: GoogLeNet, Inception-v3, Inception-v4 and Inception-ResNet-v2.
 
-A block is a table of branches, each a row of convolutions (channels, kernel); all of them read the block's input.
+A block is a table of branches, each a list of convolutions (channels, kernel); all branches read the block's input.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ GOOGLENET_STAGES = (
     ("5a", 256, 160, 320, 32, 128, 128),
     ("5b", 384, 192, 384, 48, 128, 128),
 )
-"""Channels of the 1x1, of the 3x3 and what feeds it, of the 5x5 and what feeds it, and behind the pool."""
+"""Name of a block; channels of the 1x1, the 3x3's reduction, the 3x3, the 5x5's reduction, the 5x5, and the pool's
+projection."""
 
 
 def googlenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
@@ -43,12 +44,13 @@ def googlenet(g: GraphBuilder, *, resolution: int, classes: int) -> None:
 
 
 def _first_inception(g: GraphBuilder, x: GraphValue, name: str, *widths: int) -> GraphValue:
-    one, to_three, three, to_five, five, behind_pool = widths
+    """A block of GoogLeNet; *widths*: as in ``GOOGLENET_STAGES``."""
+    one, reduce_three, three, reduce_five, five, projection = widths
     branches = (
         g.conv(x, f"{name}.1x1", one),
-        g.conv(g.conv(x, f"{name}.3x3.reduce", to_three), f"{name}.3x3", three, 3),
-        g.conv(g.conv(x, f"{name}.5x5.reduce", to_five), f"{name}.5x5", five, 5),
-        g.conv(g.pool("MaxPool", x, f"{name}.pool", 3, stride=1, pad=1), f"{name}.pool.project", behind_pool),
+        g.conv(g.conv(x, f"{name}.3x3.reduce", reduce_three), f"{name}.3x3", three, 3),
+        g.conv(g.conv(x, f"{name}.5x5.reduce", reduce_five), f"{name}.5x5", five, 5),
+        g.conv(g.pool("MaxPool", x, f"{name}.pool", 3, stride=1, pad=1), f"{name}.pool.project", projection),
     )
     return concat(g, name, *branches)
 
@@ -68,8 +70,8 @@ def inception_v3(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     x = reduced(g, x, "mixed6a", {"branch3x3": [(384, 3)], "branch3x3x2": [(64, 1), (96, 3), (96, 3)]})
     for name, inner in (("mixed6b", 128), ("mixed6c", 160), ("mixed6d", 160), ("mixed6e", 192)):
         x = _inception_b(g, x, name, inner)
-    to_seven: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
-    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": to_seven})
+    seven: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
+    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": seven})
     for name in ("mixed7b", "mixed7c"):
         x = _inception_c(g, x, name)
     g.classifier(x, "fc", classes)
@@ -173,7 +175,7 @@ def _block_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
 
 
 def _reduction_a(n: int, k: int, l: int, m: int) -> Branches:  # noqa: E741 - the letters of the paper's table
-    """Figure 7, with the widths of table 1."""
+    """The branches of figure 7 with channels *n*, *k*, *l*, *m* as in table 1."""
     return {"3x3": [(n, 3)], "3x3x2": [(k, 1), (l, 3), (m, 3)]}
 
 
@@ -196,7 +198,7 @@ def inception_resnet_v2(g: GraphBuilder, *, resolution: int, classes: int) -> No
 def _residual(
     g: GraphBuilder, x: GraphValue, name: str, branches: Branches, scale: float, activation: str = "relu"
 ) -> GraphValue:
-    """The branches back to the width of *x*, scaled down (section 3.3), and added to it."""
+    """A residual block: the branches, a 1x1 convolution to the width of *x*, times *scale* (section 3.3), plus *x*."""
     up = g.conv(concat(g, name, *chains(g, x, name, branches)), f"{name}.up", x.width, activation="none")
     if scale != 1:
         up = g.node("Mul", f"{name}.scale", up, g.constant(f"scale_{scale}", scale))
@@ -207,26 +209,27 @@ def _residual(
 
 
 def mixed(g: GraphBuilder, x: GraphValue, name: str, branches: Branches, pool_width: int) -> GraphValue:
-    """A block: the branches, and one of an average pool, side by side."""
+    """A block: concatenate the branches and an average pool with a convolution to *pool_width* channels."""
     return concat(g, name, *chains(g, x, name, branches), pooled(g, x, name, pool_width))
 
 
 def reduced(g: GraphBuilder, x: GraphValue, name: str, branches: Branches) -> GraphValue:
-    """A block that halves the image: the last convolution of each branch has stride 2, and a pool stands beside."""
+    """A block that halves the image: concatenate branches whose last convolution has stride 2, and a max pool."""
     return concat(g, name, *chains(g, x, name, branches, last_stride=2), shrunk(g, x, name))
 
 
 def chains(g: GraphBuilder, x: GraphValue, name: str, branches: Branches, last_stride: int = 1) -> list[GraphValue]:
+    """The outputs of all branches; *last_stride*: the stride of their last convolutions."""
     return [chain(g, x, f"{name}.{branch}", *steps, last_stride=last_stride) for branch, steps in branches.items()]
 
 
 def fork(g: GraphBuilder, x: GraphValue, name: str, out: int) -> tuple[GraphValue, GraphValue]:
-    """A 3x3 convolution spread as its row and its column, side by side."""
+    """A 1x3 and a 3x1 convolution of *x*, as two branches."""
     return g.conv_bn(x, f"{name}.row", out, (1, 3)), g.conv_bn(x, f"{name}.column", out, (3, 1))
 
 
 def chain(g: GraphBuilder, x: GraphValue, name: str, *steps: tuple[int, Pair], last_stride: int = 1) -> GraphValue:
-    """Convolutions (channels, kernel) in a row; one with a stride has no padding."""
+    """Convolutions (channels, kernel) one after another; a last convolution with a stride has no padding."""
     for number, (out, kernel) in enumerate(steps, start=1):
         strided = number == len(steps) and last_stride > 1
         stride, pad = (last_stride, 0) if strided else (1, None)
@@ -235,10 +238,12 @@ def chain(g: GraphBuilder, x: GraphValue, name: str, *steps: tuple[int, Pair], l
 
 
 def pooled(g: GraphBuilder, x: GraphValue, name: str, out: int) -> GraphValue:
+    """An average pool that keeps the size of the image, and a 1x1 convolution."""
     return g.conv_bn(g.pool("AveragePool", x, f"{name}.avgpool", 3, stride=1, pad=1), f"{name}.pool", out)
 
 
 def shrunk(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A max pool that halves the image."""
     return g.pool("MaxPool", x, f"{name}.maxpool", 3, stride=2)
 
 

@@ -17,12 +17,12 @@ from weft.models.zoo.graph import GraphBuilder, GraphValue
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2
 XLNET_VOCABULARY = 32000  # published sizes of the pretrained tokenizers and position tables
 MASKED = 1e4
-"""Taken from the score of a masked token: its share of the attention vanishes in float32."""
+"""Subtracted from the score of a masked token, so that its softmax is 0 in float32."""
 
 
 def bert(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
     """BERT (Devlin et al. 2019) with its pooler and a classifier of two classes."""
-    _divides(g, hidden, heads)
+    _check_widths(g, hidden, heads)
     if seq_len > BERT_POSITIONS:
         raise ModelError(f"{g.name}: seq_len must be at most {BERT_POSITIONS}, got {seq_len}")
     tokens, types = g.ids("input_ids", seq_len), g.ids("token_type_ids", seq_len)
@@ -38,25 +38,25 @@ def bert(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int)
 def _bert_embeddings(g: GraphBuilder, tokens: GraphValue, types: GraphValue, seq_len: int, hidden: int) -> GraphValue:
     positions = g.constant("position_ids", np.arange(seq_len), np.int64)
     words = g.embedding(tokens, "embeddings.word", BERT_VOCABULARY, hidden)
-    kinds = g.embedding(types, "embeddings.token_type", BERT_TOKEN_TYPES, hidden)
-    places = g.embedding(positions, "embeddings.position", BERT_POSITIONS, hidden)
-    both = g.node("Add", "embeddings.add_token_type", words, kinds)
-    return g.layer_norm(g.node("Add", "embeddings.add_position", both, places), "embeddings.norm")
+    token_types = g.embedding(types, "embeddings.token_type", BERT_TOKEN_TYPES, hidden)
+    position = g.embedding(positions, "embeddings.position", BERT_POSITIONS, hidden)
+    x = g.node("Add", "embeddings.add_token_type", words, token_types)
+    return g.layer_norm(g.node("Add", "embeddings.add_position", x, position), "embeddings.norm")
 
 
 def _bert_block(g: GraphBuilder, x: GraphValue, name: str, heads: int, mask: GraphValue) -> GraphValue:
     query, key, value = (g.project(x, f"{name}.attention.{part}", x.width) for part in ("query", "key", "value"))
-    queries = _split(g, query, f"{name}.attention.query", heads)
-    keys = _split(g, key, f"{name}.attention.key", heads, transposed=True)
+    queries = _split_heads(g, query, f"{name}.attention.query", heads)
+    keys = _split_heads(g, key, f"{name}.attention.key", heads, transposed=True)
     scores = g.node("MatMul", f"{name}.attention.scores", queries, keys)
-    mixed = _mix(g, scores, value, f"{name}.attention", heads, mask)
-    x = _residual(g, x, g.project(mixed, f"{name}.attention.output", x.width), f"{name}.attention")
+    context = _average_values(g, scores, value, f"{name}.attention", heads, mask)
+    x = _residual(g, x, g.project(context, f"{name}.attention.output", x.width), f"{name}.attention")
     return _feed_forward(g, x, name)
 
 
 def xlnet(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int) -> None:
     """XLNet (Yang et al. 2019), content stream: attention to content and to relative position."""
-    _divides(g, hidden, heads)
+    _check_widths(g, hidden, heads)
     tokens = g.ids("input_ids", seq_len)
     mask = _mask(g, g.ids("attention_mask", seq_len))
     positions = _relative_positions(g, tokens, seq_len, hidden)
@@ -69,11 +69,11 @@ def xlnet(g: GraphBuilder, *, seq_len: int, layers: int, hidden: int, heads: int
 def _relative_positions(g: GraphBuilder, tokens: GraphValue, seq_len: int, hidden: int) -> GraphValue:
     """Sinusoids of the distances seq_len .. 1 - seq_len, for every sample: [batch, 2 seq_len, hidden].
 
-    The distances are added to 0 times a token id, so that they count as data: the published code
-    projects them anew in every layer for every query, where a runtime would fold constants away.
+    The distances are added to 0 times a token id, so that no runtime folds them: as in the published code, every layer
+    projects them again for every query.
     """
-    nothing = g.constant("position.nothing", 0, np.int64)
-    origin = g.node("Mul", "position.origin", g.slice(tokens, "position.token", 1, 0, 1), nothing)
+    zero = g.constant("position.nothing", 0, np.int64)
+    origin = g.node("Mul", "position.origin", g.slice(tokens, "position.token", 1, 0, 1), zero)
     distances = g.constant("position.distances", np.arange(seq_len, -seq_len, -1), np.int64)
     x = g.node("Cast", "position.float", g.node("Add", "position.add", origin, distances), to=1)
     x = g.node("Unsqueeze", "position.unsqueeze", x, g.constant("position.axis", [2], np.int64))
@@ -86,35 +86,36 @@ def _relative_positions(g: GraphBuilder, tokens: GraphValue, seq_len: int, hidde
 def _xlnet_block(
     g: GraphBuilder, x: GraphValue, positions: GraphValue, name: str, seq_len: int, heads: int, mask: GraphValue
 ) -> GraphValue:
+    """A block of XLNet: attention whose scores are those by content plus those by relative position."""
     part = f"{name}.attention"
     query, key, value = (g.project(x, f"{part}.{p}", x.width, bias=False) for p in ("query", "key", "value"))
     relative = g.project(positions, f"{part}.relative", x.width, bias=False)
-    content = g.shift(query, f"{part}.content_query", f"{part}.content_bias")
-    place = g.shift(query, f"{part}.position_query", f"{part}.position_bias")
-    to_content = g.node(
+    content_query = g.shift(query, f"{part}.content_query", f"{part}.content_bias")
+    position_query = g.shift(query, f"{part}.position_query", f"{part}.position_bias")
+    content_scores = g.node(
         "MatMul",
         f"{part}.content_scores",
-        _split(g, content, f"{part}.content_query", heads),
-        _split(g, key, f"{part}.key", heads, transposed=True),
+        _split_heads(g, content_query, f"{part}.content_query", heads),
+        _split_heads(g, key, f"{part}.key", heads, transposed=True),
     )
-    to_place = g.node(
+    position_scores = g.node(
         "MatMul",
         f"{part}.position_scores",
-        _split(g, place, f"{part}.position_query", heads),
-        _split(g, relative, f"{part}.relative", heads, transposed=True),
+        _split_heads(g, position_query, f"{part}.position_query", heads),
+        _split_heads(g, relative, f"{part}.relative", heads, transposed=True),
     )
-    to_place = relative_shift(g, to_place, f"{part}.shift", seq_len, heads)
-    scores = g.node("Add", f"{part}.scores", to_content, to_place)
-    mixed = _mix(g, scores, value, part, heads, mask)
-    x = _residual(g, x, g.project(mixed, f"{part}.output", x.width, bias=False), part)
+    position_scores = relative_shift(g, position_scores, f"{part}.shift", seq_len, heads)
+    scores = g.node("Add", f"{part}.scores", content_scores, position_scores)
+    context = _average_values(g, scores, value, part, heads, mask)
+    x = _residual(g, x, g.project(context, f"{part}.output", x.width, bias=False), part)
     return _feed_forward(g, x, name)
 
 
 def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, heads: int) -> GraphValue:
     """Turn scores by distance, [i, c] with c = seq_len - distance, into scores by key, [i, j] at distance i - j.
 
-    Dropping the first seq_len values and reading the rest in rows one shorter moves row i left by
-    seq_len - i places, without an index for each row (Dai et al. 2019, appendix B).
+    Dropping the first seq_len values and reading the other values in rows that are one value shorter moves row i left
+    by seq_len - i positions, without a gather (Dai et al. 2019, appendix B).
     """
     x = g.reshape(x, f"{name}.tall", 0, heads, 2 * seq_len, seq_len)
     x = g.slice(x, f"{name}.drop", axis=2, start=1, end=2 * seq_len)
@@ -123,27 +124,29 @@ def relative_shift(g: GraphBuilder, x: GraphValue, name: str, seq_len: int, head
 
 
 def _mask(g: GraphBuilder, mask: GraphValue) -> GraphValue:
-    """Turn 1 (attend) and 0 (ignore) into what is added to every score: [batch, 1, 1, seq_len]."""
+    """Turn a mask of 1 (attend) and 0 (ignore) into summands of scores, 0 and -``MASKED``: [batch, 1, 1, seq_len]."""
     x = g.node("Cast", "mask.float", mask, to=1)
     x = g.node("Unsqueeze", "mask.unsqueeze", x, g.constant("mask.axes", [1, 2], np.int64))
     x = g.node("Sub", "mask.minus_one", x, g.constant("one", 1))
     return g.node("Mul", "mask", x, g.constant("mask.penalty", MASKED))
 
 
-def _split(g: GraphBuilder, x: GraphValue, name: str, heads: int, *, transposed: bool = False) -> GraphValue:
-    """[batch, tokens, hidden] to [batch, head, tokens, size], or its last two axes exchanged."""
+def _split_heads(g: GraphBuilder, x: GraphValue, name: str, heads: int, *, transposed: bool = False) -> GraphValue:
+    """[batch, tokens, hidden] -> [batch, head, tokens, size]; *transposed*: the last two axes exchanged."""
     x = g.reshape(x, f"{name}.heads", 0, 0, heads, x.width // heads, width=x.width)
     return g.node("Transpose", f"{name}.split", x, perm=(0, 2, 3, 1) if transposed else (0, 2, 1, 3))
 
 
-def _mix(g: GraphBuilder, scores: GraphValue, value: GraphValue, name: str, heads: int, mask: GraphValue) -> GraphValue:
-    """Values averaged by the softmax of the scaled, masked scores, heads joined again."""
+def _average_values(
+    g: GraphBuilder, scores: GraphValue, value: GraphValue, name: str, heads: int, mask: GraphValue
+) -> GraphValue:
+    """The average of the values by the softmax of the scaled, masked scores: [batch, tokens, hidden]."""
     scale = g.constant("attention.scale", 1 / math.sqrt(value.width // heads))
     scores = g.node("Mul", f"{name}.scale", scores, scale)
-    shares = g.node("Softmax", f"{name}.softmax", g.node("Add", f"{name}.mask", scores, mask), axis=-1)
-    mixed = g.node("MatMul", f"{name}.context", shares, _split(g, value, f"{name}.value", heads))
-    mixed = g.node("Transpose", f"{name}.context.join", mixed, perm=(0, 2, 1, 3))
-    return g.reshape(mixed, f"{name}.context.tokens", 0, 0, value.width, width=value.width)
+    probabilities = g.node("Softmax", f"{name}.softmax", g.node("Add", f"{name}.mask", scores, mask), axis=-1)
+    context = g.node("MatMul", f"{name}.context", probabilities, _split_heads(g, value, f"{name}.value", heads))
+    context = g.node("Transpose", f"{name}.context.join", context, perm=(0, 2, 1, 3))
+    return g.reshape(context, f"{name}.context.tokens", 0, 0, value.width, width=value.width)
 
 
 def _feed_forward(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
@@ -152,20 +155,25 @@ def _feed_forward(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
 
 
 def _residual(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str) -> GraphValue:
+    """The layer norm of *x* + *y*."""
     return g.layer_norm(g.node("Add", f"{name}.add", y, x), f"{name}.norm")
 
 
-def _divides(g: GraphBuilder, hidden: int, heads: int) -> None:
+def _check_widths(g: GraphBuilder, hidden: int, heads: int) -> None:
+    """Raise ModelError unless *hidden* is even and a multiple of *heads*."""
     if hidden % heads or hidden % 2:
         raise ModelError(f"{g.name}: hidden must be even and a multiple of heads, got {hidden} and {heads}")
 
 
 GMF_WIDTH, MLP_WIDTHS = 64, (256, 256, 128, 64)
-"""The NeuMF of MLPerf Training v0.5; an embedding of the MLP is half its first width."""
+"""The NeuMF of MLPerf Training v0.5; each of the two embeddings of the MLP has half of its first width."""
 
 
 def ncf(g: GraphBuilder, *, users: int, items: int, tables: str) -> None:
-    """Neural collaborative filtering (He et al. 2017): a product of embeddings beside an MLP."""
+    """Neural collaborative filtering (He et al. 2017): a product of embeddings and an MLP, concatenated.
+
+    tables: value of the metadata entry ``weft.tables``, 'stream' or 'gather'.
+    """
     if tables not in ("stream", "gather"):
         raise ModelError(f"{g.name}: tables must be 'stream' or 'gather', got {tables!r}")
     g.metadata[TABLES] = tables
@@ -179,5 +187,5 @@ def ncf(g: GraphBuilder, *, users: int, items: int, tables: str) -> None:
     x = g.node("Concat", "mlp.concat", mlp_user, mlp_item, width=2 * half, axis=-1)
     for number, (_, out) in enumerate(pairwise(MLP_WIDTHS)):
         x = g.activation(g.dense(x, f"mlp.fc{number}", out), f"mlp.fc{number}", "relu")
-    both = g.node("Concat", "concat", product, x, width=GMF_WIDTH + x.width, axis=-1)
-    g.output(g.node("Sigmoid", "sigmoid", g.dense(both, "predict", 1)), "score", 1)
+    features = g.node("Concat", "concat", product, x, width=GMF_WIDTH + x.width, axis=-1)
+    g.output(g.node("Sigmoid", "sigmoid", g.dense(features, "predict", 1)), "score", 1)

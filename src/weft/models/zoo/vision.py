@@ -1,4 +1,4 @@
-"""Image classifiers of one kind of block each: plain convolutions, depthwise ones, dense ones."""
+"""Image classifiers of plain, depthwise, densely connected and residual blocks, and a segmenter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VGG_STAGES = {16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def vgg(g: GraphBuilder, *, depth: int, resolution: int, classes: int) -> None:
-    """VGG: 3x3 convolutions, twice the channels after each of the first pools."""
+    """VGG: 3x3 convolutions; each of the first pools doubles the channels."""
     x = g.image(resolution, at_least=32)
     for stage, count in enumerate(VGG_STAGES[depth], start=1):
         for number in range(1, count + 1):
@@ -53,6 +53,7 @@ def _pooled_side(side: int) -> int:
 
 
 def _three_dense(g: GraphBuilder, x: GraphValue, names: tuple[str, str, str], side: int, classes: int) -> None:
+    """The classifier of AlexNet and VGG: three fully connected layers; *side*: of the image before, in pixels."""
     x = g.node("Flatten", "flatten", x, width=x.width * side * side, axis=1)
     for name in names[:2]:
         x = g.activation(g.dense(x, name, 4096), name, "relu")
@@ -84,6 +85,7 @@ def mobilenet_v2(g: GraphBuilder, *, resolution: int, classes: int) -> None:
 
 
 def _inverted_residual(g: GraphBuilder, x: GraphValue, name: str, expansion: int, out: int, stride: int) -> GraphValue:
+    """A block of MobileNetV2: *expansion* times the channels, a depthwise convolution, and *out* channels."""
     inner = x.width * expansion
     y = g.conv_bn(x, f"{name}.expand", inner, activation="relu6") if expansion > 1 else x
     y = g.conv_bn(y, f"{name}.depthwise", inner, 3, stride=stride, groups=inner, activation="relu6")
@@ -92,29 +94,31 @@ def _inverted_residual(g: GraphBuilder, x: GraphValue, name: str, expansion: int
 
 
 DENSENET_BLOCKS, GROWTH = (6, 12, 24, 16), 32
-"""DenseNet-121 (Huang et al. 2017, table 1)."""
+"""Layers of each block, and the channels that each layer adds (DenseNet-121, Huang et al. 2017, table 1)."""
 
 
 def densenet121(g: GraphBuilder, *, resolution: int, classes: int) -> None:
-    """DenseNet-121 with bottlenecks and compression (DenseNet-BC): every layer reads all before it in its block."""
+    """DenseNet-121 with bottlenecks and compression (DenseNet-BC): every layer reads all earlier ones of its block."""
     x = g.conv_bn(g.image(resolution, at_least=32), "conv0", 2 * GROWTH, 7, stride=2)
     x = g.pool("MaxPool", x, "pool0", 3, stride=2, pad=1)
     for block, count in enumerate(DENSENET_BLOCKS, start=1):
         for number in range(1, count + 1):
             x = _dense_layer(g, x, f"block{block}.layer{number}")
         if block < len(DENSENET_BLOCKS):
-            x = _plain(g, g.norm_relu(x, f"transition{block}.norm"), f"transition{block}.conv", x.width // 2, 1)
+            x = _plain_conv(g, g.norm_relu(x, f"transition{block}.norm"), f"transition{block}.conv", x.width // 2, 1)
             x = g.pool("AveragePool", x, f"transition{block}.pool", 2, stride=2)
     g.classifier(g.norm_relu(x, "norm5"), "fc", classes)
 
 
 def _dense_layer(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A layer of DenseNet, which appends ``GROWTH`` channels to *x*."""
     y = g.conv_bn(g.norm_relu(x, f"{name}.norm1"), f"{name}.conv1", 4 * GROWTH)
-    y = _plain(g, y, f"{name}.conv2", GROWTH, 3)
+    y = _plain_conv(g, y, f"{name}.conv2", GROWTH, 3)
     return g.node("Concat", f"{name}.concat", x, y, width=x.width + GROWTH, axis=1)
 
 
-def _plain(g: GraphBuilder, x: GraphValue, name: str, out: int, kernel: int) -> GraphValue:
+def _plain_conv(g: GraphBuilder, x: GraphValue, name: str, out: int, kernel: int) -> GraphValue:
+    """A convolution without bias, norm and activation."""
     return g.conv(x, name, out, kernel, bias=False, activation="none")
 
 
@@ -126,7 +130,7 @@ BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 def resnet(
     g: GraphBuilder, *, depth: int, resolution: int, classes: int, groups: int = 1, group_width: int = 64
 ) -> None:
-    """ResNet v1.5 (stride in the 3x3) with bottlenecks, and with several groups ResNeXt (Xie et al. 2017)."""
+    """ResNet v1.5 (stride in the 3x3 convolution) with bottlenecks; with several groups, ResNeXt (Xie et al. 2017)."""
     x = _stem(g, resolution)
     for stage, blocks in enumerate(BOTTLENECKS[depth]):
         for block in range(blocks):
@@ -138,15 +142,16 @@ def resnet(
 
 def resnet18(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     """ResNet-18: two 3x3 convolutions in a block."""
-    g.classifier(_basic(g, resolution, 18), "fc", classes)
+    g.classifier(_basic_features(g, resolution, 18), "fc", classes)
 
 
 def fcn_resnet18(g: GraphBuilder, *, resolution: int, classes: int) -> None:
-    """A fully convolutional segmenter (Long et al. 2015) on ResNet-18: a class for every pixel.
+    """A fully convolutional segmenter (Long et al. 2015) on ResNet-18, which classifies every pixel.
 
-    The head is that of torchvision's FCN: a quarter of the channels, then the classes, scaled up to the image.
+    The head is that of torchvision's FCN: a convolution to a quarter of the channels, one to the classes, and a resize
+    to the size of the image.
     """
-    x = _basic(g, resolution, 18)
+    x = _basic_features(g, resolution, 18)
     x = g.conv_bn(x, "head.conv", x.width // 4, 3)
     x = g.conv(x, "head.classes", classes, activation="none")
     sides = g.constant("sides", (resolution, resolution), np.int64)
@@ -159,8 +164,8 @@ def _stem(g: GraphBuilder, resolution: int) -> GraphValue:
     return g.pool("MaxPool", x, "maxpool", 3, stride=2, pad=1)
 
 
-def _basic(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
-    """All of a ResNet of basic blocks but its classifier."""
+def _basic_features(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
+    """The features of a ResNet of basic blocks, before its classifier."""
     x = _stem(g, resolution)
     for stage, blocks in enumerate(BASIC[depth]):
         for block in range(blocks):
@@ -184,6 +189,7 @@ def _bottleneck(
 
 
 def _add_shortcut(g: GraphBuilder, x: GraphValue, y: GraphValue, name: str, stride: int) -> GraphValue:
+    """The relu of *x* + *y*; *x* passes a 1x1 convolution if its shape differs."""
     if stride > 1 or x.width != y.width:
         x = g.conv_bn(x, f"{name}.downsample", y.width, stride=stride, activation="none")
     return g.node("Relu", f"{name}.relu", g.node("Add", f"{name}.add", y, x))

@@ -1,8 +1,8 @@
 """Seeded values for declared weights, in memory or streamed to a file.
 
-A declared weight is an initializer without data that carries its recipe in ``metadata_props``. Each is
-drawn by its own generator, seeded by the model's seed and the tensor's name: a value depends on
-neither the order of drawing nor the other tensors.
+A declared weight is an initializer without data that has its recipe in ``metadata_props``. Each weight has its own
+random generator, seeded by the model's seed and the tensor's name, so that values depend on neither the order of
+generation nor other tensors.
 
 The recipes keep activations near unit scale through a fresh network (He et al. 2015 before rectifiers,
 Glorot and Bengio 2010 elsewhere), so that an untrained model has finite outputs that follow its input.
@@ -32,9 +32,9 @@ SINGLE_FILE_BYTES = 1 << 30
 RECIPE = "weft.init"
 """Tensor metadata: how a declared weight is drawn."""
 SEED = "weft.seed"
-"""Model metadata: the seed to draw by where the caller names none."""
+"""Model metadata: the default seed."""
 ALIGNMENT_BYTES = 4096
-"""Where tensors may start in a data file, so that a runtime can map them."""
+"""Tensors start at multiples of this in a data file, so that a runtime can map them into memory."""
 
 
 def normal(mean: float, deviation: float) -> str:
@@ -46,7 +46,7 @@ def uniform(low: float, high: float) -> str:
 
 
 def he(fan_in: int, *, rectified: bool) -> str:
-    """Normal values with twice the variance, since the rectifier that follows halves it."""
+    """The recipe of He et al.: *rectified* doubles the variance, since a rectifier after the layer halves it."""
     return normal(0.0, math.sqrt((2 if rectified else 1) / fan_in))
 
 
@@ -58,7 +58,7 @@ BIAS = normal(0.0, 0.1)
 SCALE = uniform(0.9, 1.1)
 TABLE = normal(0.0, 1.0)
 BATCH_NORM = {"scale": SCALE, "bias": BIAS, "mean": BIAS, "variance": uniform(0.8, 1.2)}
-"""How its inputs are drawn, in the order of the operator's inputs."""
+"""Recipes of a batch norm's parameters, in the order of the operator's inputs."""
 
 
 def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
@@ -112,7 +112,7 @@ def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) 
 
 
 def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
-    """A copy of the graph, with *seed* noted if one is given."""
+    """A copy of the graph; *seed* is stored in its metadata unless it is None."""
     model = copied(proto)
     if seed is not None:
         set_metadata(model, {**metadata(model), SEED: str(seed)})
@@ -120,7 +120,7 @@ def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
 
 
 def _draw_weights(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
-    """Yield each declared weight, without its recipe, with its values."""
+    """Yield each declared weight with its generated values; its recipe is removed from the tensor."""
     declared, seed = _declared_weights(model), _seed(model)
     total, done = sum(map(_size, declared)), 0
     for tensor in declared:
@@ -137,6 +137,7 @@ def _declared_weights(model: OnnxModel) -> list[TensorProto]:
 
 
 def _size(tensor: TensorProto) -> int:
+    """Bytes of a float32 tensor."""
     return 4 * math.prod(int(size) for size in tensor.dims)
 
 
@@ -148,18 +149,19 @@ def _seed(model: OnnxModel) -> int:
 
 
 def _generator(seed: int, name: str) -> np.random.Generator:
+    """The random generator of the tensor *name*."""
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])
 
 
 def _draw(recipe: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Generate values, little-endian as ONNX stores them."""
-    kind, first, second = recipe.split()
-    low, high = np.float32(first), np.float32(second)
-    if kind == "uniform":
-        values = rng.random(shape, dtype=np.float32) * (high - low) + low
-    else:
+    """Generate values by a recipe (``normal`` or ``uniform``), little-endian as ONNX stores them."""
+    kind, first_text, second_text = recipe.split()
+    first, second = np.float32(first_text), np.float32(second_text)
+    if kind == "uniform":  # low, high
+        values = rng.random(shape, dtype=np.float32) * (second - first) + first
+    else:  # mean, deviation
         values = rng.standard_normal(shape, dtype=np.float32)
-        values *= high
-        values += low
+        values *= second
+        values += first
     return values.astype("<f4", copy=False)

@@ -1,8 +1,8 @@
-"""This machine, measured as a device: ``survey`` starts the server, keeps its lanes busy, and reads off what they did.
+"""This machine, measured as a device: ``survey`` starts a server, keeps its lanes busy, and evaluates its trace.
 
-What is measured is what will run: ``weft serve`` in a process of its own with the models cut as it cuts them, and
-clients on this machine. ``measure`` drives it; ``spans`` works out what the lanes' spans say. The result is a
-``weft.devices.Host``.
+The measured program is ``weft serve`` itself, in a process of its own, with models cut as in production and clients on
+this machine. ``measure`` runs the measurements; ``spans`` computes times, gaps and contention from the trace. The
+result is a ``weft.devices.Host``.
 """
 
 from weft.planning.survey.measure import Subject, survey, survey_lanes

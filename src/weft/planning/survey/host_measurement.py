@@ -45,36 +45,36 @@ def measure(
         raise InputError(f"{device} is not measured: name host, or a device such as {example_devices()}")
     if device != HOST and lanes not in (None, 1):
         raise InputError(f"{device} has one lane, not {lanes}; leave out lanes")
-    usual = 1 if device != HOST else max(1, usable_cores() - 1)
-    kept = Path(cache) if cache else None
+    default_lanes = 1 if device != HOST else max(1, usable_cores() - 1)
+    cache_folder = Path(cache) if cache else None
     try:
         host = survey(
             subjects,
             device=device,
-            lanes=usual if lanes is None else lanes,
+            lanes=default_lanes if lanes is None else lanes,
             threads=threads,
             seconds=seconds,
-            cache=kept,
+            cache=cache_folder,
             progress=on_progress,
         )
     except ShapeNeeded as error:
-        raise _in_words_of(models, error) from error
-    return with_shares(host, subjects, kept) if device != HOST and device_kind(device).shares else host
+        raise _add_advice(models, error) from error
+    return with_shares(host, subjects, cache_folder) if device != HOST and device_kind(device).shares else host
 
 
 def subject(source: str, shapes: Shapes | None = None) -> Subject:
     """Return a model to measure; packaged models have default shapes of their inputs.
 
-    shapes: of inputs or of axes; ModelError if they do not fit the model.
+    shapes: name of an input or axis -> shape or size; ModelError if they do not fit the model.
     """
-    usual = PACKAGED[source].shapes if source in PACKAGED else {}
-    return Subject(source, {**usual, **_settle_shapes(source, shapes or {})})
+    defaults = PACKAGED[source].shapes if source in PACKAGED else {}
+    return Subject(source, {**defaults, **_settle_shapes(source, shapes or {})})
 
 
 def _settle_shapes(source: str, shapes: Shapes) -> Shapes:
     """Resolve shapes of inputs and axes to shapes of inputs.
 
-    They are unchanged for a stitched file, whose inputs have other names in the server.
+    The shapes for a stitched file are returned unchanged, since its inputs have other names in the server.
     """
     file, task = file_and_task(source)
     path = packaged_models().get(source) if source in PACKAGED else Path(file)
@@ -97,8 +97,8 @@ def subjects_of(workload: Workload) -> list[Subject]:
     return list(subjects.values())
 
 
-def _in_words_of(models: Workload | Sequence[object], error: ShapeNeeded) -> ModelError:
-    """Return the error with advice that fits how the models were named: in a workload, or by options."""
+def _add_advice(models: Workload | Sequence[object], error: ShapeNeeded) -> ModelError:
+    """Return the error with advice on where to write the shape: in the workload's file, or in an option."""
     if isinstance(models, Workload):
         stream = next(stream for stream in models.stream if stream.served_name == error.model)
         return models.advised(stream, error)
@@ -110,21 +110,21 @@ def _subject(model: str | os.PathLike[str] | Subject) -> Subject:
 
 
 POLICY = "slices"
-"""A policy that shares the GPU and gives models turns."""
+"""A policy that uses shares of a GPU, so that a server with it measures models on shares."""
 
 
 def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = None) -> Host:
-    """Return *host*, a GPU, with its possible shares and the behaviour of these models on them."""
+    """Measure the shares of a GPU; return *host*, the GPU, with its shares and the models' likeness on them."""
     with tempfile.TemporaryDirectory() as folder:
-        kept = str(folder if cache is None else cache)
+        cache_folder = str(folder if cache is None else cache)
         files = dict.fromkeys(subject.file for subject in subjects)
-        arguments = ["--policy", POLICY, "--device", host.name, "--grpc-port=-1", "--cache", kept]
+        arguments = ["--policy", POLICY, "--device", host.name, "--grpc-port=-1", "--cache", cache_folder]
         with (
             ServerProcess(*files, *arguments) as server,
             urllib.request.urlopen(f"{server.url}/weft/profile", timeout=30) as answer,
         ):
             profile = json.load(answer)
-    if profile["gpu"] is None:  # no model runs there
+    if profile["gpu"] is None:  # no model runs on the GPU
         return host
     models = {}
     for name, model in host.models.items():

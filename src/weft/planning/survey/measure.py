@@ -49,13 +49,14 @@ Progress = Callable[[str, int, int], None]
 """Called with the subject of the present measurement, the measurements done, and their number."""
 
 TOGETHER_S = 5.0
-"""Least duration of the measurement of all models together; of one model, a third of it for each batch size."""
+"""Least seconds of the measurement of all models together; a single model is measured a third of this per batch size.
+"""
 ROUNDS = 3
-"""Measurements of all lanes together, each after every model alone, so that drifts of the clock cancel out."""
+"""Measurements of all lanes together, each after one of every model alone, so that drifts of the clock cancel out."""
 WARM_S = 0.3
-"""Left out at the beginning of each measurement: connections and caches are cold."""
+"""Warm-up at the beginning of each measurement, which is left out of the results."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
-"""A measurement lasts until it has this number of runs of each model, or this long."""
+"""A measurement lasts until it has this number of runs of each model, or this number of seconds."""
 MOST_RUNS, MOST_GAPS = 400, 800
 """Runs and gaps that a ``Host`` keeps, which is enough for percentiles and keeps its file small."""
 BUSY, LEAST_RATE = 0.75, 0.2
@@ -66,7 +67,7 @@ arrives by itself meets a sleeping server and cold caches: for a 5.3 ms model on
 was 1.6 to 1.7 ms after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 ms back to back (10th
 percentiles)."""
 NO_DEADLINE_MS = 1e7
-"""So long a deadline that no request is dropped, ordered or refused because of it: almost three hours."""
+"""A deadline of almost three hours, so that no request is dropped, ordered or refused because of its deadline."""
 UNREACHABLE_CONFIDENCE = 2.0
 """Threshold of exits during a measurement; confidences are at most 1, so all requests run to the end."""
 
@@ -74,8 +75,8 @@ UNREACHABLE_CONFIDENCE = 2.0
 def failures(result: LoadResult) -> list[str]:
     """Return the server's error messages, except for full queues.
 
-    Queues are full where the machine has become slower since its capacity was measured; its lanes are then as busy as
-    intended.
+    Queues are full if the machine has become slower since its capacity was measured; its lanes are then as busy as
+    they should be.
     """
     errors = (f"{status}: {text}" for stream in result.streams for status, text in stream.messages.items())
     return [error for error in errors if QUEUE_FULL not in error]
@@ -88,9 +89,9 @@ class Subject:
     source: str
     """An argument of ``weft serve``: a file or a known name."""
     shapes: Shapes = field(default_factory=dict)
-    """Input -> shape of one sample's request, where the model has free dimensions."""
+    """Input -> shape of a request with one sample, for inputs with free dimensions."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Input -> the number that requests must have there, such as a sampling rate."""
+    """Input -> the value that this input must have in all requests, such as a sampling rate."""
 
     @property
     def name(self) -> str:
@@ -98,7 +99,7 @@ class Subject:
 
     @property
     def file(self) -> str:
-        """The server's argument: for a model in a stitched file, the file."""
+        """The argument of ``weft serve``; for a model in a stitched file, the whole file."""
         return file_and_task(self.source)[0]
 
 
@@ -114,7 +115,7 @@ def survey(
 ) -> Host:
     """Measure models on this machine under ``weft serve`` with a number of lanes.
 
-    seconds: duration of the measurement of all models together; of one model, a third of it for each batch size.
+    seconds: duration of the measurement of all models together; a third of it for each model alone and batch size.
     """
     hosts = survey_lanes(
         subjects, lanes=(lanes,), device=device, threads=threads, seconds=seconds, cache=cache, progress=progress
@@ -134,9 +135,9 @@ def survey_lanes(
     isolation: str = THREADS,
     progress: Progress | None = None,
 ) -> dict[int, Host]:
-    """Measure models with each of these numbers of lanes; quantities that do not depend on it are measured once.
+    """Measure models with each number of lanes in *lanes*; quantities that do not depend on lanes are measured once.
 
-    device: the server's device.
+    Return number of lanes -> host. device: the server's device.
     repository: the server's repository, instead of the sources of the models.
     isolation: where models run, as in the server's setting of that name.
     """
@@ -148,16 +149,16 @@ def survey_lanes(
     if not lanes or min(lanes) < 1 or threads < 1 or not 0 < seconds <= LONGEST_S:
         shown = ", ".join(map(str, lanes))
         raise InputError(f"lanes = {shown}, threads = {threads}, seconds = {seconds:g} (at most {LONGEST_S:g})")
-    firsts: dict[str, Subject] = {}
+    # Of each stitched file one model is measured, since all its models have the same times.
+    measured: dict[str, Subject] = {}
     for subject in subjects:
         _require_one(subject)
-        firsts.setdefault(subject.file, subject)
-    measured = {subject.name: firsts[subject.file].name for subject in subjects}
+        measured.setdefault(subject.file, subject)
+    measured_names = {subject.name: measured[subject.file].name for subject in subjects}
+    counts, chosen = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
-        hosts = _Survey(
-            tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation, device
-        ).hosts()
-    return {count: with_stitched(host, measured) for count, host in hosts.items()}
+        hosts = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device).hosts()
+    return {count: with_stitched(host, measured_names) for count, host in hosts.items()}
 
 
 def time_models(
@@ -171,9 +172,10 @@ def time_models(
     repository: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, float], Conditions]:
-    """Return the median seconds of whole runs of each model, one request at a time, all models in turns on one lane.
+    """Return the median seconds of whole runs of each model on one lane, and the conditions of the measurement.
 
-    A survey measures ``HostModel.times_s`` at batch 1 in the same way. One model of each stitched file is timed.
+    The models alternate, each with one request at a time, as in a survey for ``HostModel.times_s`` at batch 1. Of each
+    stitched file one model is timed.
     """
     with _open_cache(cache) as folder:
         return _Survey(
@@ -191,17 +193,18 @@ def _require_one(subject: Subject) -> None:
 
 
 def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
-    """Return *host* with the models of stitched files that share the backbone, and so the times, of a measured one."""
+    """Return *host* with all models of stitched files; *measured*: model -> the measured model of the same file."""
     models = {}
-    for name, first in measured.items():
-        loses = {other: host.models[first].loses[same] for other, same in measured.items() if host.models[first].loses}
-        models[name] = host.models[first].model_copy(update={"loses": loses})
+    for name, source in measured.items():
+        loses = host.models[source].loses
+        all_loses = {other: loses[others_source] for other, others_source in measured.items() if loses}
+        models[name] = host.models[source].model_copy(update={"loses": all_loses})
     return host.model_copy(update={"models": models})
 
 
 @contextmanager
 def _open_cache(cache: Path | None) -> Iterator[Path]:
-    """Yield the folder of cut models, so that a second server need not cut them again; temporary without a cache."""
+    """Yield the folder in which servers cache cut models: *cache*, or a temporary folder."""
     if cache is not None:
         yield cache
         return
@@ -211,7 +214,7 @@ def _open_cache(cache: Path | None) -> Iterator[Path]:
 
 @dataclass
 class _Watched:
-    """The spans on the lanes, and the answers, of one measurement."""
+    """The result of a measurement: the spans on the lanes, the load's interval, and the answers."""
 
     all_spans: list[SeenSpan]
     since_s: float
@@ -227,16 +230,18 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _Together:
-    """Measurements of all models on several lanes."""
+    """Measurements of all models together on several lanes."""
 
     models: Mapping[str, HostModel]
-    """The times of their segments alone, measured in turns with those."""
+    """The times of the models' segments alone, measured alternately with ``watched``."""
     watched: Sequence[_Watched]
     memory_bytes: int | None
 
 
 @dataclass
 class _Survey:
+    """The measurements of a survey; servers are started and stopped as needed."""
+
     subjects: Sequence[Subject]
     lanes: Sequence[int]
     """Numbers of lanes, ascending; each results in a host."""
@@ -253,13 +258,14 @@ class _Survey:
     full_gaps_s: list[float] = field(default_factory=list)
     """Gaps between segments on full lanes."""
     bodies: dict[str, str] = field(default_factory=dict)
-    """Name of a backbone on the lanes -> name of its subject."""
+    """Name of a backbone in the trace -> name of its subject."""
     others: ConditionsWatch = field(default_factory=ConditionsWatch)
     """The machine's other load during the measurements."""
     repeats_s: dict[str, list[float]] = field(default_factory=dict)
     """Model -> median times of single requests, one for each measurement of the model alone."""
 
     def hosts(self) -> dict[int, Host]:
+        """Measure; return number of lanes -> host."""
         with self._server(1) as server:
             self._learn(server)
             alone = {subject.name: self._by_batch(server, subject) for subject in self.subjects}
@@ -275,7 +281,7 @@ class _Survey:
         return hosts
 
     def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
-        """Return each model's median seconds for a whole run, all in turns on one lane, and the conditions."""
+        """Return each model's median seconds of a whole run while models alternate on one lane, and the conditions."""
         with self._server(1) as server:
             self._learn(server)
             # models of a stitched file share one backbone, and only one of them is timed
@@ -337,37 +343,38 @@ class _Survey:
         return HostModel(segments=segments, max_batch=most, times_s=times, exits=tuple(profile["exits"]))
 
     def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
-        """Return streams that use most of the lanes' capacity, the same part of it for every model.
+        """Return streams that together use the part ``BUSY`` of the lanes' capacity, the same share for every model.
 
-        Not all of it: lanes that never rest leave the server no time, and deadlines are missed long before.
+        The capacity is measured first. It is not used fully, since a server with always busy lanes misses deadlines.
         """
         clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
         streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
         full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
         answered = [stream.figures.answered_per_s for stream in full.result.streams]
-        can = sum(rate * model.total_s(1) for rate, model in zip(answered, alone.values(), strict=True))
+        capacity = sum(rate * model.total_s(1) for rate, model in zip(answered, alone.values(), strict=True))
+        share = BUSY * capacity / len(alone)  # busy seconds per second for each model
         return [
-            self._stream(subject) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[subject.name].total_s(1))}
+            self._stream(subject) | {"rate": max(LEAST_RATE, share / alone[subject.name].total_s(1))}
             for subject in self.subjects
         ]
 
     @property
     def _queued_segments(self) -> int:
-        """How many segments a lane takes in addition to the one that it computes."""
+        """Number of segments that a lane queues behind its running segment."""
         return 0 if self.device == HOST else device_kind(self.device).ahead
 
     def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
-        """Return the gaps between segments of a batch; of models in one segment, between batches on full lanes.
+        """Return the gaps between segments of a batch; if these are too few, the gaps between batches on full lanes.
 
-        A lane that takes segments ahead already has its next batch then, and a gap between batches is the wait for
-        requests, which is not an overhead of the lane.
+        Gaps between batches are not used if lanes queue segments ahead: such a gap is the wait for requests, which is
+        not an overhead of the lane.
         """
         gaps_s = [gap for measurement in watched for gap in hand_overs(measurement.spans, within=True)]
         return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """Measure the overhead of single requests besides their segments and the gaps before these."""
+        """Return latencies of single requests minus the times of segments and gaps, without the first fifth."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
@@ -377,24 +384,26 @@ class _Survey:
         latencies_s = watched.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
-        first_s = fmean(gaps_s) if gaps_s else 0.0
-        return [max(0.0, a - b - first_s) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
+        first_gap_s = fmean(gaps_s) if gaps_s else 0.0  # before the first segment
+        pairs = zip(latencies_s, extents_s, strict=True)
+        overheads_s = [max(0.0, latency_s - extent_s - first_gap_s) for latency_s, extent_s in pairs]
+        return overheads_s[len(extents_s) // 5 :]
 
     def _note_alone(self, subject: Subject, watched: _Watched) -> None:
         """Record the median time of a model's single requests, to compare repeated measurements with each other."""
         whole = runs(watched.spans, subject.name, len(self.served[subject.name]["segments"]))
         if whole:
-            took_s = median(sum(span.took_s for span in run) for run in whole)
-            self.repeats_s.setdefault(subject.name, []).append(took_s)
+            run_s = median(sum(span.took_s for span in run) for run in whole)
+            self.repeats_s.setdefault(subject.name, []).append(run_s)
 
     def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
-        """Scale the model's times to these runs: where models alternate, their caches are cold."""
+        """Scale the model's times to runs in which models alternate, so that their caches are cold."""
         whole = [run for measurement in watched for run in runs(measurement.spans, name, len(model.segments))]
         ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in whole]
         return _scaled(model, np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments)))
 
     def _together(self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]) -> _Together:
-        """Measure all lanes together in turns with each model alone, so that the machine's speed affects both alike."""
+        """Measure all lanes together, alternating with each model alone, so that both see the same machine speed."""
         single: dict[str, list[_Watched]] = {name: [] for name in alone}
         together = []
         with self._server(lanes) as server:
@@ -416,29 +425,36 @@ class _Survey:
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """Return the runs of every model as factors of the mean times, without the losses to other lanes."""
+        """Return, per model and run, each segment's time over its mean time, without the losses to other lanes.
+
+        lost: as ``losses`` returns it; empty on a single lane.
+        """
         overlaps = dict(zip(spans, overlaps_of(spans, list(models), self._cores), strict=True))
         spreads = {}
         for name, model in models.items():
             shares = np.array([lost[name][other] if lost else 0.0 for other in models])
             rows = []
             for run in runs(spans, name, len(model.segments))[:MOST_RUNS]:
-                works_s = [overlaps[span][0] - float(shares @ overlaps[span][1]) for span in run]
+                works_s = []
+                for span in run:
+                    core_s, others_s = overlaps[span]
+                    works_s.append(core_s - float(shares @ others_s))
                 means_s = model.times_at(run[0].rows)
-                rows.append(tuple(round(max(0.05, a / b), 4) for a, b in zip(works_s, means_s, strict=True)))
+                factors = (work_s / mean_s for work_s, mean_s in zip(works_s, means_s, strict=True))
+                rows.append(tuple(round(max(0.05, factor), 4) for factor in factors))
             spreads[name] = tuple(rows)
         return spreads
 
     def _watch(
         self, server: ServerProcess, streams: Sequence[dict[str, Any]], what: str, seconds: float | None = None
     ) -> _Watched:
-        """Send these streams and return the spans on the lanes."""
-        self._tell(what)
+        """Send these streams for at least *seconds*; return the spans on the lanes. *what*: name for the progress."""
+        self._report_progress(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
         raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
         with self.others.part():
-            result = run_load(self._to_the_end(parse_workload(raw, "survey")), server.url, deadlines="none")
+            result = run_load(self._without_exits(parse_workload(raw, "survey")), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
         seen = read_spans(_get(server.url, "weft/trace"), began_s)
@@ -447,8 +463,8 @@ class _Survey:
         since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
 
-    def _to_the_end(self, workload: Workload) -> Workload:
-        """Return the workload with requests that leave at no exit."""
+    def _without_exits(self, workload: Workload) -> Workload:
+        """Return the workload with thresholds at which no request leaves early."""
         streams = [
             stream.model_copy(update={"exit_threshold": UNREACHABLE_CONFIDENCE})
             if self.served[stream.served_name]["exits"]
@@ -490,7 +506,8 @@ class _Survey:
 
     @contextmanager
     def _server(self, lanes: int) -> Iterator[ServerProcess]:
-        self._tell("starting the server; cutting models may take minutes the first time")
+        """Run a server with this number of lanes during the block."""
+        self._report_progress("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
         arguments += ["--device", self.device] if self.device != HOST else []
@@ -500,7 +517,7 @@ class _Survey:
             yield server
 
     def _shape_options(self) -> list[str]:
-        """The ``--shape`` options: the server cannot cut a model of free shapes, and takes none for stitched files."""
+        """The ``--shape`` options, since the server cannot cut a model with free shapes; none for stitched files."""
         return [
             f"--shape={subject.name}:{name}={written(shape)}"
             for subject in self.subjects
@@ -518,12 +535,12 @@ class _Survey:
         for subject in self.subjects:
             profile = models.get(subject.name)
             if profile is None:
-                self._free(server, subject)  # raises if a missing shape is the reason, as it usually is
+                self._single_shapes(server, subject)  # raises ShapeNeeded if a missing shape is the reason
                 raise InputError(f"{subject.source}: the server could not cut and measure it; weft serve tells why")
             self.bodies[profile["body"] or subject.name] = subject.name
-            self.served[subject.name] = {**profile, "shapes": self._free(server, subject)}
+            self.served[subject.name] = {**profile, "shapes": self._single_shapes(server, subject)}
 
-    def _free(self, server: ServerProcess, subject: Subject) -> Shapes:
+    def _single_shapes(self, server: ServerProcess, subject: Subject) -> Shapes:
         """Return the shapes of a single sample; ShapeNeeded if a dimension besides the batch is free."""
         metadata = _get(server.url, f"v2/models/{subject.name}")
         shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
@@ -533,7 +550,7 @@ class _Survey:
                 raise ShapeNeeded(problem, name, example(shape), model=subject.name)
         return {name: (max(1, shape[0]), *shape[1:]) for name, shape in shapes.items() if shape}
 
-    def _tell(self, what: str) -> None:
+    def _report_progress(self, what: str) -> None:
         if self.progress:
             batches = sum(len(_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
             rounds = sum(1 + ROUNDS * (1 + len(self.subjects)) for lanes in self.lanes if lanes > 1)
@@ -547,7 +564,7 @@ def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:
 
 
 def _sizes(most: int) -> list[int]:
-    """Return the batch sizes to measure; the others are interpolated."""
+    """Return the batch sizes to measure, powers of 2 and *most*; times of other sizes are interpolated."""
     return sorted({*(2**power for power in range(8) if 2**power <= most), most})
 
 
@@ -562,6 +579,7 @@ def _round_times(values: Sequence[float]) -> tuple[float, ...]:
 
 
 def _source(device: str) -> str:
+    """Return ``Host.source``: the processor, versions and the time."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text("utf-8", "replace").splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name")]

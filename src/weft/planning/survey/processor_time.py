@@ -21,12 +21,12 @@ from weft.serving.held_memory import PROCESSES, read_text, with_offspring
 
 CORES = Path("/sys/devices/system/cpu")
 _IDLE, _WAITING, _STOLEN, _GUEST = 3, 4, 7, 8
-"""Columns of a core's line in /proc/stat, after its name; those from guest on are counted in user and nice already."""
+"""Columns of a core's line in /proc/stat, after its name; columns from guest on are also contained in user and nice."""
 _INTERRUPTS = (5, 6)
 """Interrupts (irq, softirq). They count as idle: whether the time of processes includes them depends on the kernel, and
 those of loopback sockets belong to the measurement."""
 _OWN_TIME = slice(11, 15)
-"""utime, stime and those of children that have ended, in /proc/PID/stat after the name."""
+"""utime, stime, cutime and cstime (of ended children) in /proc/PID/stat, after the name."""
 
 
 class ProcessorTime(NamedTuple):
@@ -34,10 +34,10 @@ class ProcessorTime(NamedTuple):
 
     passed_s: float
     busy_s: float
-    """In processes."""
+    """Time of all processes."""
     stolen_s: float
     own_s: float
-    """In this process and all that it started."""
+    """Time of this process and its descendants."""
 
 
 def processor_time(
@@ -88,7 +88,7 @@ class ConditionsWatch:
     def part(self) -> Iterator[None]:
         """Count the time of the block.
 
-        No process that has used much time may end in it unless its parent waits for it: its time would be lost.
+        A descendant that ends in the block must be waited for by its parent, or its time is counted as others'.
         """
         before = self.read_time()
         yield
@@ -99,7 +99,7 @@ class ConditionsWatch:
             return
         passed_s, busy_s, stolen_s, own_s = (b - a for a, b in zip(before, after, strict=True))
         self._passed_s += passed_s
-        # Not cut off at 0 here: cores are sampled by ticks and processes are not, and errors of parts cancel out.
+        # May be negative: cores are sampled by ticks and processes are not, and errors of several parts cancel out.
         self._others_s += busy_s - own_s
         self._stolen_s += stolen_s
 

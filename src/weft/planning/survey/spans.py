@@ -1,9 +1,9 @@
 """Analysis of the spans on a server's lanes: times of segments, gaps between them, and contention between lanes.
 
-The work of a segment is its time alone. While other lanes run, it loses a share of its speed to each of them, so its
-work is the sum, over the intervals with the same other segments, of speed times length. That is linear in the shares.
-A span that took long for another reason also overlaps the others for long, so least squares would blame them for it.
-The fitted shares instead leave no error on average for any of the overlapping models (``_shares``).
+The work of a segment is its time alone. While other lanes run, a segment loses a share of its speed to each of them, so
+its work is the sum of speed times length over intervals with the same other segments. The sum is linear in the shares.
+A span that took long for another reason also overlaps other segments for long, so least squares would attribute its
+delay to these. The shares are fitted so that the mean error is zero for each overlapping model (``_shares``).
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ def mean_times(batches: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
 
 
 def hand_overs(spans: Sequence[SeenSpan], within: bool = False) -> list[float]:
-    """Return the gaps between segments on a lane, in order of time; *within*: of one batch, so work was waiting."""
+    """Return the gaps between segments on a lane, in order of time; *within*: only gaps between segments of a batch."""
     lanes: dict[int, list[SeenSpan]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
     gaps = [
-        (b.start_s, max(0.0, b.start_s - a.end_s))
+        (after.start_s, max(0.0, after.start_s - before.end_s))
         for lane in lanes.values()
-        for a, b in pairwise(lane)
-        if not within or (a.model, a.query, a.rows) == (b.model, b.query, b.rows)
+        for before, after in pairwise(lane)
+        if not within or (before.model, before.query, before.rows) == (after.model, after.query, after.rows)
     ]
     return [gap for _, gap in sorted(gaps)]
 
@@ -85,59 +85,65 @@ def losses(
 ) -> dict[str, dict[str, float]]:
     """Return model -> other model -> share of its speed that a lane loses while one other lane runs the other model.
 
-    alone: the times of the segments with nothing else running.
+    alone: the times of the segments with nothing else running. cores: number of lanes at full speed. most: the largest
+    share.
     """
     shares = {}
     models = list(alone)
     overlaps = overlaps_of(spans, models, cores)
     for model, measured in alone.items():
-        mine = [place for place, span in enumerate(spans) if span.model == model]
-        works_s = [measured.times_at(spans[place].rows)[spans[place].segment] for place in mine]
-        core_s = np.array([overlaps[place][0] for place in mine])
-        others_s = np.array([overlaps[place][1] for place in mine]).reshape(-1, len(models))
+        indices = [index for index, span in enumerate(spans) if span.model == model]
+        works_s = [measured.times_at(spans[index].rows)[spans[index].segment] for index in indices]
+        core_s = np.array([overlaps[index][0] for index in indices])
+        others_s = np.array([overlaps[index][1] for index in indices]).reshape(-1, len(models))
         shares[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(works_s), most), strict=True))
     return shares
 
 
 def overlaps_of(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
-    """Return, per span, its seconds on a core, and per model the sum of these that it ran on other lanes."""
+    """Return, per span, its seconds on a core, and for each of *models* the part in which it ran on other lanes.
+
+    A model that runs on two other lanes counts twice.
+    """
     lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
-    number = {model: place for place, model in enumerate(models)}
+    column = {model: index for index, model in enumerate(models)}
     overlaps: list[tuple[float, list[float]]] = []
     for span, others in zip(spans, _overlapping(spans), strict=True):
         edges = sorted({span.start_s, span.end_s, *_times_within(others, span)})
-        core_s, ran_s = 0.0, [0.0] * len(models)
-        for a, b in pairwise(edges):
-            running = [other.model for other in others if other.start_s <= a and other.end_s >= b]
-            length = (b - a) * lanes.share(1 + len(running))
-            core_s += length
+        core_s, others_s = 0.0, [0.0] * len(models)
+        for begin_s, end_s in pairwise(edges):
+            running = [other.model for other in others if other.start_s <= begin_s and other.end_s >= end_s]
+            on_core_s = (end_s - begin_s) * lanes.share(1 + len(running))
+            core_s += on_core_s
             for model in running:
-                ran_s[number[model]] += length
-        overlaps.append((core_s, ran_s))
+                others_s[column[model]] += on_core_s
+        overlaps.append((core_s, others_s))
     return overlaps
 
 
 def _overlapping(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
-    """Return, per span, those that ran at the same time; spans are in order of their start."""
+    """Return, per span, the spans that ran at the same time; *spans* are in order of their start."""
     overlapping: list[list[SeenSpan]] = [[] for _ in spans]
     running: list[int] = []
-    for place, span in enumerate(spans):
+    for index, span in enumerate(spans):
         running = [other for other in running if spans[other].end_s > span.start_s]
         for other in running if span.end_s > span.start_s else ():
-            overlapping[place].append(spans[other])
+            overlapping[index].append(spans[other])
             overlapping[other].append(span)
-        running.append(place)
+        running.append(index)
     return overlapping
 
 
 def _times_within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
+    """Return the starts and ends of other spans that lie within *span*."""
     return [time for other in others for time in (other.start_s, other.end_s) if span.start_s < time < span.end_s]
 
 
 def _shares(others_s: Floats, core_s: Floats, lost_s: Floats, most: float) -> list[float]:
-    """Fit the nonnegative shares that explain the lost time; a model without overlaps gets the mean of the others.
+    """Fit nonnegative shares of at most *most* with *lost_s* = *others_s* @ shares; a column per other model.
 
-    The residual is orthogonal to the relative overlap with each other model.
+    The residual is orthogonal to the relative overlap (*others_s* / *core_s*) with each other model. A model without
+    overlaps gets the mean share of the others.
     """
     fitted = np.zeros(others_s.shape[1])
     overlaps = others_s.any(axis=0)

@@ -1,7 +1,7 @@
-"""Attention in one operator: the projection where it holds weights, then scores and context.
+"""Costs of attention operators: the projection if the operator has its weights, then scores and context.
 
-Scores and context multiply activations with activations, one group per sample and head; they carry no
-weights and a batch shares nothing between them.
+Scores (queries times keys) and context (scores times values) multiply activations with activations, one group per
+sample and head; they have no weights, and samples of a batch share nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.models.operators.rules.product_costs import need, sized_gemm
 
 
 class AttentionSizes(NamedTuple):
-    """The sizes of one attention: queries meet keys of width *d*, values have width *dv*."""
+    """The sizes of an attention: numbers of queries and keys, *d* the width of both, *dv* the width of values."""
 
     batch: int
     heads: int
@@ -28,7 +28,7 @@ class AttentionSizes(NamedTuple):
 
 
 def attention(node: ImportedNode, past: int = 4) -> list[LayerDraft]:
-    """com.microsoft Attention: one weight projects to queries, keys and values."""
+    """com.microsoft Attention: one weight projects to queries, keys and values. past: index of the cache input."""
     data, weight = need(node, 0), need(node, 1)
     if len(data.shape) != 3 or len(weight.shape) != 2:
         raise ModelError("Attention needs an input of 3 axes and a weight of 2")
@@ -37,54 +37,53 @@ def attention(node: ImportedNode, past: int = 4) -> list[LayerDraft]:
     sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[1] // 3,) * 3)
     earlier = node.input(past)
     keys = rows + (earlier.shape[3] if earlier is not None and len(earlier.shape) == 5 else 0)
-    core = _core(node, AttentionSizes(batch, heads, rows, keys, sizes[0] // heads, sizes[-1] // heads))
+    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, sizes[0] // heads, sizes[-1] // heads))
     gemm = sized_gemm(batch * rows, width, weight.shape[1])
     if gemm is None or not core:
         return []
-    projected = batch * rows * weight.shape[1]
     qkv = draft(
         node,
         "gemm" if weight.constant else "matmul",
         gemm=gemm,
         weight=weight,
         trained=(weight, node.input(2)),
-        output_elements=projected,
+        output_elements=batch * rows * weight.shape[1],
     )
     return [replace(qkv, layer=replace(qkv.layer, name=f"{node.name}/qkv"), writes=()), *core]
 
 
 def ordered_attention(node: ImportedNode) -> list[LayerDraft]:
-    """QOrderedAttention: a weight for queries, one for keys and one for values."""
-    data, weights = need(node, 0), [need(node, place) for place in (5, 6, 7)]
+    """QOrderedAttention: a weight each for queries, keys and values."""
+    data, weights = need(node, 0), [need(node, index) for index in (5, 6, 7)]
     batch, rows, _ = _axes(data, 3)
     heads = _head_count(node, "num_heads")
     widths = [weight.shape[-1] for weight in weights]
-    core = _core(node, AttentionSizes(batch, heads, rows, rows, widths[0] // heads, widths[2] // heads))
-    mapped = [_projection(node, data, weight, part) for weight, part in zip(weights, "qkv", strict=True)]
-    return [*(layer_draft for part in mapped for layer_draft in part), *core]
+    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, widths[0] // heads, widths[2] // heads))
+    projections = [_projection(node, data, weight, part) for weight, part in zip(weights, "qkv", strict=True)]
+    return [*(layer_draft for projection in projections for layer_draft in projection), *core]
 
 
 def decoder_attention(node: ImportedNode) -> list[LayerDraft]:
-    """DecoderAttention: keys are the query's own or another sequence's (static_kv), then maybe cached (use_past)."""
+    """DecoderAttention: keys are of the query's sequence or of another (static_kv), and may be cached (use_past)."""
     query, key, cache = need(node, 0), need(node, 1), node.input(6)
     rows, batch, width = _axes(query, 3)
     static, past = _flag(node, 8), _flag(node, 9)
     cached = cache.shape[2] if past and cache is not None and len(cache.shape) == 4 else 0
     new = 0 if static and past else key.shape[0] if static else rows
     heads = _head_count(node, "num_heads")
-    core = _core(node, AttentionSizes(batch, heads, rows, cached + new, width // heads, width // heads))
+    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, cached + new, width // heads, width // heads))
     queries = _projection(node, query, need(node, 2), "q")
     pairs = _projection(node, key if static else query, need(node, 3), "kv") if new else []
     return [*queries, *pairs, *core]
 
 
 def packed_attention(node: ImportedNode) -> list[LayerDraft]:
-    """PackedAttention: tokens without padding; the shape of an input tells the number of sequences and their length."""
+    """PackedAttention: tokens without padding; the shape of input 3 is (sequences, longest sequence)."""
     data, weight = need(node, 0), need(node, 1)
     batch, rows = _axes(need(node, 3), 2)
     heads = _head_count(node, "num_heads")
     sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[-1] // 3,) * 3)
-    core = _core(node, AttentionSizes(batch, heads, rows, rows, sizes[0] // heads, sizes[-1] // heads))
+    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, sizes[0] // heads, sizes[-1] // heads))
     return [*_projection(node, data, weight, "qkv"), *core]
 
 
@@ -94,22 +93,25 @@ def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
     heads = _head_count(node, "num_heads")
     d = query.shape[-1] if len(query.shape) == 4 else query.shape[-1] // heads
     dv = d if value is None else value.shape[-1] // heads
-    return _core(node, AttentionSizes(batch, heads, rows, rows, d, dv))
+    return _scores_and_context(node, AttentionSizes(batch, heads, rows, rows, d, dv))
 
 
 def longformer_attention(node: ImportedNode, weight: int = 1, everywhere: int = 4) -> list[LayerDraft]:
-    """Each query meets the keys of a window; tokens with global attention have a projection of their own."""
+    """LongformerAttention: each query attends to a window of keys; tokens with global attention have own weights.
+
+    weight, everywhere: indices of the inputs with the weights of local and global attention.
+    """
     data = need(node, 0)
     batch, rows, width = _axes(data, 3)
     heads = _head_count(node, "num_heads")
     keys = min(rows, 2 * max(1, node.attributes.integer("window", rows)) + 1)
-    core = _core(node, AttentionSizes(batch, heads, rows, keys, width // heads, width // heads))
+    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, width // heads, width // heads))
     local = _projection(node, data, need(node, weight), "qkv")
     return [*local, *_projection(node, data, need(node, everywhere), "global"), *core]
 
 
 def paged_attention(node: ImportedNode) -> list[LayerDraft]:
-    """PagedAttention: how full the cache is only a query knows, so every token meets all that its blocks can hold."""
+    """PagedAttention, as if the cache were full: its true length is only known from a request's values."""
     blocks, table = need(node, 3), need(node, 7)
     return _selected_attention(node, table.shape[-1] * blocks.shape[1])
 
@@ -123,7 +125,10 @@ def dynamic_sparse_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def linear_attention(node: ImportedNode) -> list[LayerDraft]:
-    """A state per head instead of keys: each token adds an outer product and reads; a delta rule reads once more."""
+    """LinearAttention: each token updates a state per head by an outer product and reads it.
+
+    The delta rule reads the state once more.
+    """
     query, value = need(node, 0), need(node, 2)
     q_heads, kv_heads = (_head_count(node, name) for name in ("q_num_heads", "kv_num_heads"))
     batch, rows, width = _axes(query, 3)
@@ -142,16 +147,16 @@ def gated_delta_net(node: ImportedNode) -> list[LayerDraft]:
 
 
 def _selected_attention(node: ImportedNode, keys: int) -> list[LayerDraft]:
-    """Tokens that each meet *keys* keys of a cache."""
+    """Attention of each token to *keys* keys of a cache."""
     query, key = need(node, 0), node.input(1)
     heads, shared = _head_count(node, "num_heads"), _head_count(node, "kv_num_heads")
     width = query.shape[-1] // (heads if key is not None else heads + 2 * shared)
     tokens = query.elements // max(1, query.shape[-1])
-    return _core(node, AttentionSizes(1, heads, tokens, keys, width, width))
+    return _scores_and_context(node, AttentionSizes(1, heads, tokens, keys, width, width))
 
 
 def _projection(node: ImportedNode, data: Tensor, weight: Tensor, part: str) -> list[LayerDraft]:
-    """Rows of *data* through a matrix, before the attention itself; writes no output yet."""
+    """The layer that multiplies *data* by *weight* before the attention; its result stays inside the node."""
     k, n = _axes(weight, 2)
     gemm = sized_gemm(data.elements // max(1, k), k, n)
     if gemm is None:
@@ -162,14 +167,15 @@ def _projection(node: ImportedNode, data: Tensor, weight: Tensor, part: str) -> 
 
 
 def _axes(tensor: Tensor, count: int) -> tuple[int, ...]:
+    """The shape of a tensor; raises ModelError if it does not have *count* axes."""
     if len(tensor.shape) != count:
         raise ModelError(f"attention needs {count} axes here, got {len(tensor.shape)}")
     return tensor.shape
 
 
-def _flag(node: ImportedNode, place: int) -> bool:
-    """Whether a constant flag is set; one that comes with the request counts as not set."""
-    value = need(node, place).value
+def _flag(node: ImportedNode, index: int) -> bool:
+    """Whether the flag in input *index* is a constant and set; a flag that is not constant counts as not set."""
+    value = need(node, index).value
     return value is not None and bool(value.all())
 
 
@@ -178,7 +184,7 @@ def projected(
 ) -> list[LayerDraft]:
     """Attention over projected queries, keys and values, with heads side by side or as an axis of their own.
 
-    *past* is the place of the cached keys; *q_heads* and *kv_heads* are the attributes that count heads.
+    past: index of the input with cached keys. q_heads, kv_heads: names of the attributes with the numbers of heads.
     """
     query, key = need(node, 0), node.input(1)
     if len(query.shape) not in (3, 4, 5):
@@ -187,19 +193,22 @@ def projected(
         batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, whole=key is None)
         keys, dv = rows if key is None else key.shape[1], d
     else:
-        batch, heads, rows, d = _by_head(query, node, q_heads)
-        _, _, keys, _ = _by_head(key, node, kv_heads)
-        _, _, _, dv = _by_head(node.input(2) or key, node, kv_heads)
+        batch, heads, rows, d = _sizes_by_head(query, node, q_heads)
+        _, _, keys, _ = _sizes_by_head(key, node, kv_heads)
+        _, _, _, dv = _sizes_by_head(node.input(2) or key, node, kv_heads)
     earlier = node.input(past)
     if earlier is not None and len(earlier.shape) == 4:
         keys += earlier.shape[2]
-    return _core(node, AttentionSizes(batch, heads, rows, keys, d, dv))
+    return _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, d, dv))
 
 
 def _unpack_sizes(
     tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, whole: bool
 ) -> tuple[int, int, int, int]:
-    """Sizes by head of queries that share a tensor with their keys and values (*whole*), or whose keys share one."""
+    """(batch, heads, positions, width of a head) of queries.
+
+    *whole*: the tensor holds queries, keys and values; otherwise only keys and values share another tensor.
+    """
     if len(tensor.shape) == 5:
         batch, rows, heads, _, width = tensor.shape
         return batch, heads, rows, width
@@ -208,8 +217,11 @@ def _unpack_sizes(
     return batch, heads, rows, width // (heads + 2 * shared if whole else heads)
 
 
-def _by_head(tensor: Tensor, node: ImportedNode, heads: str) -> tuple[int, int, int, int]:
-    """(batch, heads, positions, width of a head) of a tensor with or without an axis for heads."""
+def _sizes_by_head(tensor: Tensor, node: ImportedNode, heads: str) -> tuple[int, int, int, int]:
+    """(batch, heads, positions, width of a head) of a tensor with or without an axis for heads.
+
+    *heads*: name of the attribute with the number of heads.
+    """
     if len(tensor.shape) == 4:
         batch, count, rows, width = tensor.shape
         return batch, count, rows, width
@@ -221,13 +233,15 @@ def _by_head(tensor: Tensor, node: ImportedNode, heads: str) -> tuple[int, int, 
 
 
 def _head_count(node: ImportedNode, name: str) -> int:
+    """The number of heads in the attribute *name*; raises ModelError if it is less than 1."""
     count = node.attributes.integer(name, 1)
     if count < 1:
         raise ModelError(f"{name} must be at least 1, got {count}")
     return count
 
 
-def _core(node: ImportedNode, sizes: AttentionSizes) -> list[LayerDraft]:
+def _scores_and_context(node: ImportedNode, sizes: AttentionSizes) -> list[LayerDraft]:
+    """The two products of an attention, queries times keys and scores times values; no layers if one is empty."""
     batch, heads, queries, keys, d, dv = sizes
     scores = sized_gemm(queries, d, keys, batch * heads)
     context = sized_gemm(queries, keys, dv, batch * heads)

@@ -1,6 +1,6 @@
 """Cost rules that many operators share, for nodes without products.
 
-A cost rule returns the layers of a node. Those of products are in ``product_costs``, ``packed_costs`` and
+A cost rule returns the layers of a node. Rules for products are in ``product_costs``, ``packed_costs`` and
 ``attention_costs``.
 """
 
@@ -16,7 +16,7 @@ Cost = Callable[[ImportedNode], list[LayerDraft]]
 
 
 def traffic(kind: str) -> Cost:
-    """One layer that costs its activation traffic."""
+    """A cost rule: one layer of this kind that costs only its activation traffic."""
     return lambda node: [draft(node, kind)]
 
 
@@ -24,12 +24,12 @@ unknown, elementwise, pool = traffic("unknown"), traffic("elementwise"), traffic
 
 
 def free(node: ImportedNode) -> list[LayerDraft]:
-    """No layer: it costs nothing."""
+    """The rule of operators that cost nothing: no layer."""
     return []
 
 
 def prelu(node: ImportedNode) -> list[LayerDraft]:
-    """A learned slope, even if all channels share a single one."""
+    """A layer with the slopes (all inputs but the first) as trained values."""
     return [draft(node, "elementwise", trained=node.inputs[1:])]
 
 
@@ -38,17 +38,17 @@ def norm(node: ImportedNode) -> list[LayerDraft]:
 
 
 def movement(node: ImportedNode) -> list[LayerDraft]:
-    """All inputs read and all outputs written, unless nothing moves: a cast to the same type, a slice of everything."""
+    """A layer that reads all inputs and writes all outputs; no layer if the output is a view, as of a full slice."""
     return _movement(node, None)
 
 
 def selection(node: ImportedNode) -> list[LayerDraft]:
-    """An operator that reads only what it selects."""
+    """As ``movement``, for operators that read only the elements that they select."""
     return _movement(node, node.output_elements)
 
 
 def gather(node: ImportedNode) -> list[LayerDraft]:
-    """A lookup where the table is constant and learned, else a selection."""
+    """An embedding lookup if the table is a trained constant, else as ``selection``."""
     table = need(node, 0)
     if not table.constant or len(table.shape) < 2 or table.dtype in INTEGERS:
         return selection(node)
@@ -56,7 +56,7 @@ def gather(node: ImportedNode) -> list[LayerDraft]:
 
 
 def embed_norm(node: ImportedNode) -> list[LayerDraft]:
-    """Word, position and segment tables at once, then a norm."""
+    """Lookups in the word, position and segment tables, and a norm, as one layer."""
     tables = [table for table in node.inputs[2:5] if table is not None]
     lookups = node.outputs[0].elements * len(tables)
     word = tables[0] if tables else None
@@ -64,5 +64,6 @@ def embed_norm(node: ImportedNode) -> list[LayerDraft]:
 
 
 def _movement(node: ImportedNode, input_elements: int | None) -> list[LayerDraft]:
-    idle = node.outputs[0].view_of is not None
-    return [] if idle else [draft(node, "movement", input_elements=input_elements)]
+    """A layer that reads *input_elements* (None: all inputs); no layer if the output is a view of an input."""
+    is_view = node.outputs[0].view_of is not None
+    return [] if is_view else [draft(node, "movement", input_elements=input_elements)]

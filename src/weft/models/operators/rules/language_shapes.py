@@ -7,13 +7,14 @@ from weft.models.operators.rules.shapes import Inputs, Shape, ShapeRule, shape_o
 
 
 def attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the output of com.microsoft Attention: the input's rows, as wide as the projected values."""
     left, right = shape_of(inputs, 0), shape_of(inputs, 1)
     sizes = attributes.integers("qkv_hidden_sizes", (right[-1] // 3,) if right else ())
     return (*left[:-1], sizes[-1]) if left and sizes else None
 
 
 def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Keys and values of com.microsoft Attention: the cached positions, then one for each row."""
+    """Shape of the new cache of com.microsoft Attention: keys and values of cached positions and of the rows."""
     data, right, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 4)
     heads = attributes.integer("num_heads", 1)
     if data is None or len(data) != 3 or right is None or heads < 1:
@@ -24,7 +25,10 @@ def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def projected(kv_heads: str) -> ShapeRule:
-    """The context of attention over projected queries: a row for each query, as wide as the values of all heads."""
+    """The shape rule of attention over projected queries: a row per query, as wide as the values of all heads.
+
+    kv_heads: name of the attribute with the number of heads of keys and values.
+    """
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         query, value = shape_of(inputs, 0), shape_of(inputs, 2)
@@ -47,7 +51,10 @@ def projected(kv_heads: str) -> ShapeRule:
 
 
 def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
-    """The keys (or values) that attention returns: batch, heads, cached and new positions, width."""
+    """The shape rule of returned keys or values: batch, heads, cached and new positions, width.
+
+    key, past: indices of the inputs with new and cached keys. kv_heads: name of the attribute with the number of heads.
+    """
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         new, earlier = shape_of(inputs, key), shape_of(inputs, past)
@@ -63,26 +70,30 @@ def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
 
 
 def normed(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """A mean or deviation for each row."""
+    """Shape of a mean or deviation for each row."""
     shape = shape_of(inputs, 0)
     return (*shape[:-1], 1) if shape else None
 
 
 def embedding(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of an embedding: that of the indices, with the width of the table in input 2."""
     rows, table = shape_of(inputs, 0), shape_of(inputs, 2)
     return (*rows, table[-1]) if rows and table else None
 
 
 def samples(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of one value per sample."""
     return (shape_of(inputs, 0) or ())[:1]
 
 
 def position_bias(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of RelativePositionBias: 1, heads, queries, keys; None unless both lengths are constants."""
     table, queries, keys = shape_of(inputs, 0), values_of(inputs, 1), values_of(inputs, 2)
     return (1, table[1], queries[0], keys[0]) if table and len(table) == 2 and queries and keys else None
 
 
 def gated_bias(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of GatedRelativePositionBias: sequences, heads, queries, keys."""
     query, positions, offsets = shape_of(inputs, 0), shape_of(inputs, 2), shape_of(inputs, 6)
     if not query or positions is None or len(positions) != 4:
         return None
@@ -90,11 +101,13 @@ def gated_bias(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def restored(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of RestorePadding: the padded positions, with the width of the tokens."""
     data, offsets = shape_of(inputs, 0), shape_of(inputs, 1)
     return (*offsets, data[-1]) if data and offsets else None
 
 
 def linear_attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the output of LinearAttention: a row per query, as wide as the values of all heads."""
     query, value = shape_of(inputs, 0), shape_of(inputs, 2)
     q_heads, kv_heads = (attributes.integer(name, 1) for name in ("q_num_heads", "kv_num_heads"))
     if not query or not value or min(q_heads, kv_heads) < 1:
@@ -103,6 +116,7 @@ def linear_attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def linear_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the state of LinearAttention: batch, heads, widths of key and value; else as the given state."""
     query, value = shape_of(inputs, 0), shape_of(inputs, 2)
     q_heads, kv_heads = (attributes.integer(name, 1) for name in ("q_num_heads", "kv_num_heads"))
     if not query or not value or min(q_heads, kv_heads) < 1 or attributes.integer("state_window", 0):
@@ -111,6 +125,7 @@ def linear_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def causal_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the state of CausalConvWithState: batch, channels, positions before the window; else as given."""
     data, weight, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 3)
     if past is not None or not data or not weight or attributes.integer("state_window", 0) or len(weight) != 3:
         return past
@@ -118,6 +133,7 @@ def causal_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def delta_net(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the output of GatedDeltaNet: tokens, heads, width of a value."""
     query, value = shape_of(inputs, 0), shape_of(inputs, 2)
     if query is None or value is None or len(query) != 3 or len(value) != 3:
         return None
@@ -125,12 +141,13 @@ def delta_net(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def recurrent_sequence(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """The output of a recurrent layer for every step."""
+    """Shape of the outputs of a recurrent layer for all steps: steps, directions, batch, hidden size."""
     data, state = shape_of(inputs, 0), recurrent_state(inputs, attributes)
     return (data[0], *state) if data and state else None
 
 
 def recurrent_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Shape of the state of a recurrent layer: directions, batch, hidden size."""
     data = shape_of(inputs, 0) or ()
     directions = 2 if attributes.text("direction") == "bidirectional" else 1
     return (directions, data[1], attributes.integer("hidden_size", 1)) if len(data) == 3 else None

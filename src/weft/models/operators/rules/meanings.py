@@ -1,10 +1,10 @@
 """The meanings of operators as functions of torch: ``Meaning``, ``TorchNode`` and the meanings of general use.
 
-Torch is never imported here: a meaning receives it with the node's attributes (``TorchNode``), then the node's inputs:
-tensors, None for those left out, and tuples of numbers for the inputs that the entry lists as numbers. It returns one
-tensor, or a tuple of as many as the node has outputs. Meanings hold for inference, from opset 7 on, and for tensors of
-the types in ``DTYPES``. For attributes without a counterpart in torch they raise ``ModelError``, and the node is left
-to ONNX Runtime.
+Torch is never imported here. The first argument *t* of a meaning is a ``TorchNode``: the torch module and the node's
+attributes. The others are the node's inputs: tensors, None for an input that is left out, and tuples of numbers for
+inputs in ``Operator.numbers``. A meaning returns a tensor, or a tuple with a tensor for each output of the node.
+Meanings hold for inference, from opset 7 on, and for tensors of the types in ``DTYPES``. They raise ``ModelError`` for
+attributes without a counterpart in torch; the node is then left to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TorchNode:
-    """The torch module, and a node's attributes as plain values: texts are str, lists are sequences."""
+    """The torch module, and a node's attributes as Python values: strings are str, lists are sequences."""
 
     torch: Any
     attributes: Mapping[str, Any]
@@ -50,11 +50,12 @@ class TorchNode:
         return self.attributes.get(name, default)
 
     def numbers(self, name: str, given: Numbers | None) -> Numbers | None:
-        """Numbers that newer versions take as an input and older ones as an attribute; None if neither is there."""
+        """The input *given*, which older opsets have as the attribute *name*; None if the node has neither."""
         values = self.get(name) if given is None else given
         return None if values is None else tuple(values)
 
     def dtype(self, number: int) -> Any:
+        """The torch type of ONNX's element type *number*; raises ModelError if torch has none."""
         if number not in DTYPES:
             raise ModelError(f"torch has no counterpart of the ONNX type {number}")
         return getattr(self.torch, DTYPES[number])
@@ -66,13 +67,13 @@ class TorchNode:
 
 
 def call(path: str) -> Meaning:
-    """A function of torch that takes the same tensors: ``relu``, ``nn.functional.mish``."""
+    """The meaning of an operator that is the torch function at *path* (``nn.functional.mish``), without attributes."""
     look_up = attrgetter(path)
     return lambda t, *tensors: look_up(t.torch)(*tensors)
 
 
 def chained(path: str) -> Meaning:
-    """A function of two tensors, applied from the left to as many as there are."""
+    """The meaning of an operator that applies the binary torch function at *path* to all inputs, from the left."""
     look_up = attrgetter(path)
     return lambda t, *tensors: reduce(look_up(t.torch), tensors)
 
@@ -81,6 +82,7 @@ def chained(path: str) -> Meaning:
 
 
 def mean_of(t: TorchNode, *tensors: TorchTensor) -> TorchTensor:
+    """The mean of several tensors, element by element."""
     return sum(tensors[1:], tensors[0]) / len(tensors)
 
 
@@ -101,11 +103,13 @@ def shift(t: TorchNode, left: TorchTensor, right: TorchTensor) -> TorchTensor:
 
 
 def clip(t: TorchNode, x: TorchTensor, low: Numbers | None = None, high: Numbers | None = None) -> TorchTensor:
+    """Clip with optional bounds, which are inputs or, in older opsets, attributes."""
     bounds = [t.get(name) if given is None else given[0] for name, given in (("min", low), ("max", high))]
     return x if bounds == [None, None] else t.torch.clamp(x, *bounds)
 
 
 def is_infinite(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    """IsInf, for both signs or only the signs that the attributes name."""
     sides = [side for side in ("positive", "negative") if t.get(f"detect_{side}", 1)]
     matches = [getattr(t.torch, f"is{side[:3]}inf")(x) for side in sides]
     return reduce(t.torch.logical_or, matches) if matches else t.torch.zeros_like(x, dtype=t.torch.bool)
@@ -152,7 +156,7 @@ def activated(t: TorchNode, x: TorchTensor) -> TorchTensor:
 def quantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor = None) -> TorchTensor:
     t.refuse(t.get("block_size", 0) or t.get("output_dtype", 0), "quantising by blocks, or to a type by its number")
     dtype = t.torch.uint8 if zero is None else zero.dtype
-    scale, zero = (_by_axis(t, x, values) for values in (scale, zero))
+    scale, zero = (_align_to_axis(t, x, values) for values in (scale, zero))
     levels = t.torch.round(x / scale) + (0 if zero is None else zero)
     limits = t.torch.iinfo(dtype)
     return t.torch.clamp(levels, limits.min, limits.max).to(dtype)
@@ -161,12 +165,12 @@ def quantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor
 def dequantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor = None) -> TorchTensor:
     t.refuse(t.get("block_size", 0), "quantising by blocks")
     dtype = scale.dtype
-    scale, zero = (_by_axis(t, x, values) for values in (scale, zero))
+    scale, zero = (_align_to_axis(t, x, values) for values in (scale, zero))
     return (x.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))).to(dtype) * scale
 
 
-def _by_axis(t: TorchNode, x: TorchTensor, parameter: TorchTensor) -> TorchTensor:
-    """One parameter for all of *x*, or one for each place along an axis."""
+def _align_to_axis(t: TorchNode, x: TorchTensor, parameter: TorchTensor) -> TorchTensor:
+    """Reshape a scale or zero point to broadcast with *x*: a single value, or a vector along the attribute ``axis``."""
     if parameter is None or parameter.dim() == 0:
         return parameter
     sizes = [1] * x.dim()
@@ -183,7 +187,10 @@ def reduced(
     before: str = "",
     after: str = "",
 ) -> Meaning:
-    """A reduction; *before* and *after* are functions of torch of each element and of each result."""
+    """The meaning of a reduction by *function*(t, x, axes, keepdims).
+
+    before, after: names of torch functions that are applied to each element and to the result.
+    """
 
     def meaning(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> TorchTensor:
         axes = t.numbers("axes", given)
@@ -196,7 +203,7 @@ def reduced(
 
 
 def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], TorchTensor]:
-    """A reduction of torch that takes several axes at once."""
+    """The torch reduction *name*, which takes several axes, as a function for ``reduced``."""
 
     def function(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
         t.refuse(name in ("amax", "amin") and 0 in x.shape, "the extreme of no elements")
@@ -206,31 +213,35 @@ def over(name: str) -> Callable[[TorchNode, TorchTensor, list[int], bool], Torch
 
 
 def product_over(t: TorchNode, x: TorchTensor, axes: list[int], keep: bool) -> TorchTensor:
+    """The product over several axes, one after another, since torch's ``prod`` takes a single axis."""
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(dim=axis, keepdim=keep)
     return x
 
 
 def extreme(name: str) -> Meaning:
-    """``argmax`` or ``argmin``, the first place or the last."""
+    """The meaning of ``argmax`` or ``argmin``: the index of the first or, by attribute, the last extreme value."""
 
     def meaning(t: TorchNode, x: TorchTensor) -> TorchTensor:
         axis, keep, last = t.get("axis", 0), bool(t.get("keepdims", 1)), t.get("select_last_index", 0)
-        place = getattr(t.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=keep)
-        return x.shape[axis] - 1 - place if last else place
+        index = getattr(t.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=keep)
+        return x.shape[axis] - 1 - index if last else index
 
     return meaning
 
 
 def top_k(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> tuple[TorchTensor, ...]:
-    """Sorts instead of selecting: of equal values ONNX takes the first."""
+    """TopK by a stable sort: of equal values ONNX takes the first, which torch's topk does not guarantee."""
     axis, k = t.get("axis", -1), given or (t.get("k"),)
-    values, places = t.torch.sort(x, dim=axis, descending=bool(t.get("largest", 1)), stable=True)
-    return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
+    values, indices = t.torch.sort(x, dim=axis, descending=bool(t.get("largest", 1)), stable=True)
+    return values.narrow(axis, 0, k[0]), indices.narrow(axis, 0, k[0])
 
 
 def cumulated(name: str, neutral: int) -> Meaning:
-    """``cumsum`` or ``cumprod``, backwards or without the element itself where attributes say so."""
+    """The meaning of ``cumsum`` or ``cumprod``, with the attributes ``reverse`` and ``exclusive``.
+
+    neutral: the first value of an exclusive result.
+    """
 
     def meaning(t: TorchNode, x: TorchTensor, axis: Numbers) -> TorchTensor:
         x = x.flip(axis) if t.get("reverse", 0) else x
@@ -244,7 +255,7 @@ def cumulated(name: str, neutral: int) -> Meaning:
 
 
 def softmax(name: str) -> Meaning:
-    """``softmax`` or ``log_softmax``: before opset 13 over all axes from one to the last."""
+    """The meaning of ``softmax`` or ``log_softmax``; before opset 13 over all axes from ``axis`` to the last."""
 
     def meaning(t: TorchNode, x: TorchTensor) -> TorchTensor:
         function = getattr(t.torch, name)
@@ -277,11 +288,13 @@ def instance_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchT
 
 
 def layer_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchTensor = None) -> Any:
+    """Layer normalisation; with more than one output also the mean and the inverse deviation."""
     axes = list(range(t.get("axis", -1) % x.dim(), x.dim()))
     sizes, epsilon = [x.shape[axis] for axis in axes], t.get("epsilon", 1e-5)
-    whole = [values for values in (scale, bias) if values is not None and list(values.shape) != sizes]
-    result = t.nn.layer_norm(x, sizes, *((None, None) if whole else (scale, bias)), epsilon)
-    result = result * scale + (0 if bias is None else bias) if whole else result
+    # torch's function only takes parameters with the shape of the normalised axes; ONNX also broadcasts them.
+    broadcast = any([values is not None and list(values.shape) != sizes for values in (scale, bias)])
+    result = t.nn.layer_norm(x, sizes, *((None, None) if broadcast else (scale, bias)), epsilon)
+    result = result * scale + (0 if bias is None else bias) if broadcast else result
     if t.outputs == 1:
         return result
     mean = x.mean(dim=axes, keepdim=True)
@@ -295,15 +308,18 @@ def rms_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor) -> TorchTensor:
 
 
 def skip_norm(norm: Meaning) -> Meaning:
-    """A norm of a sum: x, the skipped part, the norm's parameters and, for ``layer_norm``, a bias of the sum."""
+    """The meaning of a norm of a sum *x* + *skip* + bias; with four outputs the last is the sum.
+
+    The parameters are those of *norm*, then an optional bias.
+    """
 
     def meaning(t: TorchNode, x: TorchTensor, skip: TorchTensor, *parameters: TorchTensor) -> Any:
         t.refuse(t.outputs not in (1, 4), "a norm that also gives out its mean")
         count = 2 if norm is layer_norm else 1
-        own, bias = parameters[:count], parameters[count] if len(parameters) > count else None
+        norm_parameters, bias = parameters[:count], parameters[count] if len(parameters) > count else None
         total = x + skip if bias is None else x + skip + bias
-        single = TorchNode(t.torch, {"epsilon": t.get("epsilon", 1e-12)}, 1, t.version)
-        result = norm(single, total, *own)
+        norm_node = TorchNode(t.torch, {"epsilon": t.get("epsilon", 1e-12)}, 1, t.version)
+        result = norm(norm_node, total, *norm_parameters)
         return result if t.outputs == 1 else (result, None, None, total)
 
     return meaning
@@ -317,7 +333,7 @@ def lp_norm(t: TorchNode, x: TorchTensor) -> TorchTensor:
 def mean_variance(t: TorchNode, x: TorchTensor) -> TorchTensor:
     axes = list(t.get("axes", (0, 2, 3)))
     centred = x - x.mean(dim=axes, keepdim=True)
-    # 1e-9 is the standard's: its function body adds it to the deviation.
+    # The function body in the ONNX standard adds 1e-9 to the deviation.
     return centred / (t.torch.sqrt(centred.square().mean(dim=axes, keepdim=True)) + 1e-9)
 
 
@@ -332,6 +348,7 @@ def local_response(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def gemm(t: TorchNode, a: TorchTensor, b: TorchTensor, c: TorchTensor = None) -> TorchTensor:
+    """Gemm: alpha * A B + beta * C; by torch's ``linear`` if both factors are 1 and C is a bias."""
     alpha, beta = t.get("alpha", 1.0), t.get("beta", 1.0)
     a = a.t() if t.get("transA") else a
     if alpha == 1.0 and beta == 1.0 and (c is None or c.dim() == 1):
@@ -342,7 +359,7 @@ def gemm(t: TorchNode, a: TorchTensor, b: TorchTensor, c: TorchTensor = None) ->
 
 def fused_gemm(t: TorchNode, *inputs: TorchTensor) -> TorchTensor:
     first, second = (t.get(f"activation_{name}", 0.0) for name in ("alpha", "beta"))
-    return activated(_with(t, activation_params=(first, second)), gemm(t, *inputs))
+    return activated(_with_attributes(t, activation_params=(first, second)), gemm(t, *inputs))
 
 
 def fused_matmul(t: TorchNode, a: TorchTensor, b: TorchTensor) -> TorchTensor:
@@ -353,6 +370,7 @@ def fused_matmul(t: TorchNode, a: TorchTensor, b: TorchTensor) -> TorchTensor:
 
 
 def matmul_integer(t: TorchNode, a: TorchTensor, b: TorchTensor, *zeros: TorchTensor) -> TorchTensor:
+    """The product of two quantised matrices as int32; *zeros*: optional zero points of *a* and *b*."""
     zero_a, zero_b = (*zeros, None, None)[:2]
     if zero_a is not None and zero_a.dim() == 1:
         zero_a = zero_a.unsqueeze(-1)
@@ -367,7 +385,8 @@ def einsum(t: TorchNode, *operands: TorchTensor) -> TorchTensor:
     return t.torch.einsum(t.get("equation").replace(" ", ""), *operands)
 
 
-def _with(t: TorchNode, **attributes: Any) -> TorchNode:
+def _with_attributes(t: TorchNode, **attributes: Any) -> TorchNode:
+    """The node with these attributes replaced or added."""
     return TorchNode(t.torch, {**t.attributes, **attributes}, t.outputs, t.version)
 
 
@@ -379,8 +398,8 @@ def shape(t: TorchNode, x: TorchTensor) -> Numbers:
 
 
 def reshape(t: TorchNode, x: TorchTensor, sizes: Numbers) -> TorchTensor:
-    copied = not t.get("allowzero", 0)
-    return x.reshape([x.shape[place] if size == 0 and copied else size for place, size in enumerate(sizes)])
+    zero_keeps_size = not t.get("allowzero", 0)
+    return x.reshape([x.shape[axis] if size == 0 and zero_keeps_size else size for axis, size in enumerate(sizes)])
 
 
 def flatten(t: TorchNode, x: TorchTensor) -> TorchTensor:
@@ -418,7 +437,7 @@ def expand(t: TorchNode, x: TorchTensor, sizes: Numbers) -> TorchTensor:
 
 
 def concat(t: TorchNode, *parts: Any) -> Any:
-    if isinstance(parts[0], tuple):  # sizes that ``shape`` gave
+    if isinstance(parts[0], tuple):  # sizes, as the meaning ``shape`` returns them
         return tuple(number for part in parts for number in part)
     return t.torch.cat(parts, dim=t.get("axis"))
 
@@ -437,7 +456,7 @@ def slice_(
     axes: Numbers | None = None,
     steps: Numbers | None = None,
 ) -> TorchTensor:
-    """Flips axes with negative steps, since torch's slices only go forward."""
+    """Slice; axes with negative steps are flipped first, since torch's slices only go forward."""
     index = [slice(None)] * x.dim()
     starts, ends, axes = t.numbers("starts", starts) or (), t.numbers("ends", ends) or (), t.numbers("axes", axes)
     for start, end, axis, step in zip(
@@ -446,10 +465,10 @@ def slice_(
         if step > 0:
             index[axis] = slice(start, end, step)
             continue
-        chosen = range(*slice(start, end if end >= -x.shape[axis] else None, step).indices(x.shape[axis]))
+        selected = range(*slice(start, end if end >= -x.shape[axis] else None, step).indices(x.shape[axis]))
         x = x.flip(axis)
-        first = x.shape[axis] - 1 - chosen.start
-        index[axis] = slice(first, first + (len(chosen) - 1) * -step + 1, -step) if chosen else slice(0, 0)
+        first = x.shape[axis] - 1 - selected.start
+        index[axis] = slice(first, first + (len(selected) - 1) * -step + 1, -step) if selected else slice(0, 0)
     return x[tuple(index)]
 
 
@@ -466,29 +485,30 @@ def pad(
         widths[axis] = (before, after)
     mode = t.get("mode", "constant")
     if mode == "constant":
-        flat = [amount for both in reversed(widths) for amount in both]
-        return t.nn.pad(x, flat, value=fill[0] if fill else t.get("value", 0))
+        amounts_from_last = [amount for before_after in reversed(widths) for amount in before_after]
+        return t.nn.pad(x, amounts_from_last, value=fill[0] if fill else t.get("value", 0))
     for axis, (before, after) in enumerate(widths):
         if before or after:
-            places = [_source(place, x.shape[axis], mode) for place in range(-before, x.shape[axis] + after)]
-            x = x.index_select(axis, t.torch.tensor(places, device=x.device))
+            indices = [_source_index(target, x.shape[axis], mode) for target in range(-before, x.shape[axis] + after)]
+            x = x.index_select(axis, t.torch.tensor(indices, device=x.device))
     return x
 
 
-def _source(place: int, size: int, mode: str) -> int:
-    """The index within an axis whose element is copied to the padding at *place*."""
+def _source_index(target: int, size: int, mode: str) -> int:
+    """The index of the element that is copied to *target*, which is below 0 or from *size* on in the padding."""
     if mode == "edge":
-        return min(max(place, 0), size - 1)
+        return min(max(target, 0), size - 1)
     if mode == "wrap":
-        return place % size
-    turn = place % max(1, 2 * size - 2)  # reflect
-    return min(turn, 2 * size - 2 - turn)
+        return target % size
+    phase = target % max(1, 2 * size - 2)  # reflect: forward, then backward without the end elements
+    return min(phase, 2 * size - 2 - phase)
 
 
 def gather(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
-    """By index_select, which is faster than an index of several dimensions; -1 is the last.
+    """Gather by index_select, which is faster than indexing with a tensor of several dimensions.
 
-    The attributes ``place``, one constant index, and ``from_zero``, none is negative, are not of ONNX.
+    Two attributes are weft's, not ONNX's: ``place`` is a single constant index, ``from_zero`` says that no index is
+    negative.
     """
     axis = t.get("axis", 0) % x.dim()
     if t.get("place") is not None:
@@ -497,8 +517,8 @@ def gather(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
         index = _from_zero(t, index, x.shape[axis])
     if index.dim() == 1:
         return t.torch.index_select(x, axis, index)
-    taken = t.torch.index_select(x, axis, index.reshape(-1))
-    return taken.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    selected = t.torch.index_select(x, axis, index.reshape(-1))
+    return selected.reshape(*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
 
 
 def gather_elements(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
@@ -507,10 +527,11 @@ def gather_elements(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTe
 
 
 def gather_nd(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
+    """GatherND: the last axis of *index* holds coordinates; batch axes are indexed by their own positions."""
     batch = t.get("batch_dims", 0)
     rank = index.dim() - 1
     rows = [
-        t.torch.arange(x.shape[axis], device=x.device).reshape([-1 if place == axis else 1 for place in range(rank)])
+        t.torch.arange(x.shape[axis], device=x.device).reshape([-1 if other == axis else 1 for other in range(rank)])
         for axis in range(batch)
     ]
     return x[(*rows, *index.unbind(-1))]
@@ -532,16 +553,16 @@ def scatter_nd(t: TorchNode, x: TorchTensor, index: TorchTensor, updates: TorchT
 
 
 def _from_zero(t: TorchNode, index: TorchTensor, size: int) -> TorchTensor:
-    """Indices as int64, with negative ones counted from the front."""
+    """Indices as int64, with negative indices (from the end) converted to indices from 0."""
     index = index.to(t.torch.int64)
     return t.torch.where(index < 0, index + size, index)
 
 
 def one_hot(t: TorchNode, index: TorchTensor, depth: Numbers, values: TorchTensor) -> TorchTensor:
     axis, size = t.get("axis", -1), int(depth[0])
-    places = t.torch.arange(size, device=index.device)
+    positions = t.torch.arange(size, device=index.device)
     index = index.to(t.torch.int64).unsqueeze(-1)
-    hot = (t.torch.where(index < 0, index + size, index) == places).movedim(-1, axis)
+    hot = (t.torch.where(index < 0, index + size, index) == positions).movedim(-1, axis)
     return t.torch.where(hot, values[1], values[0])
 
 
@@ -568,6 +589,7 @@ def space_to_depth(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def reverse_sequence(t: TorchNode, x: TorchTensor, lengths: TorchTensor) -> TorchTensor:
+    """Reverse the first ``lengths[i]`` steps of each sequence; later steps stay."""
     batch, time = t.get("batch_axis", 1), t.get("time_axis", 0)
     rank: Sequence[int] = range(x.dim())
     steps = t.torch.arange(x.shape[time], device=x.device).reshape([-1 if axis == time else 1 for axis in rank])

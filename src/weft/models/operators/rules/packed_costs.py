@@ -17,24 +17,25 @@ from weft.models.operators.rules.product_costs import conv, need, recurrent, siz
 
 
 def chained(drafts: Sequence[LayerDraft]) -> list[LayerDraft]:
-    """The layers of one operator: the first reads what it reads, the last writes what it writes."""
+    """Chain the layers of one node: only the first reads the node's inputs, only the last writes its outputs."""
     last = len(drafts) - 1
     return [
         replace(
             layer_draft,
-            reads=layer_draft.reads if not place else (),
-            writes=layer_draft.writes if place == last else (),
+            reads=layer_draft.reads if not number else (),
+            writes=layer_draft.writes if number == last else (),
         )
-        for place, layer_draft in enumerate(drafts)
+        for number, layer_draft in enumerate(drafts)
     ]
 
 
 def named(draft: LayerDraft, part: str) -> LayerDraft:
+    """The layer with ``/part`` appended to its name."""
     return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
 
 
 def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
-    """A product with weights packed below a byte: attributes have the true sizes, the stored tensor is only bytes."""
+    """A product with packed weights of *bits* bits in input *place*; *k* and *n* are the sizes before packing."""
     data, stored = need(node, 0), need(node, place)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
@@ -52,7 +53,7 @@ def matmul_bnb4(node: ImportedNode) -> list[LayerDraft]:
 
 
 def matmul_fpq4(node: ImportedNode) -> list[LayerDraft]:
-    """The sizes of the blob are its third input."""
+    """MatMulFpQ4: the third input holds k and n of the packed weights."""
     sizes = need(node, 2).value
     if sizes is None or sizes.size != 2:
         return [draft(node, "unknown")]
@@ -61,12 +62,12 @@ def matmul_fpq4(node: ImportedNode) -> list[LayerDraft]:
 
 
 def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
-    """Weights are floats of 4 or 8 bits, a row for each output."""
+    """A product with weights that are floats of 4 or 8 bits, a row for each output."""
     return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], bits)
 
 
 def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
-    """A gate and the values it gates, side by side."""
+    """MatMulNBitsMlp: the weights of the gate and of the gated values as one product of twice the columns."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
     return packed(node, k, 2 * n, bits, place=3)
 
@@ -77,17 +78,22 @@ def nbits_qkv(node: ImportedNode) -> list[LayerDraft]:
 
 
 def moe(node: ImportedNode) -> list[LayerDraft]:
-    """Each token passes as many experts as ``k`` says; only the weights of experts that are met are read."""
+    """MoE: each token passes ``k`` experts; at most as many experts' weights are read as tokens pass."""
     return _experts(node, {"fc1": 2, "fc3": 6, "fc2": 4}, {})
 
 
 def q_moe(node: ImportedNode) -> list[LayerDraft]:
-    usual = node.attributes.integer("expert_weight_bits", 4)
-    bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", usual) for name in ("fc1", "fc2", "fc3")}
+    default = node.attributes.integer("expert_weight_bits", 4)
+    bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", default) for name in ("fc1", "fc2", "fc3")}
     return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
 
 
 def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
+    """The layers of a mixture of experts.
+
+    places: layer -> index of the input with its weights, in the order of computing. bits: layer -> bits of a packed
+    weight; layers without an entry are not packed.
+    """
     data = need(node, 0)
     tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
     drafts = []
@@ -100,28 +106,33 @@ def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -
         experts, n, bytes_or_values = stored.shape
         width = bits.get(name, 0)
         k = bytes_or_values * 8 // max(1, width) if width else bytes_or_values
-        kept = (Stored(experts * n * k, stored.dtype),) if stored.constant else ()
-        weight = Tensor((experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=kept)
+        parameters = (Stored(experts * n * k, stored.dtype),) if stored.constant else ()
+        weight = Tensor(
+            (experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=parameters
+        )
         gemm = sized_gemm(tokens, k, n)
         if gemm is not None:
             bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
             layer = named(draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
-            met = min(experts, tokens) * n * k if stored.constant else 0
-            drafts.append(replace(layer, layer=replace(layer.layer, weights=met)))
+            weights_read = min(experts, tokens) * n * k if stored.constant else 0
+            drafts.append(replace(layer, layer=replace(layer.layer, weights=weights_read)))
     return chained(drafts)
 
 
 def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
-    """An LSTM that looks at a memory in every step: a query, scores, the context and a layer that mixes it in."""
-    query, memory, mixed = node.input(8), node.input(11), node.input(13)
+    """AttnLSTM: an LSTM with attention to a memory in every step.
+
+    The products of each step (query, scores, context, attention layer) are counted together as ``looks``.
+    """
+    query, memory, attention_layer = node.input(8), node.input(11), node.input(13)
     steps = recurrent(node, gates=4)
     if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
         return steps
     directions, hidden, size = query.shape
     batch, length, depth = memory.shape
     rows = need(node, 0).shape[0] * batch
-    wide = (depth + hidden) * mixed.shape[-1] if mixed is not None else 0
-    looks = sized_gemm(rows, hidden * size + length * (size + depth) + wide, 1, directions)
+    layer_macs = (depth + hidden) * attention_layer.shape[-1] if attention_layer is not None else 0
+    looks = sized_gemm(rows, hidden * size + length * (size + depth) + layer_macs, 1, directions)
     keys = sized_gemm(batch * length, depth, size, directions)
     extra = [
         named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm
@@ -130,12 +141,12 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
 
 
 def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
-    last = node.attributes.integer("channels_last", 0)
-    return conv(node, w=3, bias=8, channels=-1 if last else 1)
+    channels_last = node.attributes.integer("channels_last", 0)
+    return conv(node, w=3, bias=8, channels=-1 if channels_last else 1)
 
 
 def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
-    """One window per position and channel; positions are all axes but the channels."""
+    """A depthwise convolution along a sequence: one window per position and channel. bias: index of the bias input."""
     data, weight = need(node, 0), need(node, 1)
     if len(weight.shape) < 3:
         raise ModelError(f"a convolution weight has at least 3 axes, not {len(weight.shape)}")
@@ -145,19 +156,19 @@ def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
 
 
 def word_conv(node: ImportedNode) -> list[LayerDraft]:
-    """The characters of each word looked up, then a window slid over them."""
+    """WordConvEmbedding: an embedding of the characters of each word, and a convolution over them."""
     words, weight, table = need(node, 0), need(node, 1), need(node, 3)
     if len(words.shape) < 1 or len(weight.shape) < 3:
         raise ModelError("a convolution over words needs words and a weight of at least 3 axes")
     filters, window = weight.shape[0], weight.shape[-2]
-    places = max(0, words.shape[-1] - window + 1) * (words.elements // max(1, words.shape[-1]))
-    gemm = sized_gemm(places, math.prod(weight.shape[1:]), filters, kernel=window)
+    positions = max(0, words.shape[-1] - window + 1) * (words.elements // max(1, words.shape[-1]))
+    gemm = sized_gemm(positions, math.prod(weight.shape[1:]), filters, kernel=window)
     trained = (weight, node.input(2), table)
     return [draft(node, "conv", gemm=gemm, weight=weight, trained=trained)] if gemm else []
 
 
 def gated_position_bias(node: ImportedNode) -> list[LayerDraft]:
-    """Every head of every query through one small matrix."""
+    """GatedRelativePositionBias: the product of each head of each query with one small matrix."""
     query, weight = need(node, 0), need(node, 3)
     if len(weight.shape) != 2:
         raise ModelError("the weight of the gate has 2 axes")

@@ -1,10 +1,10 @@
 """Row rules: which rows of a batch the outputs of a node depend on, given those that its inputs depend on.
 
-Rows are followed as *owners* (``Owners``): the sample that each element of a tensor belongs to. A rule maps the
-owners of a node's inputs to the owners of its outputs and raises ``Mixed`` where an element would depend on two
-samples. There are six kinds: element by element; elements moved by indices that belong to no sample (the operator
-itself is run on the owners); all elements along certain axes combined; products and convolutions, which sum over one
-axis of each side; rows kept apart along one axis; and values picked by indices that samples bring.
+Rows are followed as *owners* (``Owners``): for each element of a tensor the sample on which it depends. A rule maps the
+owners of a node's inputs to the owners of its outputs and raises ``Mixed`` if an element would depend on two
+samples. There are six kinds of rules: element by element; elements moved by indices that depend on no sample (the
+operator itself is run on the owners); all elements along certain axes combined; products and convolutions, which sum
+over one axis of each factor; rows kept apart along one axis; and values selected by indices that depend on samples.
 """
 
 from __future__ import annotations
@@ -19,17 +19,21 @@ import numpy.typing as npt
 from weft.models.onnx_graph import Array, Attributes, OnnxNode, copied, make_node
 
 Owners = npt.NDArray[np.int32]
-"""The sample of each element of a tensor: whole numbers in an array of its rank, of size 1 along axes on which they do
-not change. 0 means no sample, and samples count from 1. None in place of an array: the tensor belongs to no sample."""
+"""The sample on which each element of a tensor depends: integers in an array of the tensor's rank, of size 1 along axes
+on which they do not change. 0 means no sample, samples count from 1. None instead of an array: the whole tensor depends
+on no sample, as constants do."""
 Shape = tuple[int, ...]
 
 
 class Mixed(Exception):
-    """An element would belong to several samples; the text may say why."""
+    """An element would depend on several samples; the message may say why."""
 
 
 def joined(*parts: Owners | None) -> Owners | None:
-    """Owners of elements that are computed from one element of each part, the shapes broadcast."""
+    """Owners of elements that are computed from one element of each part, with broadcasting.
+
+    Raises ``Mixed`` if the owners differ.
+    """
     owners: Owners | None = None
     for part in parts:
         if owners is not None and part is not None:
@@ -46,19 +50,22 @@ def joined(*parts: Owners | None) -> Owners | None:
 
 
 def collapsed(owners: Owners, axes: Iterable[int]) -> Owners:
-    """Owners of elements that are computed from all elements along these *axes*, which stay, of size 1."""
-    places = tuple(axes)
-    if any(not -owners.ndim <= axis < owners.ndim for axis in places):
+    """Owners of elements that are computed from all elements along *axes*; these axes get size 1.
+
+    Raises ``Mixed`` if the elements have different owners.
+    """
+    axes = tuple(axes)
+    if any(not -owners.ndim <= axis < owners.ndim for axis in axes):
         raise Mixed
-    places = tuple({axis % owners.ndim for axis in places})
-    largest: Any = owners.max(axis=places, keepdims=True, initial=0)
+    axes = tuple({axis % owners.ndim for axis in axes})
+    largest: Any = owners.max(axis=axes, keepdims=True, initial=0)
     if np.any((owners != 0) & (owners != largest)):
         raise Mixed
     return np.asarray(largest, np.int32)
 
 
 def shrunk(owners: Owners) -> Owners | None:
-    """The same owners, of size 1 along axes on which nothing changes; None if no element belongs to a sample."""
+    """The same owners with size 1 along axes on which they do not change; None if no element depends on a sample."""
     if not owners.any():
         return None
     for axis in range(owners.ndim):
@@ -69,41 +76,44 @@ def shrunk(owners: Owners) -> Owners | None:
 
 
 def along(axis: int, rank: int, owners: Owners) -> Owners:
-    """Reshape a vector of *owners* so that it lies along one axis of a tensor."""
-    return owners.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+    """Reshape a vector of *owners* to lie along one axis of a tensor of this rank."""
+    return owners.reshape([-1 if other == axis % rank else 1 for other in range(rank)])
 
 
 def numbered(first: int, rows: int, rank: int) -> Owners:
-    """Owners of *rows* consecutive samples, one row each, along the first axis."""
+    """Owners of a tensor with one sample per row along the first axis: *rows* samples, numbered from *first*."""
     return along(0, rank, np.arange(first, first + rows, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class RowCase:
-    """A node of a graph whose rows are followed, with everything its rule may read."""
+    """The input of a row rule: a node, the owners and shapes of its inputs, and the shapes of its outputs."""
 
     node: OnnxNode
     version: int
-    """The opset of the standard."""
+    """The imported opset of the standard's operators."""
     owners: Sequence[Owners | None]
     shapes: Sequence[Shape | None]
     output_shapes: Sequence[Shape | None]
     value: Callable[[int], Array]
-    """Returns the values of an input, by its position, that belongs to no sample."""
+    """Returns the values of the input with this index, which must depend on no sample."""
     compute: Callable[[OnnxNode, Mapping[int, Array]], Sequence[Array]]
-    """Runs a node on these inputs."""
+    """Runs a node on inputs by index, and returns its outputs."""
 
     @property
     def attributes(self) -> Attributes:
         return Attributes(self.node)
 
     def given(self, place: int) -> bool:
+        """Whether the node has the input with index *place*."""
         return place < len(self.node.input) and bool(self.node.input[place])
 
     def owner(self, place: int) -> Owners | None:
+        """The owners of the input with index *place*."""
         return self.owners[place] if place < len(self.owners) else None
 
     def shape(self, place: int) -> Shape:
+        """The shape of the input with index *place*; raises ``Mixed`` if it is unknown."""
         shape = self.shapes[place] if place < len(self.shapes) else None
         if shape is None:
             raise Mixed
@@ -113,35 +123,35 @@ class RowCase:
         return len(self.shape(place))
 
     def numbers(self, place: int) -> tuple[int, ...] | None:
-        """The whole numbers of an input; None where it is left out."""
+        """The integers in the input with index *place*; None if the node does not have it."""
         return tuple(map(int, np.ravel(self.value(place)).tolist())) if self.given(place) else None
 
     def only(self, places: Iterable[int]) -> None:
-        """Raise ``Mixed`` if any other input belongs to samples."""
+        """Raise ``Mixed`` if any input other than those with the indices *places* depends on samples."""
         if any(owners is not None and place not in places for place, owners in enumerate(self.owners)):
             raise Mixed
 
 
 OutputOwners = Owners | None | Sequence[Owners | None]
-"""The owners of all outputs alike, or a list with those of each."""
+"""The owners of each output in a list, or owners that hold for all outputs."""
 Follow = Callable[[RowCase], OutputOwners]
 
 
 class RowRule(NamedTuple):
-    """How an operator treats rows."""
+    """A row rule: the function *follow* from the owners of inputs to those of outputs."""
 
     follow: Follow
     reads: tuple[int, ...] = ()
-    """Inputs whose values *follow* reads."""
+    """Indices of the inputs whose values *follow* reads."""
     by_numbers: bool = False
-    """Whether those values move elements, which may be correct for some batch sizes only."""
+    """Whether these values decide where elements move, so that the result may hold for some batch sizes only."""
 
 
 # Element by element
 
 
 def _broadcast(case: RowCase, *parts: Owners | None) -> OutputOwners:
-    """Owners of an output that is broadcast from *parts*; axes that parts lack stand before theirs."""
+    """Owners of an output that is computed element by element from *parts*, with the rank of the first output."""
     owners, shape = joined(*parts), case.output_shapes[0]
     if owners is None or shape is None or len(shape) < owners.ndim:
         return owners
@@ -152,8 +162,8 @@ def _elementwise(case: RowCase) -> OutputOwners:
     return _broadcast(case, *case.owners)
 
 
-def _of(*places: int) -> Follow:
-    """Element by element of these inputs; the others are parameters of no sample."""
+def _elementwise_of(*places: int) -> Follow:
+    """The rule of an output that is computed element by element from these inputs; the others are parameters."""
 
     def rule(case: RowCase) -> OutputOwners:
         case.only(places)
@@ -163,12 +173,14 @@ def _of(*places: int) -> Follow:
 
 
 def _batch_norm(case: RowCase) -> OutputOwners:
+    """In training mode, a batch norm mixes samples by their mean."""
     if case.attributes.integer("training_mode", 0) or len([*filter(None, case.node.output)]) > 1:
         raise Mixed
-    return _of(0)(case)
+    return _elementwise_of(0)(case)
 
 
 def _dropout(case: RowCase) -> OutputOwners:
+    """Refuses the training mode, whose random mask depends on the batch."""
     case.only([0])
     if case.given(2) and np.any(case.value(2)):
         raise Mixed
@@ -176,6 +188,7 @@ def _dropout(case: RowCase) -> OutputOwners:
 
 
 def _one_hot(case: RowCase) -> OutputOwners:
+    """The owners of the indices, with the additional axis of the categories."""
     case.only([0])
     owners, axis = case.owner(0), case.attributes.integer("axis", -1)
     return None if owners is None else np.expand_dims(owners, axis)
@@ -185,25 +198,29 @@ def _one_hot(case: RowCase) -> OutputOwners:
 
 
 def _follow_moves(*places: int) -> Follow:
-    """Run the operator on the owners themselves; no places: all inputs hold elements that are moved."""
+    """The rule of an operator that moves elements of the inputs *places* (none given: all inputs).
+
+    It runs the operator on the owners instead of the values.
+    """
 
     def rule(case: RowCase) -> OutputOwners:
-        moving = places or range(len(case.owners))
-        case.only(moving)
-        feed = {place: _spread(case, place) for place in moving if case.given(place)}
-        outputs = case.compute(_plain(case.node), feed)
+        moved_inputs = places or range(len(case.owners))
+        case.only(moved_inputs)
+        feed = {place: _broadcast_owners(case, place) for place in moved_inputs if case.given(place)}
+        outputs = case.compute(_without_fill(case.node), feed)
         return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
     return rule
 
 
-def _spread(case: RowCase, place: int) -> Array:
+def _broadcast_owners(case: RowCase, place: int) -> Array:
+    """The owners of an input in its full shape, as floats, which every operator that moves elements accepts."""
     owners = case.owner(place)
     return np.broadcast_to(np.int32(0) if owners is None else owners, case.shape(place)).astype(np.float32)
 
 
-def _plain(node: OnnxNode) -> OnnxNode:
-    """The node without the value that it fills gaps with, which belongs to no sample."""
+def _without_fill(node: OnnxNode) -> OnnxNode:
+    """The node without the fill value of a Pad, so that padding, which depends on no sample, gets the owner 0."""
     plain = copied(node)
     if node.op_type == "Pad":
         kept = [attribute for attribute in node.attribute if attribute.name != "value"]
@@ -215,7 +232,7 @@ def _plain(node: OnnxNode) -> OnnxNode:
 
 
 def _follow_reshape(case: RowCase) -> OutputOwners:
-    """The same elements in their order, in another shape."""
+    """Elements keep their order and get another shape."""
     owners, output_shape = case.owner(0), case.output_shapes[0]
     case.only([0])
     if owners is None or output_shape is None:
@@ -224,84 +241,88 @@ def _follow_reshape(case: RowCase) -> OutputOwners:
 
 
 def _follow_gather(case: RowCase) -> OutputOwners:
-    """Values are picked along an axis: by indices that belong to no sample, or within a sample by its own."""
+    """Values are selected along an axis, by constant indices, or by a sample's indices from values of this sample."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
     axis = case.attributes.integer("axis", 0) % max(1, case.rank())
-    before, after = case.rank(1), case.rank() - axis - 1
-    data, chosen = case.owner(0), case.owner(1)
-    chosen = None if chosen is None else chosen.reshape(*chosen.shape, *(1,) * after)
+    index_rank, axes_after = case.rank(1), case.rank() - axis - 1
+    data, indices = case.owner(0), case.owner(1)
+    indices = None if indices is None else indices.reshape(*indices.shape, *(1,) * axes_after)
     if data is not None:
         data = collapsed(data, [axis])
-        data = data.reshape(*data.shape[:axis], *(1,) * before, *data.shape[axis + 1 :])
-    return _broadcast(case, data, chosen)
+        data = data.reshape(*data.shape[:axis], *(1,) * index_rank, *data.shape[axis + 1 :])
+    return _broadcast(case, data, indices)
 
 
 def _follow_gather_elements(case: RowCase) -> OutputOwners:
+    """As ``_follow_gather``; index and data must have equal sizes on all other axes."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
     data, axis = case.owner(0), case.attributes.integer("axis", 0)
-    others = [np.delete(case.shape(place), axis).tolist() for place in (0, 1)]
-    if data is not None and others[0] != others[1]:
+    data_sizes, index_sizes = (np.delete(case.shape(place), axis).tolist() for place in (0, 1))
+    if data is not None and data_sizes != index_sizes:
         raise Mixed
     return joined(None if data is None else collapsed(data, [axis]), case.owner(1))
 
 
 def _follow_gather_nd(case: RowCase) -> OutputOwners:
-    chosen = case.owner(1)
-    if chosen is None:
+    """Slices are selected by constant coordinates, or by a sample's coordinates from a constant table."""
+    coordinates = case.owner(1)
+    if coordinates is None:
         return _follow_moves(0)(case)
     case.only([1])
     output_shape = case.output_shapes[0]
     if output_shape is None:
         raise Mixed
-    chosen = collapsed(chosen, [-1])[..., 0]
-    return chosen.reshape(*chosen.shape, *(1,) * (len(output_shape) - chosen.ndim))
+    owners = collapsed(coordinates, [-1])[..., 0]
+    return owners.reshape(*owners.shape, *(1,) * (len(output_shape) - owners.ndim))
 
 
 def _follow_scatter(case: RowCase) -> OutputOwners:
-    """Values are written to positions that belong to no sample, each position once."""
+    """Values are written to constant positions; a reduction, which would combine values, is refused."""
     if case.attributes.text("reduction") not in ("", "none"):
         raise Mixed
     return _follow_moves(0, 2)(case)
 
 
 def _follow_quantised_concat(case: RowCase) -> OutputOwners:
-    """A Concat whose parts each come with a scale and a zero point."""
+    """QLinearConcat: inputs from index 2 are triples of tensor, scale and zero point; only the tensors are moved."""
     places = range(2, len(case.owners), 3)
     case.only(places)
     parts = [case.node.input[place] for place in places]
     node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
-    outputs = case.compute(node, {number: _spread(case, place) for number, place in enumerate(places)})
+    outputs = case.compute(node, {number: _broadcast_owners(case, place) for number, place in enumerate(places)})
     return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
 
 # All along axes
 
 
-def _lines(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
-    """All elements along these axes are combined; the output may lack the axes."""
+def _combine_along(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
+    """The rule of an operator that combines all elements along *axes* of the inputs *places* (default: the first)."""
 
     def rule(case: RowCase) -> OutputOwners:
-        taken = places or (0,)
-        case.only(taken)
-        owners = joined(*(case.owner(place) for place in taken))
+        combined_inputs = places or (0,)
+        case.only(combined_inputs)
+        owners = joined(*(case.owner(place) for place in combined_inputs))
         if owners is None:
             return None
-        over = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
-        owners_left = collapsed(owners, over)
-        return [_squeeze_to(owners_left, over, shape) for shape in case.output_shapes]
+        combined_axes = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
+        output_owners = collapsed(owners, combined_axes)
+        return [_squeeze_to(output_owners, combined_axes, shape) for shape in case.output_shapes]
 
     return rule
 
 
-def _squeeze_to(owners: Owners, over: Sequence[int], shape: Shape | None) -> Owners:
+def _squeeze_to(owners: Owners, axes: Sequence[int], shape: Shape | None) -> Owners:
+    """Remove the combined *axes* if an output of this shape does not have them (``keepdims`` is 0)."""
     if shape is None or len(shape) == owners.ndim:
         return owners
-    return np.squeeze(owners, tuple(over))
+    return np.squeeze(owners, tuple(axes))
 
 
 def _reduced_axes(case: RowCase) -> Iterable[int]:
+    """The axes of a reduction: an attribute or input 1; by default all, or none with ``noop_with_empty_axes``."""
     axes = case.attributes.integers("axes", ()) or case.numbers(1)
     if axes:
         return axes
@@ -313,15 +334,16 @@ def _axis(default: int) -> Callable[[RowCase], Iterable[int]]:
 
 
 def _from_axis(default: int) -> Callable[[RowCase], Iterable[int]]:
-    """All axes from one to the last."""
+    """All axes from the attribute ``axis`` to the last."""
     return lambda case: range(case.attributes.integer("axis", default) % max(1, case.rank()), case.rank())
 
 
-def _from(first: int) -> Callable[[RowCase], Iterable[int]]:
+def _axes_from(first: int) -> Callable[[RowCase], Iterable[int]]:
     return lambda case: range(first, case.rank())
 
 
 def _softmax(case: RowCase) -> Iterable[int]:
+    """The axes of a softmax: before opset 13 all from ``axis`` on, then only ``axis``."""
     version = case.attributes.integer("opset", case.version)
     return (_from_axis(1) if version < 13 else _axis(-1))(case)
 
@@ -339,13 +361,13 @@ def _last_two(case: RowCase) -> Iterable[int]:
 
 
 def _transformed_axes(case: RowCase) -> Iterable[int]:
-    """The axis of a Fourier transform, and that of the two parts of complex numbers."""
+    """The axis of a Fourier transform, and the last axis with the two parts of complex numbers."""
     given = case.numbers(2) if case.version >= 20 else None
     return (*(given or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
 
 
 def _resized_axes(case: RowCase) -> Iterable[int]:
-    """The axes along which the size changes, or the scale is not 1."""
+    """The axes of a Resize or Upsample along which the size changes or the scale is not 1."""
     text, axes = case.attributes.text, case.attributes.integers("axes", range(case.rank()))
     if text("coordinate_transformation_mode") == "tf_crop_and_resize" or case.output_shapes[0] is None:
         return range(case.rank())
@@ -362,25 +384,28 @@ def _resized_axes(case: RowCase) -> Iterable[int]:
 
 
 def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
-    """The rule of a product of matrices: the summed axis must belong to no sample."""
+    """The rule of a matrix product of the inputs *left* and *right*, with the input *added* unless it is -1.
+
+    All elements along the summed axis of a factor must have the same owner.
+    """
 
     def rule(case: RowCase) -> OutputOwners:
         case.only([left, right, added])
         attributes = case.attributes
         if attributes.integer("transBatchA", 0) or attributes.integer("transBatchB", 0):
             raise Mixed
-        rows = _side(case, left, bool(attributes.integer("transA", 0)), -1)
-        columns = _side(case, right, bool(attributes.integer("transB", 0)), -2)
-        gone = [axis for axis, place in ((-2, left), (-1, right)) if case.rank(place) == 1]
+        rows = _sum_out(case, left, bool(attributes.integer("transA", 0)), -1)
+        columns = _sum_out(case, right, bool(attributes.integer("transB", 0)), -2)
+        vector_axes = [axis for axis, place in ((-2, left), (-1, right)) if case.rank(place) == 1]
         owners = joined(rows, columns)
-        owners = owners if owners is None else np.squeeze(owners, tuple(gone))
+        owners = owners if owners is None else np.squeeze(owners, tuple(vector_axes))
         return _broadcast(case, owners, case.owner(added) if added >= 0 else None)
 
     return rule
 
 
-def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | None:
-    """The owners of one or several matrices after the summed axis is gone."""
+def _sum_out(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | None:
+    """The owners of a factor in input *place*, with size 1 along the axis *summed*; *flipped*: transposed before."""
     owners = case.owner(place)
     if owners is None:
         return None
@@ -392,28 +417,32 @@ def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | Non
 
 
 def _einsum(case: RowCase) -> OutputOwners:
-    """Letters that the result lacks are summed over; ellipses, and letters twice in a term, are not followed."""
+    """Letters that the result lacks are summed over; ellipses and letters that a term has twice are refused."""
     inputs, arrow, result = case.attributes.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
     if "." in inputs or any(len(set(term)) < len(term) for term in terms):
         raise Mixed
     if not arrow:
         result = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
-    return joined(*(_term(case.owner(place), term, result) for place, term in enumerate(terms)))
+    return joined(*(_arrange_term(case.owner(place), term, result) for place, term in enumerate(terms)))
 
 
-def _term(owners: Owners | None, term: str, result: str) -> Owners | None:
+def _arrange_term(owners: Owners | None, term: str, result: str) -> Owners | None:
+    """The owners of an operand of an einsum, with its axes in the order of *result* and its other axes summed over."""
     if owners is None:
         return None
-    left = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in result])
+    summed = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in result])
     kept = [term.index(letter) for letter in result if letter in term]
-    gone = [axis for axis in range(owners.ndim) if axis not in kept]
-    ordered = left.transpose(*kept, *gone).reshape([left.shape[axis] for axis in kept])
+    others = [axis for axis in range(owners.ndim) if axis not in kept]
+    ordered = summed.transpose(*kept, *others).reshape([summed.shape[axis] for axis in kept])
     return ordered[tuple(slice(None) if letter in term else np.newaxis for letter in result)]
 
 
 def _convolution(case: RowCase) -> OutputOwners:
-    """Positions and channels are summed over; groups keep samples apart that are beside each other as channels."""
+    """A convolution combines all positions and the channels of each group; groups are kept apart.
+
+    So samples may also lie side by side as groups of channels.
+    """
     fused = case.node.op_type == "FusedConv"
     case.only([0, 3] if fused else [0])
     owners, groups = case.owner(0), case.attributes.integer("group", 1)
@@ -432,16 +461,17 @@ def _convolution(case: RowCase) -> OutputOwners:
 # Rows along one axis
 
 
-def _rows(taken: Mapping[int, int] | None = None, output_axes: Sequence[int] = ()) -> Follow:
-    """Rows along one axis of each input and output are kept apart; by default the first axis.
+def _keep_rows_apart(input_axes: Mapping[int, int] | None = None, output_axes: Sequence[int] = ()) -> Follow:
+    """The rule of an operator that keeps rows apart along one axis of each input and output.
 
-    taken: input -> axis; all other inputs must belong to no sample.
+    input_axes: input -> axis, while all other inputs depend on no sample; None: the first axis of every input.
+    output_axes: the axis of each output, by default the first.
     """
 
     def rule(case: RowCase) -> OutputOwners:
-        if taken is not None:
-            case.only(taken)
-        owners = joined(*(_in_a_row(case, place, taken) for place in range(len(case.owners))))
+        if input_axes is not None:
+            case.only(input_axes)
+        owners = joined(*(_row_owners(case, place, input_axes) for place in range(len(case.owners))))
         if owners is None:
             raise Mixed
         return [
@@ -453,12 +483,14 @@ def _rows(taken: Mapping[int, int] | None = None, output_axes: Sequence[int] = (
 
 
 def _place_along(owners: Owners, shape: Shape | None, axis: int) -> Owners:
+    """The owners of an output of this shape with rows along *axis*; raises ``Mixed`` if their number differs."""
     if shape is None or len(owners) not in (1, *shape[axis : axis + 1]):
         raise Mixed
     return along(axis, len(shape), owners)
 
 
-def _in_a_row(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owners | None:
+def _row_owners(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owners | None:
+    """The owner of each row of an input along its axis in *axes*; raises ``Mixed`` if a row has several owners."""
     owners, axis = case.owner(place), 0 if axes is None else axes.get(place, 0)
     if owners is None:
         return None
@@ -468,28 +500,30 @@ def _in_a_row(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owne
 
 
 def _recurrent(case: RowCase) -> OutputOwners:
+    """Recurrent layers keep samples apart along the batch axis; the layout with the batch first is refused."""
     if case.attributes.integer("layout", 0):
         raise Mixed
     output_axes = [axis for axis, name in zip((2, 1, 1), case.node.output, strict=False) if name]
-    return _rows({0: 1, 4: 0, 5: 1, 6: 1}, output_axes)(case)
+    return _keep_rows_apart({0: 1, 4: 0, 5: 1, 6: 1}, output_axes)(case)
 
 
 def _attention(case: RowCase) -> OutputOwners:
-    """The standard's mask may lack the axis of the samples."""
+    """Attention keeps samples apart; a mask of the standard's operator may lack the batch axis, and is refused then."""
     mask = case.owner(3)
     if not case.node.domain and mask is not None and mask.ndim < 4:
         raise Mixed
-    return _rows()(case)
+    return _keep_rows_apart()(case)
 
 
-def _tables(case: RowCase) -> OutputOwners:
-    """Operators of classical learning take rows of features; a single row may lack its axis."""
+def _feature_rows(case: RowCase) -> OutputOwners:
+    """Operators on rows of features; a vector, which is a single row, is refused."""
     if case.rank() < 2:
         raise Mixed
-    return _rows({0: 0})(case)
+    return _keep_rows_apart({0: 0})(case)
 
 
 def _follow_reverse(case: RowCase) -> OutputOwners:
+    """ReverseSequence: by constant lengths, or each sequence by its own length."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
     case.only([0, 1])
@@ -512,36 +546,36 @@ def _refuse_mixing(case: RowCase) -> OutputOwners:
 
 
 def elementwise_of(*places: int) -> RowRule:
-    """Element by element of these inputs; the others are parameters."""
-    return RowRule(_of(*places))
+    """Rule: outputs are computed element by element from these inputs; the other inputs are parameters."""
+    return RowRule(_elementwise_of(*places))
 
 
 def moved(*places: int, by: tuple[int, ...] = ()) -> RowRule:
-    """Elements of these inputs (none named: of all) are moved, by the values of the inputs *by*."""
+    """Rule: elements of these inputs (none given: all inputs) are moved; *by*: inputs whose values say where to."""
     return RowRule(_follow_moves(*places), by, bool(by))
 
 
 def along_axis(default: int, *places: int) -> RowRule:
-    """Elements along the attribute ``axis`` are combined."""
-    return RowRule(_lines(_axis(default), *places))
+    """Rule: elements along the attribute ``axis`` are combined; *places*: the inputs (default: the first)."""
+    return RowRule(_combine_along(_axis(default), *places))
 
 
 def from_axis(first: int) -> RowRule:
-    """Elements along all axes from *first* on are combined."""
-    return RowRule(_lines(_from(first)))
+    """Rule: elements along all axes from *first* on are combined."""
+    return RowRule(_combine_along(_axes_from(first)))
 
 
 def matrices(left: int = 0, right: int = 1, added: int = -1) -> RowRule:
-    """A product of matrices; the arguments are the inputs that are multiplied and added."""
+    """Rule of a matrix product; the arguments are the indices of the inputs that are multiplied and added."""
     return RowRule(_product(left, right, added))
 
 
 def kept_apart(*places: int) -> RowRule:
-    """Rows along the first axis of these inputs (none given: of all) and of all outputs are kept apart.
+    """Rule: rows along the first axis of these inputs (none given: all inputs) and of all outputs are kept apart.
 
-    Other inputs are parameters.
+    The other inputs are parameters.
     """
-    return RowRule(_rows(dict.fromkeys(places, 0) if places else None))
+    return RowRule(_keep_rows_apart(dict.fromkeys(places, 0) if places else None))
 
 
 elementwise = RowRule(_elementwise)
@@ -556,30 +590,30 @@ gathered_elements = RowRule(_follow_gather_elements, (1,), by_numbers=True)
 gathered_slices = RowRule(_follow_gather_nd, (1,), by_numbers=True)
 scattered = RowRule(_follow_scatter, (1,), by_numbers=True)
 reversed_sequence = RowRule(_follow_reverse, reads=(1,))
-reduced = RowRule(_lines(_reduced_axes), reads=(1,))
-cumulated = RowRule(_lines(_contracted_axes), reads=(1,))
-softmax = RowRule(_lines(_softmax))
-layer_norm = RowRule(_lines(_from_axis(-1)))
-mean_variance = RowRule(_lines(_mean_variance))
-last_two_axes = RowRule(_lines(_last_two))
-fourier = RowRule(_lines(_transformed_axes), reads=(2,))
-resized = RowRule(_lines(_resized_axes), (1, 2, 3), by_numbers=True)
-upsampled = RowRule(_lines(_resized_axes), reads=(1,))
+reduced = RowRule(_combine_along(_reduced_axes), reads=(1,))
+cumulated = RowRule(_combine_along(_contracted_axes), reads=(1,))
+softmax = RowRule(_combine_along(_softmax))
+layer_norm = RowRule(_combine_along(_from_axis(-1)))
+mean_variance = RowRule(_combine_along(_mean_variance))
+last_two_axes = RowRule(_combine_along(_last_two))
+fourier = RowRule(_combine_along(_transformed_axes), reads=(2,))
+resized = RowRule(_combine_along(_resized_axes), (1, 2, 3), by_numbers=True)
+upsampled = RowRule(_combine_along(_resized_axes), reads=(1,))
 einsum = RowRule(_einsum)
 convolution = RowRule(_convolution)
 recurrent = RowRule(_recurrent)
 attention = RowRule(_attention)
-features = RowRule(_tables)
+features = RowRule(_feature_rows)
 constant = RowRule(_constant)
 whole = RowRule(_refuse_mixing)
 
 
 def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:
-    """The owners of each output of a node; ``Mixed`` if an element has several, or there is no rule."""
+    """The owners of each output of a node; raises ``Mixed`` if an element has several owners or there is no rule."""
     if rule is None:
         raise Mixed("is not known to keep rows apart")
-    followed: Any = rule.follow(case)
-    outputs = list(followed) if isinstance(followed, list) else [followed] * len(case.output_shapes)
+    result: Any = rule.follow(case)
+    outputs = list(result) if isinstance(result, list) else [result] * len(case.output_shapes)
     for owners, shape in zip(outputs, case.output_shapes, strict=True):
         if owners is not None and (shape is None or not _fits(owners.shape, shape)):
             raise Mixed("is not known to keep rows apart")
@@ -587,4 +621,5 @@ def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:
 
 
 def _fits(owners: Shape, shape: Shape) -> bool:
-    return len(owners) == len(shape) and all(size in (1, wanted) for size, wanted in zip(owners, shape, strict=True))
+    """Whether owners of one shape broadcast to a tensor of the other shape of the same rank."""
+    return len(owners) == len(shape) and all(own in (1, size) for own, size in zip(owners, shape, strict=True))

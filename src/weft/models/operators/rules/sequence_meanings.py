@@ -9,9 +9,9 @@ from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
 
 
 def recurrent(name: str, gates: Sequence[int]) -> Meaning:
-    """``lstm``, ``gru`` or ``rnn_tanh`` of torch, whose gates have another order.
+    """The meaning of a recurrent layer by torch's ``lstm``, ``gru`` or ``rnn_tanh``, whose gates have another order.
 
-    gates: for each of torch's gates its index among ONNX's.
+    gates: for each of torch's gates, its index in ONNX's order.
     """
 
     def meaning(
@@ -19,7 +19,7 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
         lengths: TorchTensor = None, *states: TorchTensor,
     ) -> tuple[TorchTensor, ...]:  # fmt: skip
         direction = t.get("direction", "forward")
-        given = [state for state in states[:2] if state is not None]
+        given_states = [state for state in states[:2] if state is not None]
         t.refuse(
             lengths is not None or len(states) > 2 or t.get("layout", 0) or t.get("activations") or t.get("clip"),
             "a recurrent layer with lengths, peepholes, another layout or other activations",
@@ -28,13 +28,13 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
         hidden, directions = t.get("hidden_size", r.shape[-1]), w.shape[0]
         x = x.flip(0) if direction == "reverse" else x
         zeros = x.new_zeros(directions, x.shape[1], hidden)
-        count = 2 if name == "lstm" else 1
-        start = [*given, *[zeros] * (count - len(given))]
+        state_count = 2 if name == "lstm" else 1
+        start = [*given_states, *[zeros] * (state_count - len(given_states))]
         weights = []
-        for number in range(directions):
-            halves = (None, None) if b is None else b[number].chunk(2)
-            parts = [w[number], r[number], *(half for half in halves if half is not None)]
-            weights += [_order_gates(t, part, gates) for part in parts]
+        for direction_number in range(directions):
+            biases = () if b is None else b[direction_number].chunk(2)  # of the input and of the state
+            parameters = [w[direction_number], r[direction_number], *biases]
+            weights += [_order_gates(t, parameter, gates) for parameter in parameters]
         state = tuple(start) if name == "lstm" else start[0]
         run = getattr(t.torch, name)
         steps, *ends = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
@@ -45,8 +45,9 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
 
 
 def _order_gates(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> TorchTensor:
+    """Reorder the gates of a weight or bias from ONNX's to torch's order."""
     parts = parameter.chunk(len(gates))
-    return t.torch.cat([parts[place] for place in gates])
+    return t.torch.cat([parts[gate] for gate in gates])
 
 
 _ATTENTION = {
@@ -61,7 +62,7 @@ _ATTENTION = {
 
 
 def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *others: TorchTensor) -> TorchTensor:
-    """The standard's Attention without a cache: heads side by side (3 axes) or as an axis of their own (4)."""
+    """The standard's Attention without a cache; inputs of 3 axes have the heads side by side, of 4 axes on axis 1."""
     mask = others[0] if others else None
     t.refuse(set(t.attributes) - _ATTENTION, "attention within a window, or with other attributes")
     t.refuse(
@@ -71,13 +72,13 @@ def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *oth
     t.refuse(mask is not None and t.get("is_causal", 0), "attention with a mask that is causal too")
     joined = q.dim() == 3
     if joined:
-        q = _by_head(q, t.get("q_num_heads"))
-        k, v = (_by_head(tensor, t.get("kv_num_heads")) for tensor in (k, v))
+        q = _split_heads(q, t.get("q_num_heads"))
+        k, v = (_split_heads(tensor, t.get("kv_num_heads")) for tensor in (k, v))
     return _attention(t, q, k, v, mask, joined)
 
 
 def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = None, *others: Any) -> TorchTensor:
-    """com.microsoft MultiHeadAttention of three tensors, with a bias at most."""
+    """com.microsoft MultiHeadAttention of separate queries, keys and values, with an optional bias."""
     bias = others[0] if others else None
     t.refuse(
         k is None or v is None or q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or t.outputs > 1
@@ -87,7 +88,7 @@ def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = N
     if bias is not None:
         parts = bias.split([q.shape[-1], q.shape[-1], v.shape[-1]])
         q, k, v = (tensor + part for tensor, part in zip((q, k, v), parts, strict=True))
-    q, k, v = (_by_head(tensor, t.get("num_heads")) for tensor in (q, k, v))
+    q, k, v = (_split_heads(tensor, t.get("num_heads")) for tensor in (q, k, v))
     return _attention(t, q, k, v, None, True)
 
 
@@ -99,16 +100,18 @@ def packed_attention(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: An
     )
     sizes = list(t.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)
     projected = x @ weight if bias is None else t.nn.linear(x, weight.t(), bias)
-    q, k, v = (_by_head(part, t.get("num_heads")) for part in projected.split(sizes, dim=-1))
+    q, k, v = (_split_heads(part, t.get("num_heads")) for part in projected.split(sizes, dim=-1))
     causal = TorchNode(t.torch, {"scale": t.get("scale"), "is_causal": t.get("unidirectional", 0)})
     return _attention(causal, q, k, v, None, True)
 
 
-def _by_head(x: TorchTensor, heads: int) -> TorchTensor:
+def _split_heads(x: TorchTensor, heads: int) -> TorchTensor:
+    """(batch, positions, width) -> (batch, heads, positions, width of a head)."""
     return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def _attention(t: TorchNode, q: Any, k: Any, v: Any, mask: Any, joined: bool) -> TorchTensor:
+    """Attention by head; *joined*: return the heads side by side, as (batch, positions, width)."""
     result = t.nn.scaled_dot_product_attention(
         q, k, v, mask, is_causal=bool(t.get("is_causal", 0)), scale=t.get("scale") or None,
         enable_gqa=q.shape[1] != k.shape[1],

@@ -10,7 +10,7 @@ from weft.models.operators.rules.meanings import Numbers, TorchNode, TorchTensor
 
 
 class WindowPlan(NamedTuple):
-    """A window over the last axes of an image: one number per axis each."""
+    """A sliding window over the spatial axes of an image; each list has a number per axis."""
 
     kernel: list[int]
     strides: list[int]
@@ -18,6 +18,7 @@ class WindowPlan(NamedTuple):
     before: list[int]
     """Padding before the first element of an axis."""
     after: list[int]
+    """Padding after the last element of an axis."""
 
 
 def conv(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
@@ -35,16 +36,16 @@ def fused_conv(
 
 
 def conv_transpose(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
-    """The sum of all windows, then cropped: torch pads both ends of an axis alike."""
+    """ConvTranspose; with different padding at both ends, which torch lacks, the unpadded result is cropped."""
     t.refuse(t.get("auto_pad", "NOTSET") not in ("NOTSET", "") or t.get("output_shape"), "padding by output shape")
     window = _window(t, x, weight.shape[2:])
     function = getattr(t.nn, f"conv_transpose{len(window.kernel)}d")
     extra = list(t.get("output_padding") or [0] * len(window.kernel))
-    even = window.before == window.after
-    padding = window.before if even else [0] * len(window.kernel)
+    symmetric = window.before == window.after
+    padding = window.before if symmetric else [0] * len(window.kernel)
     result = function(x, weight, bias, window.strides, padding, extra, t.get("group", 1), window.dilations)
     for axis, (before, after) in enumerate(zip(window.before, window.after, strict=True), 2):
-        if not even:
+        if not symmetric:
             result = result.narrow(axis, before, result.shape[axis] - before - after)
     return result
 
@@ -58,15 +59,16 @@ def max_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def average_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
-    window, counted = _window(t, x, t.get("kernel_shape")), bool(t.get("count_include_pad", 0))
+    """AveragePool. Padding that torch lacks is added before; the sums are divided by the share of real elements."""
+    window, count_padding = _window(t, x, t.get("kernel_shape")), bool(t.get("count_include_pad", 0))
     t.refuse(
         any(size != 1 for size in window.dilations) or t.get("ceil_mode", 0),
         "an average pool with dilations or rounding up",
     )
     function = getattr(t.nn, f"avg_pool{len(window.kernel)}d")
     padded, padding = _pad(t, x, window, 0.0, half=True)
-    if padded is x or counted:
-        return function(padded, window.kernel, window.strides, padding, False, counted)
+    if padded is x or count_padding:
+        return function(padded, window.kernel, window.strides, padding, False, count_padding)
     ones, _ = _pad(t, t.torch.ones_like(x[:1, :1]), window, 0.0, half=True)
     shares = function(ones, window.kernel, window.strides)
     return function(padded, window.kernel, window.strides) / shares
@@ -85,7 +87,7 @@ def global_lp(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 
 def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
-    """The window of a node by the attributes that convolutions and pools have in common."""
+    """The window of a convolution or pool, from the attributes that both have; ``auto_pad`` is resolved."""
     rank = len(kernel)
     strides, dilations = (list(t.get(name) or [1] * rank) for name in ("strides", "dilations"))
     pads, mode = list(t.get("pads") or [0] * 2 * rank), t.get("auto_pad", "NOTSET")
@@ -106,12 +108,12 @@ def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
 def _pad(
     t: TorchNode, x: TorchTensor, window: WindowPlan, fill: float, *, half: bool = False
 ) -> tuple[TorchTensor, list[int]]:
-    """*x* with the padding that torch's function cannot express, and the rest of the padding for that function.
+    """Return *x* and the padding to pass to torch's function; *x* is padded here if torch's function cannot do it.
 
-    half: torch refuses padding of more than half a window.
+    half: torch's pools refuse padding of more than half a window.
     """
-    most = [size // 2 if half else size + pad for size, pad in zip(window.kernel, window.before, strict=True)]
-    if window.before == window.after and all(pad <= limit for pad, limit in zip(window.before, most, strict=True)):
+    limits = [size // 2 if half else size + pad for size, pad in zip(window.kernel, window.before, strict=True)]
+    if window.before == window.after and all(pad <= limit for pad, limit in zip(window.before, limits, strict=True)):
         return x, window.before
     pairs = zip(reversed(window.before), reversed(window.after), strict=True)
     return t.nn.pad(x, [pad for pair in pairs for pad in pair], value=fill), [0] * len(window.kernel)
@@ -121,7 +123,10 @@ def _pad(
 
 
 class Taps(NamedTuple):
-    """Along one axis: the input positions that each output element is computed from, and their weights."""
+    """How the elements along one axis are interpolated: each is a weighted sum of some input elements.
+
+    Both lists have an entry per summand: the input index (*places*) and the weight (*shares*) of each output element.
+    """
 
     places: list[list[int]]
     shares: list[list[float]]
@@ -134,7 +139,7 @@ def resize(
     scales: Numbers | None = None,
     sizes: Numbers | None = None,
 ) -> TorchTensor:
-    """Resize axis by axis, as a weighted sum of selected elements; the positions follow from numbers alone."""
+    """Resize axis by axis, as a weighted sum of selected elements; scales and sizes are constants, no tensors."""
     t.refuse(
         t.get("antialias", 0)
         or t.get("keep_aspect_ratio_policy", "stretch") != "stretch"
@@ -148,17 +153,19 @@ def resize(
         length = math.floor(size * scale) if scales else sizes[number] if sizes else size
         t.refuse(corners and size * scale != length, "aligned corners of a size that is rounded")
         if (length, scale) != (size, 1.0):
-            x = _resample(t, x, axis, _taps(t, size, length, scale))
+            x = _resample(t, x, axis, _compute_taps(t, size, length, scale))
     return x
 
 
 def upsample(t: TorchNode, x: TorchTensor, scales: Numbers | None = None) -> TorchTensor:
-    usual = {"mode": t.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return resize(TorchNode(t.torch, usual, 1, t.version), x, None, t.numbers("scales", scales))
+    """Upsample, as the Resize with the same results."""
+    mode = {"mode": t.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return resize(TorchNode(t.torch, mode, 1, t.version), x, None, t.numbers("scales", scales))
 
 
 def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTensor:
-    shape = [-1 if place == axis else 1 for place in range(x.dim())]
+    """*x* interpolated along one axis."""
+    shape = [-1 if other == axis else 1 for other in range(x.dim())]
     total = None
     for places, shares in zip(taps.places, taps.shares, strict=True):
         part = x.index_select(axis, t.torch.tensor(places, device=x.device))
@@ -168,15 +175,17 @@ def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTenso
     return total
 
 
-def _taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
+def _compute_taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
+    """How *length* output elements are interpolated from *size* input elements, by the node's attributes."""
     mode = t.get("mode", "nearest")
-    centres = [_position(t, place, size, length, scale) for place in range(length)]
+    centres = [_position(t, index, size, length, scale) for index in range(length)]
     if mode == "nearest":
         return Taps([[min(max(_round_position(t, centre), 0), size - 1) for centre in centres]], [[1.0] * length])
     reach, weight = ((0, 1), _linear) if mode == "linear" else ((-1, 0, 1, 2), _cubic)
     outside = bool(t.get("exclude_outside", 0))
     factor = t.get("cubic_coeff_a", -0.75)
-    columns: list[tuple[list[int], list[float]]] = []
+    all_places: list[list[int]] = []
+    all_shares: list[list[float]] = []
     for centre in centres:
         floor = math.floor(centre)
         places = [floor + offset for offset in reach]
@@ -184,9 +193,13 @@ def _taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
         if outside and mode != "linear":
             shares = [share if 0 <= place < size else 0.0 for place, share in zip(places, shares, strict=True)]
             shares = [share / sum(shares) for share in shares]
-        columns.append(([min(max(place, 0), size - 1) for place in places], shares))
-    turned = range(len(reach))
-    return Taps([[column[0][k] for column in columns] for k in turned], [[c[1][k] for c in columns] for k in turned])
+        all_places.append([min(max(place, 0), size - 1) for place in places])
+        all_shares.append(shares)
+    summands = range(len(reach))
+    return Taps(
+        [[places[number] for places in all_places] for number in summands],
+        [[shares[number] for shares in all_shares] for number in summands],
+    )
 
 
 def _linear(distance: float, _: float) -> float:
@@ -194,29 +207,30 @@ def _linear(distance: float, _: float) -> float:
 
 
 def _cubic(distance: float, a: float) -> float:
-    """Keys' kernel of cubic convolution."""
+    """Keys' kernel of cubic convolution; *a*: its coefficient."""
     if distance <= 1:
         return ((a + 2) * distance - (a + 3)) * distance**2 + 1
     return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a if distance < 2 else 0.0
 
 
-def _position(t: TorchNode, place: int, size: int, length: int, scale: float) -> float:
-    """The position in the input of an element of the output."""
+def _position(t: TorchNode, index: int, size: int, length: int, scale: float) -> float:
+    """The position in the input (of *size* elements) of the output element *index* (of *length*)."""
     match t.get("coordinate_transformation_mode", "half_pixel"):
         case "asymmetric":
-            return place / scale
+            return index / scale
         case "align_corners":
-            return place * (size - 1) / (length - 1) if length > 1 else 0.0
+            return index * (size - 1) / (length - 1) if length > 1 else 0.0
         case "pytorch_half_pixel" if length == 1:
             return 0.0
         case "half_pixel_symmetric":
             offset = size / 2 * (1 - length / (size * scale))
-            return offset + (place + 0.5) / scale - 0.5
+            return offset + (index + 0.5) / scale - 0.5
         case _:
-            return (place + 0.5) / scale - 0.5
+            return (index + 0.5) / scale - 0.5
 
 
 def _round_position(t: TorchNode, position: float) -> int:
+    """The nearest index; the attribute ``nearest_mode`` decides on ties."""
     match t.get("nearest_mode", "round_prefer_floor"):
         case "floor":
             return math.floor(position)
