@@ -67,9 +67,8 @@ def convolve(
 ) -> str:
     """Add a convolution of *value* and return its output's name; a matrix product for a window over the whole picture.
 
-    *weight*: [out, in
-    groups, height, width]. *window*: by default stride 1 without padding. *origin*: recorded in
-    the builder, with the name of the constant that stores *weight*.
+    *weight*: [out, in / groups, height, width]. *window*: by default stride 1 without padding. *origin*: recorded
+    in the builder, with the name of the constant that stores *weight*.
     """
     window = window or Window((weight.shape[2], weight.shape[3]))
     rows, channels, height, width = builder.shape(value)
