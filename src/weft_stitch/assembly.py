@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.cost import ITEM_BYTES, GraphCost, Modelled, coded_kernels, count, in_codes, notes
+from weft_stitch.cost import ITEM_BYTES, GraphCost, Modelled, coded_kernels, count, store_codes, width_metadata
 from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
@@ -25,11 +25,11 @@ from weft_stitch.summary import (
     Summary,
     Way,
     count_kernels,
+    form_name,
+    graph_way,
     layer_rows,
-    of_form,
     space_rows,
-    together,
-    way,
+    sum_ways,
 )
 
 PLANNED = "planned"
@@ -103,7 +103,7 @@ class Stitched:
 
     def __repr__(self) -> str:
         rows = "any" if self.dynamic else ", ".join(map(str, self.batches))
-        return f"Stitched({', '.join(self.names)}; form {of_form(self.forms)}, rows {rows})"
+        return f"Stitched({', '.join(self.names)}; form {form_name(self.forms)}, rows {rows})"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Stitched:
             self.names,
             self.batches,
             self.dynamic,
-            of_form(self.forms),
+            form_name(self.forms),
             tuple(ways),
             impossible,
             count_kernels(self.family, self.sharing),
@@ -179,10 +179,10 @@ class Stitched:
 
     def _sequential(self, name: str, cost: Modelled) -> Way:
         graphs = (self.alone(task, slabs=name == SLABBED) for task in range(self.family.tasks))
-        return together(name, [way(name, graph, cost) for graph in graphs])
+        return sum_ways(name, [graph_way(name, graph, cost) for graph in graphs])
 
     def _way(self, name: str, cost: Modelled) -> Way:
-        return replace(way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
+        return replace(graph_way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
 
     def _other(self, form: str, cost: Modelled) -> Way | str:
         """The numbers with another form throughout, or the reason why that form is impossible."""
@@ -226,7 +226,7 @@ class Stitched:
         from weft_stitch.onnx_writer import write_onnx
 
         kernels = coded_kernels(self.graph)
-        write_onnx(in_codes(self.graph, kernels), path, self.metadata | notes(self.graph, kernels))
+        write_onnx(store_codes(self.graph, kernels), path, self.metadata | width_metadata(self.graph, kernels))
 
 
 def assemble(

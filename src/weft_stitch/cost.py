@@ -1,6 +1,6 @@
 """The cost of a graph: counted, and as time on a described machine.
 
-``count`` gives multiplications, bytes and launches; ``coded`` packs tuned weights. ``Machine`` has presets,
+``count`` gives multiplications, bytes and launches; ``encode`` packs tuned weights. ``Machine`` has presets,
 ``Modelled`` is a ``GraphCost``: a product of matrices is cut into tiles that the machine's units work on, a wave of
 tiles at a time; a convolution is a product of its kernels with the unfolded picture, for each picture and group by
 itself or for all pictures at once. All else moves bytes. Every step that is no view is launched once.
@@ -115,10 +115,10 @@ def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
     outputs = prod(_sizes(graph, step.outputs[0], rows))
     if step.op == "Conv":
         return outputs * prod(_shape(graph, step.inputs[1])[1:])
-    return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
+    return outputs * product_depth(_sizes(graph, step.inputs[0], rows), step)
 
 
-def depth(first: tuple[int, ...], step: GraphStep) -> int:
+def product_depth(first: tuple[int, ...], step: GraphStep) -> int:
     """The depth of a product of matrices whose first is of this shape; one where an island does not know it."""
     return (first or (1,))[0 if step.attributes.get("transA") else -1]
 
@@ -195,7 +195,7 @@ class CodedArray(NamedTuple):
         return int(self.octets.nbytes + self.table.nbytes)
 
 
-def coded(array: Array) -> CodedArray | None:
+def encode(array: Array) -> CodedArray | None:
     """Encode *array* if that takes less room; None otherwise."""
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
@@ -203,11 +203,11 @@ def coded(array: Array) -> CodedArray | None:
     bits = max(1, int(len(table) - 1).bit_length())
     if bits > MOST_BITS:
         return None
-    codes = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
+    codes = CodedArray(pack_codes(places.reshape(-1), bits), table, array.shape)
     return codes if codes.nbytes + STEPS_BYTES < array.nbytes else None
 
 
-def packed(codes: Array, bits: int) -> Array:
+def pack_codes(codes: Array, bits: int) -> Array:
     """Pack codes without gaps, eight of them in a row of *bits* bytes; the last row is padded with zeros.
 
     Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
@@ -222,7 +222,7 @@ def coded_kernels(graph: Graph) -> dict[str, CodedArray]:
     """Encode the weights of tuned models, where that saves room."""
     if not graph.tuned:
         return {}
-    kernels = {name: coded(graph.constants[name]) for name in sorted(kernel_names(graph))}
+    kernels = {name: encode(graph.constants[name]) for name in sorted(kernel_names(graph))}
     return {name: codes for name, codes in kernels.items() if codes is not None}
 
 
@@ -231,7 +231,7 @@ def stored_bytes(graph: Graph) -> dict[str, int]:
     return {name: codes.nbytes for name, codes in coded_kernels(graph).items()}
 
 
-def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
+def store_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
     """Store *kernels* as codes, and prepend the steps that decode them to those of *graph*."""
     constants = {name: array for name, array in graph.constants.items() if name not in kernels}
     shapes, steps = dict(graph.shapes), list[GraphStep]()
@@ -244,7 +244,7 @@ def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
     return replace(graph, constants=constants, weights=weights, steps=(*steps, *graph.steps), shapes=shapes)
 
 
-def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
+def width_metadata(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
     """Metadata with the bit widths of tuned models, for cost models; empty for others."""
     if not graph.tuned:
         return {}
@@ -388,7 +388,7 @@ class Modelled:
         if "macs" in step.attributes:
             pictures = output[0]
             return _Product(outs, int(step.attributes["macs"]) // max(1, prod(output)), positions, pictures)
-        return _Product(outs, depth(self._shape(graph, step.inputs[0]), step), positions)
+        return _Product(outs, product_depth(self._shape(graph, step.inputs[0]), step), positions)
 
     def _bytes(self, step: GraphStep, graph: Graph) -> int:
         names = [name for name in (*step.inputs, *step.outputs) if name]

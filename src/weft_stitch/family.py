@@ -236,8 +236,7 @@ class Wiring:
 
 
 def role(layer: FamilyLayer) -> Role:
-    """How *layer* treats channels; a grouped convolution with several channels per group runs separately for each task.
-    """
+    """How *layer* treats channels; a grouped convolution with several channels per group runs task by task."""
     kind = layer.op.kind
     if kind == "conv":
         return _convolution_role(layer)

@@ -37,7 +37,7 @@ from weft_stitch.net import (
     Window,
     infer,
 )
-from weft_stitch.slabs import unslabbed
+from weft_stitch.slabs import undo_slabs
 
 VERSION = 1
 """Version of the description; files with another one are refused."""
@@ -373,7 +373,7 @@ class _Rebuilding:
         (stored,) = [kernel for kernel in self.noted.kernels[note.output] if kernel.task == task and not kernel.outs]
         window = note.window[0] if note.window else (1, 1)
         array = self.weights(stored.weight)
-        array = unslabbed(array, stored.slabs, window) if stored.slabs else array
+        array = undo_slabs(array, stored.slabs, window) if stored.slabs else array
         return np.ascontiguousarray(array.reshape(len(array), -1, *window))
 
     def _kernels(self, note: OpNote) -> list[Array]:
@@ -415,7 +415,7 @@ class _Kernels:
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
         """Add the missing pieces that one weight holds."""
-        array = unslabbed(array, note.slabs, self.window) if note.slabs else array
+        array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
         rows = _starts([self.outputs.parts[part].width for part in note.outs])
         columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[part].width for part in note.ins])
         array = array.reshape(rows[-1], columns[-1], *self.window)

@@ -67,7 +67,7 @@ class KernelOrigin(NamedTuple):
     folded: int = 0
     """Number of affines after the convolution whose scales are multiplied into the constant."""
     slabs: tuple[int, ...] = ()
-    """Arguments of ``slabs.unslabbed`` that restore the kernel from its slab layout; empty: not in slabs."""
+    """Arguments of ``slabs.undo_slabs`` that restore the kernel from its slab layout; empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of every tensor."""
     tuned: bool = False
-    """Whether weights take few distinct values, which ``cost.in_codes`` stores in few bits."""
+    """Whether weights take few distinct values, which ``cost.store_codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensor -> the tensor of which it is the value rounded to a number format."""
     origins: tuple[KernelOrigin, ...] = ()
@@ -205,8 +205,7 @@ def signature(graph: Graph) -> str:
 
 
 def _input_label(graph: Graph, labels: dict[str, str], name: str) -> str:
-    """What the signature says of an input: type and shape of a constant, else the label of the step that computes it.
-    """
+    """What the signature says of an input: type and shape of a constant, else the label of the step computing it."""
     if name in graph.constants:
         array = graph.constants[name]
         return f"{array.dtype.str}{array.shape}"

@@ -185,10 +185,10 @@ def channels(value: str, wiring: Wiring, sharing: Sharing) -> Channels:
 
 def pieces(layer: FamilyLayer, wiring: Wiring, sharing: Sharing) -> list[WeightPiece]:
     """Every pair of blocks that some task has, once."""
-    return cut(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
+    return cut_kernels(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
 
 
-def cut(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
+def cut_kernels(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
     """The pieces of a convolution between these channels; each is read from the first task that has it."""
     weight_pieces = []
     if layer.op.depthwise:
@@ -243,18 +243,18 @@ def _vector(values: Array | None, width: int, default: float) -> Array:
     return np.full(width, default) if values is None else np.asarray(values, np.float64).ravel()
 
 
-def agreed(channels: Channels, values: Sequence[Array]) -> bool:
+def all_agree(channels: Channels, values: Sequence[Array]) -> bool:
     """Whether the tasks of every block have the same values on it."""
-    return all(agree(values, part, part.tasks) for part in channels.parts)
+    return all(tasks_agree(values, part, part.tasks) for part in channels.parts)
 
 
-def agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
+def tasks_agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
     """Whether *tasks* have the same values on *part*."""
     mine = [values[task][part.members[task]] for task in tasks]
     return all(np.array_equal(mine[0], theirs) for theirs in mine)
 
 
-def merged(channels: Channels, values: Sequence[Array]) -> Array:
+def merge_values(channels: Channels, values: Sequence[Array]) -> Array:
     """[stitched columns] of values on which the tasks agree; a column is read from the first task that has it."""
     merged = np.zeros((channels.width(STITCHED), *values[0].shape[1:]), values[0].dtype)
     for task in reversed(range(channels.tasks)):  # the first task writes last

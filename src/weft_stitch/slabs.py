@@ -310,7 +310,7 @@ def _groups(step: GraphStep) -> int:
     return int(step.attributes.get("group", 1))
 
 
-def unslabbed(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
+def undo_slabs(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
     """Restore a kernel from its slab layout *how*: number of slabs, their rows, taps, phases, leading zeros."""
     slabs, rows, taps, phases, lead = how
     outs, ins = weight.shape[0] // slabs, weight.shape[1] // phases

@@ -29,7 +29,7 @@ from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.planner import ANYWHERE
 from weft_stitch.reading import read_models
 from weft_stitch.reading.alignment import align
-from weft_stitch.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, together
+from weft_stitch.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, sum_ways
 
 if TYPE_CHECKING:
     from weft_stitch.bodies.body_stitching import BodyStitching
@@ -81,12 +81,12 @@ class Stitching(Shown):
     @property
     def before(self) -> Way:
         """All models one after another."""
-        return together(SEQUENTIAL, [summary.sequential for summary in self.summaries])
+        return sum_ways(SEQUENTIAL, [summary.sequential for summary in self.summaries])
 
     @property
     def after(self) -> Way:
         """All groups one after another."""
-        return together(STITCHED, [summary.stitched for summary in self.summaries])
+        return sum_ways(STITCHED, [summary.stitched for summary in self.summaries])
 
     @property
     def files(self) -> dict[str, Path]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.cost import LayerCounts, Modelled, coded, count, kernels_of, stored_bytes
+from weft_stitch.cost import LayerCounts, Modelled, count, encode, kernels_of, stored_bytes
 from weft_stitch.family import ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
@@ -134,7 +134,7 @@ class Summary:
         return replace(self, ways=ways)
 
 
-def way(name: str, graph: Graph, cost: Modelled) -> Way:
+def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
     """A graph whose rows are known."""
     counts, seconds = count(graph, stored=stored_bytes(graph)), sum(cost.by_layer(graph).values())
     return Way(
@@ -148,7 +148,7 @@ def way(name: str, graph: Graph, cost: Modelled) -> Way:
     )
 
 
-def together(name: str, ways: Sequence[Way]) -> Way:
+def sum_ways(name: str, ways: Sequence[Way]) -> Way:
     """Several ways one after another; only one has activations at a time."""
     times = [part.measured_s for part in ways if part.measured_s is not None]
     return Way(
@@ -200,7 +200,7 @@ def layer_rows(
 
 
 def _kernel_bytes(layer: FamilyLayer, task: int) -> int:
-    codes = coded(kernel(layer, task)) if layer.ops[task].tuned else None
+    codes = encode(kernel(layer, task)) if layer.ops[task].tuned else None
     return kernel(layer, task).nbytes if codes is None else codes.nbytes
 
 
@@ -280,7 +280,7 @@ def _degree(tasks: int, of: int) -> int:
     return 2 if tasks == 1 else int(tasks < of)
 
 
-def of_form(forms: Mapping[str, str]) -> str:
+def form_name(forms: Mapping[str, str]) -> str:
     """What to call a choice of forms."""
     names: Sequence[str] = sorted(set(forms.values()))
     return names[0] if len(names) == 1 else "mixed"

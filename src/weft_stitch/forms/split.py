@@ -26,7 +26,7 @@ from weft_stitch.forms.base import (
     scaled,
 )
 from weft_stitch.forms.room import PlacedValue, Room, reshape, select, side_by_side, spread
-from weft_stitch.layouts import APART, COMPACT, STITCHED, Affine, BlockPart, agree, agreed, kernel
+from weft_stitch.layouts import APART, COMPACT, STITCHED, Affine, BlockPart, all_agree, kernel, tasks_agree
 from weft_stitch.net import Array
 
 Tasks = frozenset[int]
@@ -64,7 +64,7 @@ class CellWriter:
         return {both: Cell(both, outs, tuple(ins)) for both, ins in cell_inputs.items()}
 
     def agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
-        return all(agree(values, part, tasks) for part in parts)
+        return all(tasks_agree(values, part, tasks) for part in parts)
 
     def write(self, cell: Cell, *, shift: bool) -> str:
         """The convolution of one cell with its scale, and with its shift if asked for."""
@@ -264,7 +264,7 @@ class Half(Form):
 def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
     """The shared inputs' share of all outputs, each row's own columns taken out."""
     outputs, layer, scales = bench.outputs, bench.layer, bench.affine.scales
-    fold = agreed(outputs, scales)
+    fold = all_agree(outputs, scales)
     weight = np.zeros(
         (outputs.width(STITCHED), sum(part.width for part in common), *layer.op.window.kernel), kernel(layer, 0).dtype
     )

@@ -31,9 +31,9 @@ from weft_stitch.layouts import (
     Affine,
     Channels,
     Layout,
-    agreed,
+    all_agree,
     kernel,
-    merged,
+    merge_values,
 )
 from weft_stitch.net import Array, Op
 from weft_stitch.packing import LARGEST, Activation, aligned, pack
@@ -53,11 +53,11 @@ class Mts(Form):
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
-        fold = agreed(outputs, affine.scales)
+        fold = all_agree(outputs, affine.scales)
         weight = _matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
-        into_bias = fold and agreed(outputs, affine.shifts)
+        into_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
-        bias = merged(outputs, affine.shifts) if into_bias else None
+        bias = merge_values(outputs, affine.shifts) if into_bias else None
         held = origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
         tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
         if not fold:
@@ -72,7 +72,7 @@ def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Aff
     """Every block with every block; columns of a block are the same in all its tasks."""
     kernels = [scaled(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
     if layer.op.depthwise:
-        return merged(outputs, kernels)
+        return merge_values(outputs, kernels)
     matrix = np.zeros((outputs.width(STITCHED), inputs.width(STITCHED), *layer.op.window.kernel), kernels[0].dtype)
     for task in reversed(range(outputs.tasks)):
         target = np.ix_(outputs.columns(STITCHED, task), inputs.columns(STITCHED, task))

@@ -338,7 +338,7 @@ def _equal(known: _CostedModels, wish: Objective) -> list[Cut]:
     """The best way to cut equal models; what is interpolated and chosen is costed, and all is done again."""
     (models,) = known.all
     samples = {size: known.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
-    lattice = Lattice((models,), lambda amounts: interpolated(samples, *amounts))
+    lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
     while True:
         cuts = lattice.best(wish)
         guessed = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
@@ -347,7 +347,7 @@ def _equal(known: _CostedModels, wish: Objective) -> list[Cut]:
         samples.update({size: known.cost((size,)) for size in sorted(guessed)})
 
 
-def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
+def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     """Return the cost of *size* models on the line between the next smaller and the next larger sampled group."""
     if size in samples:
         return samples[size]

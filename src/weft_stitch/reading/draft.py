@@ -46,11 +46,11 @@ def same_pads(
     return begins[0], begins[1], ends[0], ends[1]
 
 
-def added_pads(one: Pads, two: Pads) -> Pads:
+def add_pads(one: Pads, two: Pads) -> Pads:
     return one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3]
 
 
-def rounded_up(window: Window, size: Value) -> Window:
+def round_up_window(window: Window, size: Value) -> Window:
     """Extend the padding of *window* at the end until rounding sizes down gives the result of rounding up.
 
     A last window that would begin in the padding is left out, as onnxruntime and torch do.
@@ -131,7 +131,7 @@ class NetDraft:
         if groups < 1 or weight.shape[1] * groups != size.channels or weight.shape[0] % groups or not weight.size:
             shape = " x ".join(map(str, weight.shape))
             raise ModelError(f"its weight of {shape} in {groups} groups does not fit {size.channels} channels")
-        window = replace(window, kernel=weight.shape[2:], pads=added_pads(window.pads, x.pads))
+        window = replace(window, kernel=weight.shape[2:], pads=add_pads(window.pads, x.pads))
         convolved = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
         return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
@@ -272,7 +272,7 @@ class NetDraft:
         if kind == "avg_pool":
             settings["count_include_pad"] = float(count_pads and any(window.pads))
         if ceil:
-            wider = rounded_up(window, size)
+            wider = round_up_window(window, size)
             if wider != window and settings.get("count_include_pad"):
                 raise Foreign("it rounds sizes up and counts padding, which runtimes disagree about")
             window = wider
@@ -303,7 +303,7 @@ class NetDraft:
     def pad(self, x: Picture, pads: Pads) -> Picture:
         if not self._plain(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
-        return replace(x, pads=added_pads(x.pads, pads))
+        return replace(x, pads=add_pads(x.pads, pads))
 
     def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
         """An operator that only its source can run; *payload* knows the value it writes."""
@@ -328,8 +328,8 @@ class NetDraft:
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
             ports.append(Port(port, picture.value, picture.view))
-        kept = needed(self.ops, [port.value for port in ports])
-        kept = merged_affines(kept, [port.value for port in ports])
+        kept = needed_ops(self.ops, [port.value for port in ports])
+        kept = merge_affines(kept, [port.value for port in ports])
         values = {port.value: self.values[port.value] for port in self._inputs}
         values |= {op.output: self.values[op.output] for op in kept}
         return Net(name, tuple(self._inputs), tuple(kept), tuple(ports), values, batch)
@@ -384,7 +384,7 @@ def _text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"
 
 
-def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
+def needed_ops(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
     wanted, kept = set(outputs), []
     for op in reversed(list(ops)):
         if op.output in wanted:
@@ -393,7 +393,7 @@ def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
     return kept[::-1]
 
 
-def merged_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+def merge_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
     """A bias and the batch normalisation after it are one affine, so that models with and without the bias align."""
     readers = Counter(value for op in ops for value in op.inputs)
     readers.update(outputs)
