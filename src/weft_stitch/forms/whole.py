@@ -36,7 +36,7 @@ from weft_stitch.layouts import (
     merge_values,
 )
 from weft_stitch.net import Array, Op
-from weft_stitch.packing import LARGEST, Activation, aligned, pack
+from weft_stitch.packing import LARGEST, Activation, align_up, pack
 
 
 class Mts(Form):
@@ -198,7 +198,7 @@ def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
     """Upper bound on the numbers that ``pack`` stores."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
-    return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
+    return sum(align_up(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
 
 
 def layout(room: Room, channels: Channels) -> Layout:

@@ -15,7 +15,7 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank
 from weft_stitch.net import Array
-from weft_stitch.packing import aligned
+from weft_stitch.packing import align_up
 from weft_stitch.running.body_rows import FINEST, room_for
 from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft_stitch.running.operators import Tensor, torch
@@ -346,7 +346,7 @@ class _Reader:
         tasks, parts = range(self._body.tasks), self._near(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         # rounded up, so that models with more classes fit later
-        width = aligned(max(matrix.shape[1] for matrix in matrices), FINEST)
+        width = align_up(max(matrix.shape[1] for matrix in matrices), FINEST)
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft_stitch.net import Array
-from weft_stitch.packing import aligned
+from weft_stitch.packing import align_up
 from weft_stitch.running.operators import Tensor, torch
 
 FINEST = 16
@@ -125,7 +125,7 @@ def split_requests(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequ
     """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
     batches, begin, end, last = [], 0, 0, None
     for number, row in enumerate(asked):
-        start = end if row.model == last else aligned(end, FINEST)
+        start = end if row.model == last else align_up(end, FINEST)
         end, last = start + len(row.tokens), row.model
         if end > rows or number - begin >= room:
             batches.append(asked[begin:number])
@@ -141,9 +141,9 @@ def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | No
         if length < 1:
             raise StitchError(f"a request of {length} tokens: give 1 or more")
         if model != last:
-            end = aligned(end, granule)
+            end = align_up(end, granule)
         first[number], end, last = end, end + length, model
-    taken = aligned(end, granule)
+    taken = align_up(end, granule)
     if rows is not None and (rows < taken or rows % granule):
         raise StitchError(f"{rows} rows do not hold the requests, which take {taken} in steps of {granule}")
     return PackedRows(granule, rows or taken, tuple(requests), tuple(first))
