@@ -12,7 +12,7 @@ from weft.base.errors import StitchError, unknown_name
 from weft.models.operators import OPERATORS
 from weft_stitch.family import Family, FamilyLayer, Sharing, role, wire
 from weft_stitch.forms import FORMS, Form
-from weft_stitch.forms.base import by_table
+from weft_stitch.forms.base import apply_table
 from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.graph_steps import emit, read_port, scale_and_shift, write_port
@@ -244,8 +244,8 @@ def _write_affine(room: Room, layer: FamilyLayer) -> PlacedValue:
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
     if layout == STACKED:
         scale, shift = scale.prod(axis=0, keepdims=True), shift.sum(axis=0, keepdims=True)
-    tensor = by_table(room, source.tensors[0], "Mul", scale)
-    return PlacedValue(layout, (by_table(room, tensor, "Add", shift),), source.clean)
+    tensor = apply_table(room, source.tensors[0], "Mul", scale)
+    return PlacedValue(layout, (apply_table(room, tensor, "Add", shift),), source.clean)
 
 
 def _write_affine_alone(room: Room, channels: Channels, affine: Affine, task: int, tensor: str) -> str:

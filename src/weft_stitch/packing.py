@@ -153,7 +153,7 @@ class PackedLayer:
     unique: int
     """Count of the numbers in *weights* that are weights; the rest pads lines to the alignment."""
     places: Array
-    """[2][task and output block][input column]: where the column's weights begin (-1: none), and how far its taps are apart.
+    """[2][task and output block][input column]: where a column's weights begin (-1: none), and how far apart taps are.
 
     Both are divided by the alignment. Empty if two runs describe all tiles.
     """
@@ -252,7 +252,7 @@ class _WeightStore:
         return array, begin
 
     def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
-        """Write the piece of *task* from input block *run* to output block *out* into *sheet*, at *column* of a line."""
+        """Write *task*'s piece from input block *run* to output block *out* into *sheet*, at *column* of a line."""
         rows = self.starts[task][run.space] + run.block.members[task]
         piece = self.kernels[task][np.ix_(out.members[task], rows)].reshape(out.width, run.block.width, self.taps)
         sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
