@@ -48,7 +48,10 @@ class Mismatch(NamedTuple):
 
 
 def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
-    """Check that tasks have the same weights wherever *sharing* says so; ``StitchError`` names the first that differ."""
+    """Check that tasks have the same weights wherever *sharing* says so.
+
+    Raises ``StitchError``, which names the first channels that differ.
+    """
     wiring = wire(family)
     if strange := set(sharing.spaces) ^ set(wiring.widths):
         raise StitchError(f"space {min(strange)} is in the sharing or in the models, but not in both")
@@ -59,18 +62,20 @@ def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
             )
     evidence = Evidence(family, wiring, {name: Partition.from_space(space) for name, space in sharing.spaces.items()})
     for layer in evidence.layers:
-        for wrong in mismatches(evidence, layer, tolerance):
-            raise StitchError(_mismatch_message(evidence, layer, wrong))
+        for mismatch in mismatches(evidence, layer, tolerance):
+            raise StitchError(_mismatch_message(evidence, layer, mismatch))
 
 
 def _mismatch_message(evidence: Evidence, layer: FamilyLayer, mismatch: Mismatch) -> str:
     """Say which channels are not the same in which layer."""
-    space = evidence.wiring.carries[layer.output][wrong.run.position]
-    members = evidence.partitions[space].members[wrong.run.classes[wrong.rows[0]]]
-    first, second = (f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (wrong.one, wrong.two))
+    space = evidence.wiring.carries[layer.output][mismatch.run.position]
+    members = evidence.partitions[space].members[mismatch.run.classes[mismatch.rows[0]]]
+    first, second = (
+        f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (mismatch.one, mismatch.two)
+    )
     return (
         f"space {space}: {first} and {second} are not the same in {layer.name}: weights that both have differ by up to "
-        f"{wrong.largest:g}; take the channels out of the block or allow a tolerance"
+        f"{mismatch.largest:g}; take the channels out of the block or allow a tolerance"
     )
 
 
@@ -163,7 +168,10 @@ class Dispute(NamedTuple):
 
 
 def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bool:
-    """Take channels out of the classes of the layer's inputs or outputs until its weights agree; return whether any left."""
+    """Take channels out of the classes of the layer's inputs or outputs until its weights agree.
+
+    Return whether any channel was taken out.
+    """
     changed = False
     while disputes := _output_disputes(evidence, layer, tolerance):
         blamed = [_inputs_to_blame(evidence, layer, dispute, tolerance) for dispute in disputes]
@@ -194,15 +202,15 @@ def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -
 
 
 def _contradictions(evidence: Evidence, layer: FamilyLayer, position: int, tolerance: float) -> Array:
-    """A mask [classes, tasks, tasks] of a space that *layer* writes: pairs whose weights differ by more than *tolerance*.
+    """A mask [classes, tasks, tasks] of a space that *layer* writes: which pairs of tasks it contradicts.
 
-    In a dense layer, also pairs of tasks that share none of its inputs: nothing then says that they agree.
+    Their weights differ by more than *tolerance*, or, in a dense layer, they share no input by which they could agree.
     """
     partition = evidence.partitions[evidence.wiring.carries[layer.output][position]]
     table = np.zeros((len(partition.members), evidence.tasks, evidence.tasks), bool)
-    for wrong in mismatches(evidence, layer, tolerance):
-        if wrong.run.position == position:
-            table[wrong.run.classes[wrong.rows], wrong.one, wrong.two] = True
+    for mismatch in mismatches(evidence, layer, tolerance):
+        if mismatch.run.position == position:
+            table[mismatch.run.classes[mismatch.rows], mismatch.one, mismatch.two] = True
     if role(layer) == "dense":
         parts = evidence.incidence(layer.inputs[0])
         table |= _present_pairs(partition) & (parts.T @ parts == 0)
@@ -247,7 +255,7 @@ def _take_out(evidence: Evidence, value: str, disputes: list[Dispute]) -> None:
 
 
 def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, tolerance: float) -> Dispute:
-    """The input channels to take out instead of the outputs of *dispute*, if the inputs explain the differences better."""
+    """The input channels to take out instead of the outputs of *dispute*, if they explain the differences better."""
     inputs = evidence.common(layer.inputs[0], dispute.one, dispute.two)
     nothing = Dispute(dispute.one, dispute.two, Common(*(column[:0] for column in inputs)))
     if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels

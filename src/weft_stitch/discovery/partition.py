@@ -95,7 +95,7 @@ class Partition:
         return np.flatnonzero((self.members[:, one] != NONE) & (self.members[:, two] != NONE))
 
     def space(self) -> ChannelSpace:
-        """The space with a block for each set of tasks, larger sets first, in the channel order of the set's first task."""
+        """The space with a block for each set of tasks, larger sets first, in the order of the set's first task."""
         ordered = sorted(self.sets, key=lambda part: (-part.tasks.sum(), np.flatnonzero(part.tasks).tolist()))
         return ChannelSpace(self.widths, tuple(self._block(part) for part in ordered))
 
