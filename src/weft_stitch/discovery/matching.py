@@ -50,7 +50,7 @@ def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
-    """Whether any two classes may agree. It is cheaper than ``merge`` and may be wrong if it says yes."""
+    """Whether any two classes may agree. It is cheaper than ``merge``; a yes may be wrong, a no is not."""
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None:
         return len(np.unique(common_keys)) < len(common_keys)
@@ -248,7 +248,7 @@ class WeightView(NamedTuple):
         return len(self.shared[0]) * int(self.weights[0].shape[2])
 
     def distances(self, left: Array, right: Array) -> Array:
-        """The largest difference of weights of each pair of channels, *left* of the first task and *right* of the second."""
+        """The largest difference of weights for each pair of a channel of the first task and one of the second."""
         step = max(1, _CHUNK // max(1, self.size))
         distances = [np.zeros(0)]
         for start in range(0, len(left), step):

@@ -34,7 +34,7 @@ from weft_stitch.graph import DYNAMIC, Builder
 from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
-from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, value_of
+from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
 from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
 _MOST_STORED = 4096
@@ -189,7 +189,7 @@ class Surveyor:
             kept,
             output,
             view,
-            value_of(view),
+            view_size(view),
             _signature(nodes),
             self._rows,
             followed.shapes,

@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.base.errors import ModelError, StitchError
 from weft_stitch.net import Net, Value, finite
-from weft_stitch.reading.draft import Foreign, NetDraft, Picture, island_name, value_of
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture, island_name, view_size
 from weft_stitch.reading.torch_aten import HANDLERS, VIEWS, Arguments
 
 try:
@@ -245,7 +245,7 @@ class _TorchWalk:
         pictures = [source.name for source in read if source.name in self._pictures]
         constants = {source.name: self._constants[source.name] for source in read if source.name in self._constants}
         inputs = tuple((name, self._pictures[name].view) for name in pictures)
-        return TorchIsland(tuple(nodes), constants, inputs, node.name, value_of(view), signature(nodes))
+        return TorchIsland(tuple(nodes), constants, inputs, node.name, view_size(view), signature(nodes))
 
     def _with_hidden(self, node: Any) -> Iterator[Any]:
         """*node* after the hidden ones it needs; the graph is in order, so the order of the graph will do."""
