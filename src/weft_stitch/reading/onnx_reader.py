@@ -134,7 +134,7 @@ class _OnnxWalk:
             raise Foreign(why)
         node = self._surveyor.as_read(node)
         self._flush(node)
-        self._surveyor.look_at(node)
+        self._surveyor.infer_outputs(node)
         for name in filter(None, node.outputs):
             if name not in self._source.outputs and not self._surveyor.is_value(name):
                 self._surveyor.hidden[name] = node

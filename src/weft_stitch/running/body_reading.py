@@ -350,7 +350,7 @@ class _Reader:
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            weight[task, :, : matrix.shape[1]] = parts[task].whole(matrix) if task in parts else matrix
+            weight[task, :, : matrix.shape[1]] = parts[task].apply(matrix) if task in parts else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 
