@@ -130,7 +130,7 @@ class Surveyor:
         return replace(node, node=make_node("Cast", cast.input, cast.output, cast.name, to=ElementType.FLOAT))
 
     def infer_outputs(self, node: SourceNode) -> None:
-        """Infer types and shapes of the outputs of *node*, whose inputs are known; ``Foreign`` if that is impossible."""
+        """Infer types and shapes of the outputs of *node*, whose inputs are known; ``Foreign`` if that fails."""
         _require_portable(node)
         self._require_deterministic(node)
         read = [name for name in node.inputs if name]
