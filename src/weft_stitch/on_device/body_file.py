@@ -66,8 +66,7 @@ class DeviceBody:
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
         self.lock = threading.Lock()
-        """Protects the buffers of rungs while they are filled and run: one file may be tested while others are served.
-        """
+        """Protects the buffers of rungs while they are filled and run: a file may be tested while others serve."""
         self.took_s: dict[int, float] = {}
         """Rows of a rung -> seconds of a run."""
         self.met = False
@@ -313,7 +312,10 @@ class BodyFile:
         return took
 
     def _add_measurements(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
-        """Complete the blueprint with sizes and times; times are for requests of the usual length, each for another model."""
+        """Complete the blueprint with sizes and times.
+
+        Times are for requests of the usual length, each for another model.
+        """
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
         body.took_s = body.took_s or self._time_rungs(body)
