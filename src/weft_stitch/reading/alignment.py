@@ -108,7 +108,7 @@ def _text(value: Hashable) -> str:
 
 
 _STEPS_AHEAD = 24
-"""Steps of look-ahead where the models' rests differ: more than the longest branch of candidates blocks.
+"""Steps of look-ahead where the models' rests differ: more than the longest branch of known blocks.
 
 Each step numbers all values again, which costs time.
 """

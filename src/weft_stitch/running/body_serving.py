@@ -66,7 +66,7 @@ def map_weights(
 
     def layer(given: BodyLayer) -> BodyLayer:
         return BodyLayer(
-            product(given.requested), product(given.mixed), norm(given.attended),
+            product(given.asked), product(given.mixed), norm(given.attended),
             product(given.inner), product(given.outer), norm(given.done),
         )  # fmt: skip
 
