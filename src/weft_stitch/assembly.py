@@ -49,6 +49,7 @@ class CachedCost:
     """Signature of a graph -> its seconds."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """The seconds of *graphs*; only graphs of new signatures are passed on to *cost*."""
         keys = [signature(graph) for graph in graphs]
         new = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self.known}
         if new:

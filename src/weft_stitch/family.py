@@ -248,6 +248,7 @@ def role(layer: FamilyLayer) -> Role:
 
 
 def _convolution_role(layer: FamilyLayer) -> Role:
+    """The role of a convolution, by its groups."""
     if all(op.groups == 1 for op in layer.ops):
         return "dense"
     shapes = [op.weight.shape for op in layer.ops if op.weight is not None]

@@ -156,6 +156,7 @@ def _reason_missing(family: Family) -> str:
 
 
 def _describe_family(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
+    """Describe the layers, the models, their channels and where *graph* stores their kernels."""
     wiring, names = wire(family), _tail_names(family)
     return FamilyNote(
         version=VERSION,
@@ -216,6 +217,7 @@ def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
 
 
 def _block_note(block: Block) -> BlockNote:
+    """Describe a block of channels."""
     tasks = sorted(block.tasks)
     return BlockNote(
         tasks=tuple(tasks), channels=_pack_numbers(np.stack([block.members[task] for task in tasks]), np.int32)

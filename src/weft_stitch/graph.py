@@ -58,8 +58,7 @@ class KernelOrigin(NamedTuple):
     constant: str = ""
     """Name of the graph's constant that holds the kernels."""
     outs: tuple[int, ...] = ()
-    """Rows of the constant: indices of output parts (``Channels.parts``); empty if it holds the whole kernel of *op*.
-    """
+    """Rows of the constant: indices of output parts (``Channels.parts``); empty for the whole kernel of *op*."""
     ins: tuple[int, ...] = ()
     """Columns of the constant: indices of input parts."""
     task: int | None = None
@@ -167,6 +166,7 @@ class Builder:
         return self._shapes[tensor]
 
     def finish(self) -> Graph:
+        """The graph of everything added so far."""
         return Graph(
             self.name,
             tuple(self._inputs),

@@ -248,6 +248,7 @@ def _window_attributes(window: Window) -> dict[str, Any]:
 
 
 def _pool_attributes(op: Op) -> dict[str, Any]:
+    """The ONNX attributes of a pool."""
     attributes = _window_attributes(op.window)
     if op.window.dilations != (1, 1):
         attributes["dilations"] = list(op.window.dilations)

@@ -161,6 +161,7 @@ def tidy(sharing: Sharing) -> Sharing:
 
 
 def _tidy(space: ChannelSpace) -> ChannelSpace:
+    """*space* with one block per set of tasks; its channels are in the order of the set's first task."""
     sets = sorted({block.tasks for block in space.blocks}, key=lambda tasks: (-len(tasks), sorted(tasks)))
     blocks = []
     for tasks in sets:

@@ -79,8 +79,7 @@ class Op:
     Payloads of equal ``signature`` (a str) compute the same.
     """
     tuned: bool = False
-    """conv: whether its weights take few distinct values, as ``weft tune`` leaves them; such weights are never scaled.
-    """
+    """conv: whether its weights take few distinct values, as after ``weft tune``; such weights are never scaled."""
 
     @property
     def depthwise(self) -> bool:

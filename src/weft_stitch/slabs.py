@@ -318,12 +318,14 @@ class _SlabRewriter:
         layer: str,
         output: str = "",
     ) -> str:
+        """Add a step and return its output, which is called *output* or gets a new name."""
         name = output or self._fresh(op.lower())
         self._steps.append(GraphStep(op, inputs, (name,), attributes, layer))
         self._shapes[name] = shape
         return name
 
     def _fresh(self, hint: str) -> str:
+        """An unused name that begins with *hint*."""
         while True:
             self._numbers[hint] += 1
             name = f"{hint}.{self._numbers[hint]}"

@@ -227,6 +227,7 @@ def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
 
 
 def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
+    """The row of one space; channels count once for every model that has them."""
     tasks = len(space.widths)
     by_all = tasks * space.shared_width if tasks > 1 else 0
     by_some = sum(len(block.tasks) * block.width for block in space.blocks if 1 < len(block.tasks) < tasks)

@@ -148,6 +148,7 @@ class _Narrower:
         return self._graph.shapes.get(name) if held is None else held.shape
 
     def _numbers(self, numbers: Iterable[int]) -> str:
+        """Store integers as a constant and return its name, which depends on the integers only."""
         array = np.array(list(numbers), np.int64)
         name = f"position_{'_'.join(map(str, array))}"
         self._constants[name] = array

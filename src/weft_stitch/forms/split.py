@@ -169,6 +169,7 @@ class Split(Form):
     name = "split"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write a cell for each set of tasks, and put their outputs together."""
         affine, used = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
@@ -271,6 +272,7 @@ class Half(Form):
     name = "half"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write the shared inputs for all outputs, and add the own inputs' part; as ``Split`` if that is impossible."""
         affine, used = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         parts = writer.inputs.parts

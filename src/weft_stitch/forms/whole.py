@@ -50,6 +50,7 @@ class Mts(Form):
     name = "mts"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one convolution over all blocks; scales and shifts that tasks do not agree on follow as tables."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
@@ -91,6 +92,7 @@ class Grouped:
         return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one grouped convolution, or a batched product if the window covers the whole picture."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         weight = _padded_matrices(layer, inputs, outputs, affine)
@@ -125,6 +127,7 @@ class Separate(Form):
     name = "separate"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write a convolution for each task."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         tensors = []
@@ -155,6 +158,7 @@ class Fused:
     name = "fused"
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        """Why the kernel cannot compute *layer*; empty if it can."""
         if room.rows.dynamic:
             return "its rows are only known at run time"
         if max(layer.op.window.kernel) > WIDEST:
@@ -163,6 +167,7 @@ class Fused:
         return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one ``FusedConv`` with the affines, the residual and the activation that follow in *chain*."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         if layer.op.depthwise or len(outputs.spaces) > 1:
             return Split().lower(room, layer, chain)

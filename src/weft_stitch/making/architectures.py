@@ -122,6 +122,7 @@ class Sketch:
         return self._unary(name, source, "HardSigmoid", GATE)
 
     def _unary(self, name: str, source: str, function: str, settings: Mapping[str, float] | None = None) -> str:
+        """An elementwise function, whose result has the mean square of ``MEAN_SQUARE``."""
         self._nodes.append(SketchNode(name, "unary", (source,), function=function, settings=settings or {}))
         kept = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
         power = kept * self._power[source]
@@ -144,12 +145,14 @@ class Sketch:
         return self._record(name, self._carries[left], self._side[left], power)
 
     def concat(self, name: str, *parts: str) -> str:
+        """The concatenation of *parts* along the channels."""
         self._nodes.append(SketchNode(name, "concat", parts))
         spaces = tuple(space for part in parts for space in self._carries[part])
         power = sum(self._power[part] for part in parts) / len(parts)
         return self._record(name, spaces, self._side[parts[0]], power)
 
     def pool(self, name: str, source: str, kind: str, kernel: int, stride: int, pad: int = 0) -> str:
+        """A pool of *kind* "max_pool" or "avg_pool"; its effect on the mean square is estimated."""
         window = Window((kernel, kernel), (stride, stride), (pad,) * 4)
         self._nodes.append(SketchNode(name, kind, (source,), window))
         power = self._power[source] * (2.2 if kind == "max_pool" else 0.6)

@@ -155,6 +155,7 @@ class _EncoderWriter:
         return self._normalise(f"{name}.output", self._op("Add", hidden, outer))
 
     def _attention(self, name: str, hidden: str, mask: str) -> str:
+        """Multi-head self-attention with its output product."""
         builder, (_, width, heads, *_) = self._builder, self._size
         by_head = builder.constant(np.array([0, 0, heads, width // heads]))
         parts = []
@@ -169,6 +170,7 @@ class _EncoderWriter:
         return self._dense(f"{name}.mixed", joined, width, width)
 
     def _normalise(self, name: str, value: str) -> str:
+        """A layer norm with scale and shift."""
         width = self._size.width
         scale = self._builder.constant(1 + self._draw_weight(f"{name}.scale", (width,)))
         shift = self._builder.constant(self._draw_weight(f"{name}.shift", (width,)))

@@ -62,8 +62,7 @@ class FamilyRecipe:
     One number for every space, or by the space's name (a space that a mapping lacks: 0.9).
     """
     norm: str = PER_TASK
-    """``per_task``: each task has its own; ``shared``: equal on shared channels; ``folded``: only biases.
-    """
+    """``per_task``: each task has its own; ``shared``: equal on shared channels; ``folded``: only biases."""
     widths: Sequence[float] | None = None
     """For each task, a factor on every inner width."""
     classes: int | Sequence[int] | None = None

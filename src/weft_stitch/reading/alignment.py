@@ -100,6 +100,7 @@ def _operand_shapes(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
 
 
 def _text(value: Hashable) -> str:
+    """A property's value as text."""
     if not isinstance(value, tuple):
         return str(value)
     if value and isinstance(value[0], tuple):

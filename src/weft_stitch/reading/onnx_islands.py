@@ -281,6 +281,7 @@ def _signature(nodes: Sequence[SourceNode]) -> str:
 
 
 def _attribute_text(attribute: tuple[str, Any]) -> str:
+    """An attribute as text; tensors as their numbers."""
     name, held = attribute
     if isinstance(held, onnx.TensorProto):
         held = to_array(held).tolist()

@@ -92,6 +92,7 @@ Handler = Callable[[Operands], Picture]
 
 
 def _concat(o: Operands) -> Picture:
+    """A concatenation along the channels (axis 1)."""
     parts = [o.picture(index) for index in range(len(o.node.inputs))]
     if not parts:
         raise ModelError("it joins nothing")
@@ -118,6 +119,7 @@ def _axis(o: Operands, axis: int, x: Picture) -> int:
 
 
 def _flatten(o: Operands) -> Picture:
+    """A flatten of each row (axis 1)."""
     x = o.picture()
     if _axis(o, o.node.integer("axis", 1), x) != 1:
         raise Foreign("it does not flatten each row (axis 1)")
@@ -125,6 +127,7 @@ def _flatten(o: Operands) -> Picture:
 
 
 def _reshape(o: Operands) -> Picture:
+    """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
     whole = (o.rows, *x.view)
     target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
@@ -146,6 +149,7 @@ def _with_rows(o: Operands, x: Picture, shape: Sequence[int]) -> Picture:
 
 
 def _squeeze(o: Operands) -> Picture:
+    """The removal of dimensions of size 1, by default of all."""
     x = o.picture()
     whole = (o.rows, *x.view)
     if o.given(1) or o.node.has("axes"):
@@ -159,6 +163,7 @@ def _squeeze(o: Operands) -> Picture:
 
 
 def _unsqueeze(o: Operands) -> Picture:
+    """The insertion of dimensions of size 1."""
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
@@ -187,6 +192,7 @@ def _identity(o: Operands) -> Picture:
 
 
 def _dropout(o: Operands) -> Picture:
+    """A dropout at inference, which changes nothing."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out its mask")
     if o.given(2) and o.array(2).any():
@@ -195,6 +201,7 @@ def _dropout(o: Operands) -> Picture:
 
 
 def _cast(o: Operands) -> Picture:
+    """A cast between float types; nets compute in float32 anyway."""
     to = o.node.integer("to", 0)
     if to not in FLOATS:
         raise Foreign("it makes other numbers than floats")
@@ -204,6 +211,7 @@ def _cast(o: Operands) -> Picture:
 
 
 def _pad(o: Operands) -> Picture:
+    """A padding with zeros along height and width."""
     x = o.picture()
     rank = len(x.view) + 1
     pads = o.integers(1) if o.given(1) else o.node.integers("pads", o.node.integers("paddings", ()))
@@ -239,6 +247,7 @@ FormHandler = Callable[[Operands, StitchForm], Picture]
 
 
 def _conv(o: Operands) -> Picture:
+    """A 2d convolution with its bias."""
     x, weight = o.picture(), o.weight(1)
     if weight.ndim != 4:
         raise Foreign(f"it is a {weight.ndim - 2}d convolution; those over pictures (2d) are understood")
@@ -251,6 +260,7 @@ def _conv(o: Operands) -> Picture:
 
 
 def _batch_norm(o: Operands) -> Picture:
+    """A batch normalisation with stored statistics."""
     if o.node.integer("training_mode", 0) or (o.opset < 7 and not o.node.integer("is_test", 0)):
         raise Foreign("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (o.weight(index) for index in (1, 2, 3, 4))
@@ -258,6 +268,7 @@ def _batch_norm(o: Operands) -> Picture:
 
 
 def _gemm(o: Operands) -> Picture:
+    """A fully connected layer: rows times a constant matrix, with scaling factors and a bias."""
     if o.node.integer("transA", 0):
         raise Foreign("it transposes its rows (transA)")
     matrix = o.weight(1)
@@ -272,6 +283,7 @@ def _gemm(o: Operands) -> Picture:
 
 
 def _matmul(o: Operands) -> Picture:
+    """A fully connected layer without bias."""
     matrix = o.weight(1)
     if matrix.ndim != 2:
         raise Foreign(f"its second factor has {matrix.ndim} dimensions; two are understood")
@@ -293,6 +305,7 @@ def _bias_per_output(bias: Array, outs: int) -> Array:
 
 
 def _div(o: Operands) -> Picture:
+    """A division by a constant per channel."""
     divisor = o.draft.per_channel(o.picture(0), o.weight(1))
     if not divisor.all():
         raise ModelError(f"it divides by zero ({o.node.inputs[1]})")
@@ -301,6 +314,7 @@ def _div(o: Operands) -> Picture:
 
 
 def _pow(o: Operands) -> Picture:
+    """A power with exponent 1 or 2."""
     exponent = o.weight(1)
     if exponent.size != 1 or float(exponent.reshape(())) not in (1.0, 2.0):
         raise Foreign("its exponent is not 2")
@@ -309,6 +323,7 @@ def _pow(o: Operands) -> Picture:
 
 
 def _sum(o: Operands) -> Picture:
+    """The sum of any number of values."""
     total = o.picture(0)
     for index in range(1, len(o.node.inputs)):
         total = o.draft.combine(o.name, "add", total, o.picture(index))
@@ -342,6 +357,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def _clip(o: Operands) -> Picture:
+    """A clip; its bounds are attributes before opset 11, and constant inputs since."""
     if o.opset < 11:
         bounds = {"min": o.node.number("min", -_LARGEST), "max": o.node.number("max", _LARGEST)}
     else:
@@ -374,6 +390,7 @@ def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
 
 
 def _pool(o: Operands, form: StitchForm) -> Picture:
+    """A maximum or average pool; the form names which."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out where the largest numbers are")
     x = o.picture()

@@ -70,6 +70,7 @@ Handler = Callable[[Arguments], Picture]
 
 
 def _conv2d(a: Arguments) -> Picture:
+    """A 2d convolution; padding may be numbers, "same" or "valid"."""
     x, weight = a.picture("input"), a.required("weight")
     kernel, strides, dilations = (weight.shape[2], weight.shape[3]), a.pair("stride"), a.pair("dilation")
     pads = (0, 0, 0, 0)
@@ -82,6 +83,7 @@ def _conv2d(a: Arguments) -> Picture:
 
 
 def _batch_norm(a: Arguments) -> Picture:
+    """A batch normalisation with stored statistics; scale and bias are optional."""
     if a.given["training"]:
         raise ModelError("it is in training mode; call eval() on the model first")
     mean, variance = a.required("running_mean"), a.required("running_var")
@@ -121,6 +123,7 @@ def _gelu(a: Arguments) -> Picture:
 
 
 def _prelu(a: Arguments) -> Picture:
+    """A PReLU with one slope, or one per channel."""
     x, slope = a.picture(), a.required("weight")
     channels = a.draft.size(x).channels
     if slope.size not in (1, channels):
@@ -151,6 +154,7 @@ def _rsub(a: Arguments) -> Picture:
 
 
 def _div(a: Arguments) -> Picture:
+    """A division by a constant per channel."""
     x, divisor = a.picture(), a.draft.per_channel(a.picture(), a.required("other"))
     if a.given.get("rounding_mode") or not divisor.all():
         raise Foreign("it rounds, or divides by zero")
@@ -164,6 +168,7 @@ def _pow(a: Arguments) -> Picture:
 
 
 def _cat(a: Arguments) -> Picture:
+    """A concatenation along the channels."""
     parts = a.given["tensors"]
     if not all(isinstance(part, Picture) for part in parts):
         raise Foreign("it joins constants")
@@ -179,6 +184,7 @@ def _max_pool2d(a: Arguments) -> Picture:
 
 
 def _avg_pool2d(a: Arguments) -> Picture:
+    """An average pool."""
     if a.given["divisor_override"] is not None:
         raise Foreign("it divides by a number of its own")
     strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
@@ -188,6 +194,7 @@ def _avg_pool2d(a: Arguments) -> Picture:
 
 
 def _adaptive_avg_pool2d(a: Arguments) -> Picture:
+    """An average pool to a given output size, which must divide the input's."""
     x, (tall, wide) = a.picture(), a.pair("output_size")
     size = a.draft.size(x)
     if (tall, wide) == (size.height, size.width):
@@ -201,6 +208,7 @@ def _adaptive_avg_pool2d(a: Arguments) -> Picture:
 
 
 def _mean(a: Arguments) -> Picture:
+    """A mean over all positions of each channel."""
     x = a.picture()
     if a.given.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
         raise Foreign("it does not take the mean over all positions of each channel")
@@ -236,6 +244,7 @@ def _dropout(a: Arguments) -> Picture:
 
 
 def _pad(a: Arguments) -> Picture:
+    """A padding with zeros along height and width."""
     x, pads = a.picture(), list(a.given["pad"])
     if a.given.get("mode", "constant") != "constant" or a.given.get("value") or len(x.view) != 3:
         raise Foreign("it pads with something else than zeros")

@@ -91,6 +91,7 @@ def read_module(module: Any, example_inputs: Sequence[Any], *, islands: bool = F
 
 
 def _export(module: Any, example_inputs: Sequence[Any]) -> Any:
+    """The module exported by torch.export; ``StitchError`` if it is in training mode or cannot be traced."""
     if module.training:
         raise StitchError("it is in training mode; call eval() on it first")
     try:

@@ -289,6 +289,7 @@ def _factors(product: SharedProduct) -> tuple[Tensor, Tensor]:
 
 
 def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, early: Early = Early.NONE) -> Tensor:
+    """Launch ``norm_kernel``; *x* is [rows, width], or [parts, rows, width] to be summed."""
     from weft_stitch.running.body_kernels import norm_kernel
 
     y = torch.empty_like(residual)
@@ -302,6 +303,7 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, e
 
 
 def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, early: Early = Early.NONE) -> Tensor:
+    """Launch ``attention_kernel``; *longest* is at least the length of the longest request."""
     from weft_stitch.running.body_kernels import attention_kernel
 
     rows, width = len(x), x.shape[1] // 3
@@ -319,6 +321,7 @@ def launch_head(
     x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False,
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
+    """Launch ``head_kernel``; *at*: the row of each request, if *x* has more rows than requests."""
     from weft_stitch.running.body_kernels import head_kernel
 
     _, depth, width = head.weight.shape

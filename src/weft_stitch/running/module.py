@@ -269,6 +269,7 @@ class StitchedModule(torch.nn.Module):
         self.to(device=device, dtype=dtype)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The graph's outputs for its inputs; ``StitchError`` if their number or shapes are wrong."""
         if len(inputs) != len(self.graph.inputs):
             names = ", ".join(tensor.name for tensor in self.graph.inputs)
             raise StitchError(f"{self.graph.name} takes {len(self.graph.inputs)} tensors ({names}), not {len(inputs)}")
