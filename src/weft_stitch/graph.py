@@ -106,11 +106,13 @@ class Builder:
         self._constants: dict[str, Array] = {}
         self._weights: set[str] = set()
         self._stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        """Type, shape and bytes of a constant -> its name."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
         self._count = 0
         self._reserved: set[str] = set()
+        """Names that new tensors must not take."""
         self.tuned = False
         self.rounded: dict[str, str] = {}
         """Tensor -> the tensor of which it is the value rounded to a number format."""

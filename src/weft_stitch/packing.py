@@ -241,6 +241,7 @@ class _WeightStore:
         self.kernels, self.align = kernels, align
         self.taps = kernels[0].shape[2] * kernels[0].shape[3]
         self.starts = [np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))]
+        """For each task, the first input channel of each space."""
         self.sheets: list[Array] = []
         self.length = self.unique = 0
 

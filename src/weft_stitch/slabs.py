@@ -124,7 +124,9 @@ class _SlabRewriter:
         self._weights = set(graph.weights)
         self._shapes = dict(graph.shapes)
         self._readers = Counter(name for step in graph.steps for name in step.inputs)
+        """Tensor -> how many inputs of steps read it."""
         self._reader = {name: step for step in graph.steps for name in step.inputs}
+        """Tensor -> the last step that reads it."""
         self._numbers: Counter[str] = Counter()
         self._slabbed: dict[str, tuple[str, tuple[int, ...]]] = {}
         """Kernel -> the name of its constant in slabs, and the arguments for ``undo_slabs``."""
@@ -134,6 +136,7 @@ class _SlabRewriter:
         The tensor itself may not be computed yet.
         """
         self._real = {tensor.name for tensor in graph.inputs} | set(graph.constants)
+        """Tensors that are computed under their own name already."""
 
     def keep(self, step: GraphStep) -> None:
         """Copy *step* unchanged; an elementwise step runs on flat tensors where that saves a reshape."""

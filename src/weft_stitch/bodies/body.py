@@ -247,6 +247,7 @@ class Aligner:
         self._inputs: list[str] = []
         self._outputs: list[dict[str, BodyValue]] = []
         self._numbers: dict[object, int] = {}
+        """What a node computes and reads, and its occurrence in the model -> the index of its step."""
         self.walked: dict[int, tuple[int, ...]] = {}
         """Model -> the index of the step of each of its nodes."""
 

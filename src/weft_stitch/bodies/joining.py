@@ -97,14 +97,19 @@ class _Joiner:
         """Value -> crew -> the tensor with the rows of the crew's models."""
         self._inputs: list[GraphTensor] = []
         self._sizes: dict[int, _InputSizes] = {}
+        """Model -> the tensors with the number of rows and the length of its inputs."""
         self._longest = ""
+        """The tensor with the largest length of all models' inputs; empty for a single model."""
         self._owners: dict[tuple[Crew, tuple[int, ...]], str] = {}
         """Crew and a number for each of its models -> the tensor with these numbers, row by row."""
         self._shapes: dict[str, tuple[int, ...]] = {}
+        """Tensor -> its observed shape, as far as known."""
         self._added: dict[str, Array] = {}
         """Key -> constants that are made here and are not in the body's."""
         self.stacked: dict[tuple[int, int], StackedPart] = {}
+        """Step and model -> where its low-rank part is stored."""
         self._layer = ""
+        """Name of the step that is being written, for messages and the graph's steps."""
         self._keys: dict[tuple[int, int], int] = {}
         self._outlines: dict[tuple[int, int], int] = {}
         self._numbers: dict[object, int] = {}
@@ -264,15 +269,17 @@ class _Joiner:
         for place, part in enumerate(parts):
             if part:
                 down[place, :, : part.rank], up[place, : part.rank] = part.down, part.up
-        names = self.constant(down), self.constant(up)
+        down_name, up_name = self.constant(down), self.constant(up)
         places = {id(part): at for at, part in enumerate(parts)}
-        self.stacked |= {(number, task): StackedPart(*names, places[id(step.parts.get(task))]) for task in crew}
+        self.stacked |= {
+            (number, task): StackedPart(down_name, up_name, places[id(step.parts.get(task))]) for task in crew
+        }
         middle, flat = self.numbers([1]), self._is_flat(step)
         wide = self.add("Unsqueeze", read, middle) if flat else read
-        narrow = self.add("MatMul", wide, self.add("Gather", names[0], part_of_row))
+        narrow = self.add("MatMul", wide, self.add("Gather", down_name, part_of_row))
         if step.inputs[0] is not None and not flat:
             self._shapes[narrow] = (*self.places[step.inputs[0]].sizes[:-1], rank)
-        added = self.add("MatMul", narrow, self.add("Gather", names[1], part_of_row))
+        added = self.add("MatMul", narrow, self.add("Gather", up_name, part_of_row))
         return self.add("Squeeze", added, middle) if flat else added
 
     def _scale_rows(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:

@@ -67,7 +67,9 @@ class _SharingSearch:
         self.doubts: set[float] = set()
         """Quorums that would have decided some vote otherwise."""
         self._checked: dict[str, tuple[int, ...]] = {}
+        """Output of a layer -> the versions around it at its last repair."""
         self._tried: dict[str, tuple[int, ...]] = {}
+        """Space -> the versions around it when it was last grown."""
         self._steps = steps
         steps.plan(len(self.partitions))
         self.guess()

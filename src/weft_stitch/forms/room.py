@@ -29,7 +29,9 @@ class TaskRows:
         self._builder = builder
         self._inputs: list[str] = []
         self._split: dict[str, list[str]] = {}
+        """Tensor -> its parts by task, once it has been split."""
         self._sizes: dict[tuple[int, ...], str] = {}
+        """Tasks -> the tensor with their numbers of rows."""
         self._task_of_row = ""
 
     @property
@@ -207,8 +209,11 @@ class Room:
         self.rows = TaskRows(builder, batches)
         self._channels: dict[str, Channels] = {}
         self._placed: dict[str, dict[Layout, PlacedValue]] = {}
+        """Value -> layout -> the value in that layout."""
         self._order_of: dict[str, int] = {}
+        """Value -> when it was computed; later values have higher numbers."""
         self._selected: dict[tuple[str, bytes], str] = {}
+        """Tensor and columns -> the tensor of these channels."""
 
     def channels(self, value: str) -> Channels:
         """The channels of *value* in all tasks."""

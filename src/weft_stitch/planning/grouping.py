@@ -235,9 +235,11 @@ class _LatticeSearch:
         self._lattice, self._wish = lattice, wish
         self._costs, self._bounds = costed
         self._ordered_groups: dict[int, list[int]] = {}
+        """Subset -> its groups, the most promising first."""
         self._seen: dict[int, list[GroupCost]] = {}
         """Subset left -> the Pareto-optimal costs with which it was reached."""
         self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
+        """The best cut so far, as cost and groups; None before the first."""
 
     def best(self) -> Cut | None:
         """Return the best cut; None if none is within the limits."""
@@ -341,6 +343,7 @@ class _CostedModels:
         self.all: Amounts = tuple(len(models) for models in self.members)
         """The amounts of all models."""
         self._costed: dict[Amounts, GroupCost] = {}
+        """Amounts -> the cost of their group."""
         self._costs = costs
 
     def cost(self, amounts: Amounts) -> GroupCost:
