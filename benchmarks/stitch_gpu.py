@@ -53,7 +53,7 @@ from weft_stitch.running.gpu_timing import (
     LOAD_BYTES,
     REPLAYS,
     ROUNDS,
-    Built,
+    BuiltModules,
     Place,
     RivalWay,
     TimedWay,
@@ -240,7 +240,7 @@ class Layout(NamedTuple):
 
     name: str
     inputs: list[torch.Tensor]
-    built: Built
+    built: BuiltModules
 
 
 class Measurement:
@@ -343,7 +343,7 @@ def _given(source: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return [inputs]
 
 
-def _exact_error(way: RivalWay, built: Built, wanted: Sequence[torch.Tensor]) -> float:
+def _exact_error(way: RivalWay, built: BuiltModules, wanted: Sequence[torch.Tensor]) -> float:
     """Without TF32; fused layers in their plainest shape, so that little has to be compiled for it."""
     layers = [layer for module in built.modules for layer in module.fused_layers]
     shapes = [layer.shape for layer in layers]

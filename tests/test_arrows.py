@@ -29,7 +29,7 @@ from weft_map.estimate import estimate as mapping_estimate
 from weft_map.memory_contention import host_soc
 from weft_map.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
 from weft_stitch.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
-from weft_stitch.cost import coded, in_codes
+from weft_stitch.cost import encode, store_codes
 from weft_stitch.graph import Builder
 from weft_stitch.onnx_writer import to_onnx
 from weft_tune.export import write_export
@@ -298,7 +298,7 @@ def test_few_different_numbers_are_stored_in_few_bits_and_come_back(count: int) 
     different = np.linspace(-1, 1, count, dtype=np.float32)
     others = np.random.default_rng(count).choice(different, 100 * 67 - count)
     array = np.concatenate([different, others]).reshape(100, 67)
-    codes = coded(array)
+    codes = encode(array)
     assert codes is not None and codes.bits == max(1, (count - 1).bit_length())
     builder = Builder("net")
     builder.tuned = True
@@ -306,16 +306,16 @@ def test_few_different_numbers_are_stored_in_few_bits_and_come_back(count: int) 
     made = builder.add("Gemm", x, builder.constant(array, "weight", weight=True), shape=(1, 100), transB=1)
     builder.output(made, "y")
     graph = builder.finish()
-    proto = to_onnx(in_codes(graph, {"weight_1": codes}))
+    proto = to_onnx(store_codes(graph, {"weight_1": codes}))
     session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
     one = np.eye(67, dtype=np.float32)[:1]
     np.testing.assert_array_equal(session.run(None, {"x": one})[0], array[:, :1].T)
 
 
 def test_arrays_that_codes_would_not_make_smaller_stay() -> None:
-    assert coded(np.arange(4096, dtype=np.float32)) is None
-    assert coded(np.zeros(64, np.float32)) is None
-    assert coded(np.zeros(4096, np.float64)) is None
+    assert encode(np.arange(4096, dtype=np.float32)) is None
+    assert encode(np.zeros(64, np.float32)) is None
+    assert encode(np.zeros(4096, np.float64)) is None
 
 
 def advice(alone: float, together: float, *, smaller: bool = False) -> Advice:

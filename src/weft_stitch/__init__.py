@@ -42,7 +42,10 @@ _HOMES = {
     "Stitching": "stitching_run",
     "stitch": "stitching_run",
 }
-"""Where a name is from; it is imported when it is asked for, so that parts of the package can be used on their own."""
+"""Public name -> module of this package.
+
+It is imported at first use, so that a part needs no other part's dependencies.
+"""
 
 __all__ = ["StitchOptions", "Stitched", "Stitching", "generate", "stitch"]
 

@@ -21,6 +21,7 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import Clock, Run, least_seconds
 
 ALONE, TOGETHER = "alone", "together"
+"""How requests come: one request of one model at a time, or one batch with requests of all models."""
 BATCHES = (1, 4)
 """Rows of each model in a batch of requests for all models."""
 ROUNDS = 20
@@ -28,9 +29,10 @@ ROUNDS = 20
 LONGEST_S = 2.0
 """Time limit of a case in seconds: no round begins after it."""
 NOTICED = 0.03
-"""Relative differences of time up to this one are noise."""
+"""Relative differences of time up to this are noise."""
 
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+"""Type of an input, as ONNX Runtime names it -> numpy's."""
 
 OnCase = Callable[[int, int], None]
 """Progress callback: the number of finished cases, and of all cases."""
@@ -45,22 +47,25 @@ _ADVICE = {
 
 
 class ServedTimes(NamedTuple):
-    """The times of one case of work: with the stitched file, and with the separate models."""
+    """Seconds for the same requests with the stitched file, and with the separate models."""
 
     come: str
-    """Whether requests come ``alone`` (one of one model; the mean over the models) or ``together`` (of all)."""
+    """How requests come:
+
+    ``alone`` (one request of one model, averaged over the models) or ``together`` (of all models).
+    """
     rows: int
-    """Rows of each model that has requests."""
+    """Rows per model that has requests."""
     apart_s: float
     stitched_s: float
 
     @property
     def gain(self) -> float:
-        """How many times faster the stitched file is; below 1 it is slower."""
+        """How many times faster the stitched file is; below 1 if it is slower."""
         return self.apart_s / self.stitched_s
 
     def describe(self) -> str:
-        """Return the case and its gain in words."""
+        """Return how requests come, and the gain, as text."""
         where = self.come if self.rows == 1 else f"{self.come} with {self.rows} rows each"
         return f"{where} {self.gain:.2f}"
 
@@ -72,11 +77,11 @@ class Advice:
     cases: tuple[ServedTimes, ...]
     stitched_bytes: int
     apart_bytes: int
-    """Size of the models' own files together."""
+    """Total size of the separate models' files."""
 
     @property
     def serve(self) -> str:
-        """Which is better: ``stitched``, ``apart``, or ``either``, where it depends on how requests come."""
+        """What to serve: ``stitched``, ``apart``, or ``either`` if it depends on how requests come."""
         gains = [case.gain for case in self.cases]
         if min(gains) >= 1 - NOTICED:
             return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.apart_bytes else "either"
@@ -108,7 +113,12 @@ def advise(
     on_case: OnCase = lambda done, of: None,
     clock: Clock = time.process_time,
 ) -> Advice:
-    """Run *stitched* and the files of its models (by name) as a server would, in turns, and say which to serve."""
+    """Time *stitched* and the separate files of its models as a server would run them, and recommend one.
+
+    *sources*: model -> its own file. *batches*: rows per model when requests of all models come together.
+    *on_case*: called before every case. Raises ``StitchError`` if *stitched* is not a stitched file or a source is
+    missing.
+    """
     tasks = tasks_in(stitched)
     if missing := [task.name for task in tasks if task.name not in sources]:
         raise StitchError(f"{stitched} holds {missing[0]}, whose own file is not known; name it")
@@ -127,7 +137,7 @@ def advise(
 
 
 class _Bench:
-    """Sessions of the stitched file and of the separate models, with random inputs for them."""
+    """Sessions of the stitched file and of the separate models, with random inputs."""
 
     def __init__(self, stitched: Path, files: Sequence[Path], tasks: Sequence[TaskSpec], threads: int) -> None:
         from weft_stitch.running.sessions import load_session
@@ -139,22 +149,24 @@ class _Bench:
         self._rng = np.random.default_rng(0)
 
     def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
-        """The runs of the separate models and of the stitched file: model by model, or all in one batch."""
-        everyone = range(len(self._tasks))
-        apart = [run for task in everyone for run in self._runs_alone(task, rows)]
-        groups = [[task] for task in everyone] if come == ALONE else [list(everyone)]
+        """The runs of the separate models, and those of the stitched file, for the same requests."""
+        tasks = range(len(self._tasks))
+        apart = [run for task in tasks for run in self._runs_alone(task, rows)]
+        groups = [[task] for task in tasks] if come == ALONE else [list(tasks)]
         return apart, [self._run_stitched(group, rows) for group in groups]
 
     def _runs_alone(self, task: int, rows: int) -> list[Run]:
-        """Runs of a model's own file; several where the file is fixed to fewer rows."""
+        """The runs of one model's own file for *rows* rows; several if the file is fixed to fewer rows."""
         session, spec = self._apart[task], self._tasks[task]
         fixed = [port.shape[0] for port in session.get_inputs() if isinstance(port.shape[0], int)]
-        each_time = min([rows, *fixed])
-        feed = {port.name: self._draw_input(spec.inputs[port.name], max([each_time, *fixed])).astype(_TYPES[port.type])
+        rows_per_run = min([rows, *fixed])
+        given = max([rows_per_run, *fixed])
+        feed = {port.name: self._draw_input(spec.inputs[port.name], given).astype(_TYPES[port.type])
                 for port in session.get_inputs()}  # fmt: skip
-        return [lambda: session.run(None, feed)] * -(-rows // each_time)
+        return [lambda: session.run(None, feed)] * -(-rows // rows_per_run)
 
     def _run_stitched(self, tasks: Sequence[int], rows: int) -> Run:
+        """A run of the stitched file with *rows* rows of each of *tasks*, and none of the other models."""
         present = {name for task in tasks for name in self._tasks[task].inputs.values()}
         wanted = [name for task in tasks for name in self._tasks[task].outputs.values()]
         feed = {name: self._draw_input(name, rows if name in present else 0) for name in self._shapes}
@@ -167,5 +179,6 @@ class _Bench:
 
 
 def _size(path: Path) -> int:
-    beside = path.with_name(f"{path.name}.data")
-    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+    """Bytes of the file and of its external data."""
+    external = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (external.stat().st_size if external.exists() else 0)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.cost import ITEM_BYTES, GraphCost, Modelled, coded_kernels, count, in_codes, notes
+from weft_stitch.cost import ITEM_BYTES, GraphCost, Modelled, coded_kernels, count, store_codes, width_metadata
 from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
@@ -25,29 +25,31 @@ from weft_stitch.summary import (
     Summary,
     Way,
     count_kernels,
+    form_name,
+    graph_way,
     layer_rows,
-    of_form,
     space_rows,
-    together,
-    way,
+    sum_ways,
 )
 
 PLANNED = "planned"
-"""Instead of a form: each layer gets the one that costs least."""
+"""In place of a form's name: choose the cheapest form for each layer."""
 SLACK = 0.05
-"""Default slack: a plan with fewer weights may be slower than the fastest one by this part."""
+"""Default slack: how much slower than the fastest plan one with fewer weights may be, as a fraction."""
 STEPS = (0.05, 0.25, 0.5, 0.75)
-"""Where plans are tried on the way from every weight once to the weights of the fastest."""
+"""Weight caps at which plans are searched, as fractions of the way from unique weights to those of the fastest plan."""
 
 
 @dataclass(frozen=True, eq=False)
 class CachedCost:
-    """A cache around a cost: graphs that differ only in their numbers are costed once."""
+    """A cache around *cost*: graphs that differ only in the values of their weights are costed once."""
 
     cost: GraphCost
     known: dict[str, float] = field(default_factory=dict)
+    """Signature of a graph -> its seconds."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """The seconds of *graphs*; only graphs of new signatures are passed on to *cost*."""
         keys = [signature(graph) for graph in graphs]
         new = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self.known}
         if new:
@@ -57,17 +59,18 @@ class CachedCost:
 
 @dataclass(frozen=True, eq=False)
 class PlanContest:
-    """Plans of one family, and the rule by which one of them is chosen."""
+    """Plans of one family, and the rule that chooses among them."""
 
     plans: tuple[Plan, ...]
     slack: float = SLACK
     most_bytes: int | None = None
-    """Limit on the bytes of weights; a plan above it is chosen only where no plan is below."""
+    """Limit on the bytes of weights; a plan above it is only chosen if every plan is above it."""
 
     def choose(self, seconds: Sequence[float] | None = None) -> int:
         """Return the index of the plan with the fewest weights among those within the slack of the fastest.
 
-        *seconds* are times taken later, instead of the plans' own.
+        *seconds*: measured times of the plans, to be used instead of their own. Of equally large plans the
+        faster counts, then the earlier.
         """
         times = [candidate.own_s for candidate in self.plans] if seconds is None else seconds
         places = range(len(times))
@@ -84,26 +87,27 @@ class PlanContest:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stitched:
-    """Several models as one graph that equals them."""
+    """Several models as one graph that computes the same outputs."""
 
     family: Family
     sharing: Sharing
     forms: Mapping[str, str]
-    """The form of every layer that takes one."""
+    """Layer -> its form, for layers that have weights."""
     graph: Graph
     batches: tuple[int, ...]
-    """Rows of each model that it was made for."""
+    """Rows of each model that it was planned for."""
     dynamic: bool = False
     """Whether each model's rows are only known at run time."""
     align: int = 1
+    """Numbers per vector load in the form ``fused``."""
     plan: Plan | None = None
     slabs_allowed: bool = False
     contest: PlanContest | None = None
-    """What its plan was chosen from."""
+    """The plans among which *plan* was chosen."""
 
     def __repr__(self) -> str:
         rows = "any" if self.dynamic else ", ".join(map(str, self.batches))
-        return f"Stitched({', '.join(self.names)}; form {of_form(self.forms)}, rows {rows})"
+        return f"Stitched({', '.join(self.names)}; form {form_name(self.forms)}, rows {rows})"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,7 +115,7 @@ class Stitched:
 
     @cached_property
     def counted(self) -> Graph:
-        """The graph with the rows it was made for, which can be counted."""
+        """The graph for the rows *batches*: a dynamic graph has no sizes that could be counted."""
         if not self.dynamic:
             return self.graph
         if self.plan:
@@ -120,7 +124,7 @@ class Stitched:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Metadata of its ONNX file: the models in it, and how they share weights."""
+        """Metadata of the ONNX file: the models in it, and how they share weights."""
         from weft_stitch.file_description import family_metadata, metadata  # pydantic is for files
 
         entries = metadata(self.family, self.batches)
@@ -128,18 +132,21 @@ class Stitched:
 
     @cached_property
     def report(self) -> Summary:
-        """Its size and predicted time, compared with the models one after another."""
+        """Sizes and predicted time, compared with the models one after another."""
         return self.summarise()
 
     def summarise(self, cost: Modelled | None = None, compare: Sequence[str] = ()) -> Summary:
-        """Summarise it on a described machine, and compare it with each form of *compare* used throughout."""
+        """Summarise the graph on a described machine.
+
+        *compare*: forms; each is compared as the only form of all layers, if that is possible.
+        """
         cost = cost or Modelled()
-        ways = [self._sequential(SEQUENTIAL, cost), self._way(STITCHED, cost)]
+        ways = [self._sequential(SEQUENTIAL, cost), self._stitched_way(STITCHED, cost)]
         if compare and self.slabs_alone:
             ways.append(self._sequential(SLABBED, cost))
         impossible: dict[str, str] = {}
         for form in compare:
-            rival = self._other(form, cost)
+            rival = self._rival_way(form, cost)
             if isinstance(rival, Way):
                 ways.append(rival)
             else:
@@ -148,7 +155,7 @@ class Stitched:
             self.names,
             self.batches,
             self.dynamic,
-            of_form(self.forms),
+            form_name(self.forms),
             tuple(ways),
             impossible,
             count_kernels(self.family, self.sharing),
@@ -158,46 +165,49 @@ class Stitched:
 
     @property
     def slabs(self) -> frozenset[str]:
-        """The layers whose convolutions are in slabs."""
+        """Names of the layers whose convolutions are in slabs."""
         return self.plan.slabs if self.plan else frozenset()
 
     @property
     def slabs_alone(self) -> frozenset[str]:
-        """The layers that are in slabs when nothing else is done: those of ``separate``, if it was planned."""
+        """Names of the layers in slabs when the models run separately: those of the plan ``separate``, if it exists."""
         return next((rival.slabs for rival in self._rivals if rival.name == "separate"), self.slabs)
 
     @property
     def _rivals(self) -> tuple[Plan, ...]:
+        """The plans among which this one was chosen."""
         return self.contest.plans if self.contest else ()
 
     def alone(self, task: int, *, slabs: bool = False) -> Graph:
-        """One of the models, its normalisations folded; with *slabs*, in slabs where that is faster."""
+        """The graph of one model, with normalisations folded; *slabs*: with layers in slabs where that is faster."""
         if not slabs:
             return plain_graph(self.family.nets[task])
         graph = lower(*part(self.family, self.sharing, (task,)), "separate")
         return in_slabs(graph, {layer.ops[task].name for layer in self.family.layers if layer.name in self.slabs_alone})
 
     def _sequential(self, name: str, cost: Modelled) -> Way:
+        """Sizes and time of the models one after another."""
         graphs = (self.alone(task, slabs=name == SLABBED) for task in range(self.family.tasks))
-        return together(name, [way(name, graph, cost) for graph in graphs])
+        return sum_ways(name, [graph_way(name, graph, cost) for graph in graphs])
 
-    def _way(self, name: str, cost: Modelled) -> Way:
-        return replace(way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
+    def _stitched_way(self, name: str, cost: Modelled) -> Way:
+        """Sizes and time of this graph. Launches are those of the dynamic graph if it is dynamic."""
+        return replace(graph_way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
 
-    def _other(self, form: str, cost: Modelled) -> Way | str:
-        """The numbers with another form throughout, or the reason why that form is impossible."""
+    def _rival_way(self, form: str, cost: Modelled) -> Way | str:
+        """Sizes and time if all layers have *form*, or the reason why that is impossible."""
         try:
-            return self.in_form(form)._way(form, cost)
+            return self.in_form(form)._stitched_way(form, cost)
         except StitchError as error:
             return str(error)
 
     def planned(self, other: Plan) -> Stitched:
-        """Stitch the same models by another plan."""
+        """The same models, stitched by the plan *other*."""
         graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
         return replace(self, forms=other.forms, graph=graph, plan=other)
 
     def unrounded(self) -> Stitched:
-        """Stitch the same models without their rounding steps; itself where there are none."""
+        """The same models without their rounding steps; this object if there are none."""
         if not self.graph.rounded:
             return self
         other = replace(self, family=without_rounding(self.family))
@@ -207,7 +217,7 @@ class Stitched:
         return replace(other, graph=graph)
 
     def in_form(self, form: str) -> Stitched:
-        """Stitch the same models with one form throughout."""
+        """The same models, with *form* for all layers."""
         for rival in self._rivals:
             if rival.name == form:
                 return self.planned(rival)
@@ -216,17 +226,17 @@ class Stitched:
         )
 
     def module(self, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> Any:
-        """A torch module; its inputs and outputs are those of the models, one model after another."""
+        """A torch module that takes and returns the models' inputs and outputs, one model after another."""
         from weft_stitch.running.module import StitchedModule
 
         return StitchedModule(self.graph, device=device, dtype=dtype, channels_last=channels_last)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
-        """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of if it is dynamic."""
+        """Write an ONNX file; ``weft serve`` serves it as the separate models if it is dynamic."""
         from weft_stitch.onnx_writer import write_onnx
 
         kernels = coded_kernels(self.graph)
-        write_onnx(in_codes(self.graph, kernels), path, self.metadata | notes(self.graph, kernels))
+        write_onnx(store_codes(self.graph, kernels), path, self.metadata | width_metadata(self.graph, kernels))
 
 
 def assemble(
@@ -268,22 +278,26 @@ def assemble(
 
 
 def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> PlanContest:
-    """Plans costed as whole graphs. *settings* are those of ``planner.plans``.
+    """Search plans and cost each as a whole graph. *settings* are those of ``planner.plans``.
 
-    Where there is slack, the one chosen stores no more weights than the models do; without, the fastest is chosen.
+    With slack, a plan is preferred that stores no more weights than the separate models do; without, the fastest
+    is.
     """
     if not slack >= 0:
         raise StitchError(f"slack {slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
-    light = ITEM_BYTES * count_kernels(family, sharing).unique
+    unique_bytes = ITEM_BYTES * count_kernels(family, sharing).unique
     alone = [plain_graph(net) for net in family.nets]
-    heavy = sum(graph.weight_bytes for graph in alone)
-    settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}
+    separate_bytes = sum(graph.weight_bytes for graph in alone)
+    settings |= {"between": STEPS if slack else (), "lightest_bytes": unique_bytes, "heaviest_bytes": separate_bytes}
     candidates = plans(family, sharing, CachedCost(cost), **settings)
     return PlanContest(tuple(candidates), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
 
 
 def uniform(family: Family, form: str) -> dict[str, str]:
-    """One form for all layers; where channels are filtered one by one there is nothing to fuse, and it is ``split``."""
+    """Layer -> *form*, for all layers.
+
+    A depthwise layer has nothing to fuse: it gets ``split`` in place of ``fused``.
+    """
     if form not in FORMS:
         raise StitchError(unknown_name("form", form, (PLANNED, *FORMS)))
     return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed_layers(family)}
@@ -294,14 +308,19 @@ def without_rounding(family: Family) -> Family:
     return replace(
         family,
         nets=tuple(map(plain_net, family.nets)),
-        layers=tuple(FamilyLayer(tuple(map(_plain, layer.ops)), layer.inputs, layer.output) for layer in family.layers),
-        tails=tuple(tuple(map(_plain, tail)) for tail in family.tails),
+        layers=tuple(
+            FamilyLayer(tuple(map(_identity_if_rounding, layer.ops)), layer.inputs, layer.output)
+            for layer in family.layers
+        ),
+        tails=tuple(tuple(map(_identity_if_rounding, tail)) for tail in family.tails),
     )
 
 
 def plain_net(net: Net) -> Net:
-    return replace(net, ops=tuple(map(_plain, net.ops)))
+    """*net* with its rounding steps replaced by identities."""
+    return replace(net, ops=tuple(map(_identity_if_rounding, net.ops)))
 
 
-def _plain(op: Op) -> Op:
+def _identity_if_rounding(op: Op) -> Op:
+    """An identity if *op* is a rounding step, else *op*."""
     return replace(op, function="Identity", payload=None) if op.function == ROUNDING else op

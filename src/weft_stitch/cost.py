@@ -1,6 +1,6 @@
 """The cost of a graph: counted, and as time on a described machine.
 
-``count`` gives multiplications, bytes and launches; ``coded`` packs tuned weights. ``Machine`` has presets,
+``count`` gives multiplications, bytes and launches; ``encode`` packs tuned weights. ``Machine`` has presets,
 ``Modelled`` is a ``GraphCost``: a product of matrices is cut into tiles that the machine's units work on, a wave of
 tiles at a time; a convolution is a product of its kernels with the unfolded picture, for each picture and group by
 itself or for all pictures at once. All else moves bytes. Every step that is no view is launched once.
@@ -22,11 +22,14 @@ from weft_stitch.net import Array
 from weft_stitch.slabs import sums_slabs
 
 VIEWS = frozenset(("Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze", "Shape"))
-"""Steps that move nothing."""
+"""Operators that move no data."""
 PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
-"""Steps that multiply by a kernel, their second input."""
+"""Operators that multiply by a kernel, their second input."""
 KERNELS = PRODUCTS | {"ConvTranspose"}
-"""Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
+"""Operators whose second input is stored as weights.
+
+ConvTranspose only occurs in islands, whose work is not counted.
+"""
 ITEM_BYTES = 4
 """Bytes of a number: graphs compute in float32."""
 _NOTHING: Mapping[str, int] = MappingProxyType({})
@@ -49,21 +52,25 @@ class Counts:
     weight_bytes: int
     """Kernels, each stored once."""
     table_bytes: int
-    """All other constants: biases, scales and shifts, masks and indices."""
+    """All constants except kernels: biases, scales and shifts, masks and indices."""
     activation_bytes: int
-    """Peak size of live tensors, inputs and outputs included; views take nothing."""
+    """Peak bytes of live tensors, inputs and outputs included; views take none."""
     launches: int
-    """Steps that are not views, before a runtime fuses some of them."""
+    """Number of steps that are not views; a runtime may fuse some of them."""
     layers: Mapping[str, LayerCounts]
-    """The cost of each source layer, by its name ('' has the steps of none)."""
+    """Source layer -> its cost; '' for steps of no layer."""
 
 
 def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
-    """Count *graph*; a dimension known only at run time is taken as *rows*, kernels in *stored* as that many bytes."""
+    """Count multiplications, bytes and launches of *graph*.
+
+    *rows*: taken for a size only known at run time. *stored*: kernel -> its bytes in the file, if not those of its
+    array.
+    """
     kernels = kernel_names(graph)
     total = sum(array.nbytes for array in graph.constants.values())
     table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
-    layers = _by_layer(graph, rows, stored)
+    layers = _count_layers(graph, rows, stored)
     return Counts(
         sum(layer.macs for layer in layers.values()),
         sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
@@ -89,7 +96,8 @@ def _has_kernel(graph: Graph, step: GraphStep) -> bool:
     return step.op in KERNELS and step.inputs[1] in graph.constants and not sums_slabs(step)
 
 
-def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
+def _count_layers(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
+    """The cost of each source layer; a kernel is counted at its first reader."""
     layers: dict[str, LayerCounts] = {}
     counted: set[str] = set()
     for step in graph.steps:
@@ -115,38 +123,40 @@ def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
     outputs = prod(_sizes(graph, step.outputs[0], rows))
     if step.op == "Conv":
         return outputs * prod(_shape(graph, step.inputs[1])[1:])
-    return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
+    return outputs * product_depth(_sizes(graph, step.inputs[0], rows), step)
 
 
-def depth(first: tuple[int, ...], step: GraphStep) -> int:
-    """The depth of a product of matrices whose first is of this shape; one where an island does not know it."""
+def product_depth(first: tuple[int, ...], step: GraphStep) -> int:
+    """The depth of a matrix product whose first operand has shape *first*; 1 if an island leaves the shape unknown."""
     return (first or (1,))[0 if step.attributes.get("transA") else -1]
 
 
 def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    """The shape of a constant or a tensor."""
     return graph.constants[name].shape if name in graph.constants else graph.shapes[name]
 
 
 def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
+    """The shape of *tensor*, with *rows* for a size only known at run time."""
     return tuple(rows if size == DYNAMIC else size for size in _shape(graph, tensor))
 
 
 def _peak_bytes(graph: Graph, rows: int) -> int:
-    """Walk the steps and track live tensors; a view keeps its source alive."""
-    origin = _origins(graph)
-    last = _last_uses(graph, origin)
-    bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(origin.values())}
-    alive = {origin[tensor.name] for tensor in graph.inputs}
+    """The peak bytes of live tensors while the steps run in order; a view keeps its source alive."""
+    memory = _memory_owners(graph)
+    last = _last_uses(graph, memory)
+    bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(memory.values())}
+    alive = {memory[tensor.name] for tensor in graph.inputs}
     peak = sum(bytes_of[name] for name in alive)
     for number, step in enumerate(graph.steps):
-        alive |= {origin[name] for name in step.outputs}
+        alive |= {memory[name] for name in step.outputs}
         peak = max(peak, sum(bytes_of[name] for name in alive))
         alive = {name for name in alive if last.get(name, -1) > number}
     return peak
 
 
-def _origins(graph: Graph) -> dict[str, str]:
-    """Tensor -> the tensor whose memory it uses."""
+def _memory_owners(graph: Graph) -> dict[str, str]:
+    """Tensor -> the tensor whose memory it uses: itself, unless it is a view."""
     origin = {tensor.name: tensor.name for tensor in graph.inputs}
     for step in graph.steps:
         for name in step.outputs:
@@ -155,36 +165,41 @@ def _origins(graph: Graph) -> dict[str, str]:
     return origin
 
 
-def _last_uses(graph: Graph, origin: Mapping[str, str]) -> dict[str, int]:
+def _last_uses(graph: Graph, memory: Mapping[str, str]) -> dict[str, int]:
+    """Owner of memory (see ``_memory_owners``) -> the number of the last step that reads it."""
     last: dict[str, int] = {}
     for number, name in _reads(graph):
-        if name in origin:
-            last[origin[name]] = number
+        if name in memory:
+            last[memory[name]] = number
     return last
 
 
 def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
+    """Every read as number of the step and name of the tensor; outputs are read after the last step."""
     for number, step in enumerate(graph.steps):
         yield from ((number, name) for name in step.inputs)
     yield from ((len(graph.steps), tensor.name) for tensor in graph.outputs)
 
 
 MOST_BITS = 12
-"""Widest code: an array with several 8-bit formats has more than 2^8 values; wider codes would save little."""
+"""Widest code: an array with several 8-bit formats has more than 2^8 distinct values; wider codes save little."""
 TOGETHER = 8
-"""Codes that are packed as a unit: 8 codes of n bits fill exactly n bytes."""
+"""Codes per packed row: 8 codes of n bits fill exactly n bytes."""
 STEPS_BYTES = 1200
 """Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
 _INT32 = 6
-"""The number of the type in ONNX."""
+"""ONNX's number for the type int32."""
 
 
 class CodedArray(NamedTuple):
-    """An array as codes; eight of them fill a row of *octets*."""
+    """An array as a table of its distinct values, and for each number its index in the table, as packed codes."""
 
     octets: Array
+    """The codes, eight of them in a row of *bits* bytes."""
     table: Array
+    """The distinct values."""
     shape: tuple[int, ...]
+    """The shape of the decoded array."""
 
     @property
     def bits(self) -> int:
@@ -195,19 +210,19 @@ class CodedArray(NamedTuple):
         return int(self.octets.nbytes + self.table.nbytes)
 
 
-def coded(array: Array) -> CodedArray | None:
-    """Encode *array* if that takes less room; None otherwise."""
+def encode(array: Array) -> CodedArray | None:
+    """Encode *array* by its distinct values; None if that saves no bytes."""
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
     table, places = np.unique(array, return_inverse=True)
     bits = max(1, int(len(table) - 1).bit_length())
     if bits > MOST_BITS:
         return None
-    codes = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
+    codes = CodedArray(pack_codes(places.reshape(-1), bits), table, array.shape)
     return codes if codes.nbytes + STEPS_BYTES < array.nbytes else None
 
 
-def packed(codes: Array, bits: int) -> Array:
+def pack_codes(codes: Array, bits: int) -> Array:
     """Pack codes without gaps, eight of them in a row of *bits* bytes; the last row is padded with zeros.
 
     Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
@@ -219,20 +234,20 @@ def packed(codes: Array, bits: int) -> Array:
 
 
 def coded_kernels(graph: Graph) -> dict[str, CodedArray]:
-    """Encode the weights of tuned models, where that saves room."""
+    """Encode the kernels of tuned models where that saves bytes; empty for other graphs."""
     if not graph.tuned:
         return {}
-    kernels = {name: coded(graph.constants[name]) for name in sorted(kernel_names(graph))}
+    kernels = {name: encode(graph.constants[name]) for name in sorted(kernel_names(graph))}
     return {name: codes for name, codes in kernels.items() if codes is not None}
 
 
 def stored_bytes(graph: Graph) -> dict[str, int]:
-    """Bytes of the weights that are stored as codes."""
+    """Kernel -> its bytes, for kernels that are stored as codes."""
     return {name: codes.nbytes for name, codes in coded_kernels(graph).items()}
 
 
-def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
-    """Store *kernels* as codes, and prepend the steps that decode them to those of *graph*."""
+def store_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
+    """*graph* with *kernels* stored as codes, and the steps that decode them in front of its own."""
     constants = {name: array for name, array in graph.constants.items() if name not in kernels}
     shapes, steps = dict(graph.shapes), list[GraphStep]()
     for name, codes in kernels.items():
@@ -244,20 +259,21 @@ def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
     return replace(graph, constants=constants, weights=weights, steps=(*steps, *graph.steps), shapes=shapes)
 
 
-def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
-    """Metadata with the bit widths of tuned models, for cost models; empty for others."""
+def width_metadata(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
+    """Metadata with the bit widths of a tuned graph's kernels, for cost models; empty for other graphs."""
     if not graph.tuned:
         return {}
     from weft.models.onnx_import.widths import Widths, noted
 
-    read = ((step.outputs[0], step.inputs[1]) for step in graph.steps if len(step.inputs) > 1)
-    return noted({node: Widths(kernels[name].bits) for node, name in read if name in kernels}, graph.rounded)
+    readers = ((step.outputs[0], step.inputs[1]) for step in graph.steps if len(step.inputs) > 1)
+    return noted({node: Widths(kernels[name].bits) for node, name in readers if name in kernels}, graph.rounded)
 
 
 class _Decoding:
-    """The steps from codes to an array.
+    """The steps and constants that decode the codes of the array *name*.
 
-    A code lies in two or three neighbouring bytes; a division and a remainder cut it out.
+    A code lies in two or three neighbouring bytes: these are joined to a whole number, from which a division and a
+    remainder cut the code.
     """
 
     def __init__(self, name: str, codes: CodedArray) -> None:
@@ -265,24 +281,26 @@ class _Decoding:
         self.steps: list[GraphStep] = []
         self._name, bits = name, codes.bits
         begins = bits * np.arange(TOGETHER)
-        octets = self._do("Cast", f"{name}.codes", to=_INT32)
+        octets = self._add("Cast", f"{name}.codes", to=_INT32)
         whole = ""
         for place in range(2 if bits <= 9 else 3):
-            octet = self._do("Gather", octets, self._whole_constant(np.minimum(begins // 8 + place, bits - 1)), axis=1)
-            high = self._do("Mul", octet, self._whole_constant(256**place)) if place else octet
-            whole = self._do("Add", whole, high) if whole else high
-        cut = self._do("Div", whole, self._whole_constant(2 ** (begins % 8)))
-        numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole_constant(1 << bits)), axis=0)
-        flat = self._do("Reshape", numbers, self._whole_constant([-1], np.int64))
-        exact = self._do("Slice", flat, self._whole_constant([0]), self._whole_constant([prod(codes.shape)]))
-        self._do("Reshape", exact, self._whole_constant(list(codes.shape), np.int64), output=name)
+            octet = self._add("Gather", octets, self._integers(np.minimum(begins // 8 + place, bits - 1)), axis=1)
+            high = self._add("Mul", octet, self._integers(256**place)) if place else octet
+            whole = self._add("Add", whole, high) if whole else high
+        cut = self._add("Div", whole, self._integers(2 ** (begins % 8)))
+        numbers = self._add("Gather", f"{name}.table", self._add("Mod", cut, self._integers(1 << bits)), axis=0)
+        flat = self._add("Reshape", numbers, self._integers([-1], np.int64))
+        exact = self._add("Slice", flat, self._integers([0]), self._integers([prod(codes.shape)]))
+        self._add("Reshape", exact, self._integers(list(codes.shape), np.int64), output=name)
 
-    def _do(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
+    def _add(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
+        """Add a step and return the name of its output."""
         name = output or f"{self._name}.{op.lower()}{len(self.steps)}"
         self.steps.append(GraphStep(op, inputs, (name,), attributes))
         return name
 
-    def _whole_constant(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
+    def _integers(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
+        """Store an integer constant and return its name, which depends on its values only, so that arrays share it."""
         array = np.asarray(values, kind)
         name = f"codes.{array.dtype}.{'x'.join(map(str, array.reshape(-1)))}.{array.ndim}"
         self.constants[name] = array
@@ -302,24 +320,24 @@ class GraphCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A described machine."""
+    """The speed of a machine, as the cost model needs it."""
 
     name: str
     launch_s: float
-    """Launch overhead of one step."""
+    """Overhead of launching one step, in seconds."""
     units: int
-    """Tiles worked on at once."""
+    """Number of tiles that are computed at once."""
     unit_macs_per_s: float
-    """Multiplications and additions, of one unit."""
+    """Multiply-adds per second of one unit."""
     tile: tuple[int, int, int]
-    """Output channels, positions and depth of a tile: sizes are rounded up to these."""
+    """Output channels, positions and depth of a tile: a product's sizes are rounded up to multiples of these."""
     bytes_per_s: float
     unfold_s: float = 0.0
-    """Seconds to copy one pixel for one tap of a kernel, where pictures are unfolded (im2col)."""
+    """Seconds to copy one pixel for one tap of a kernel where pictures are unfolded (im2col)."""
     strided_unfold_s: float = 0.0
-    """The same with a stride along the width, where the columns read are not neighbours."""
+    """The same for a horizontal stride above 1, where the columns read are not neighbours."""
     joins_rows: bool = True
-    """Whether the pictures of a batch share tiles."""
+    """Whether the pictures of a batch are computed as one product, and so share tiles."""
 
 
 CPU = Machine("cpu", 5e-6, 1, 18e9, (4, 16, 1), 25e9, 0.64e-9, 1.15e-9, joins_rows=False)
@@ -330,7 +348,7 @@ MACHINES: Mapping[str, Machine] = MappingProxyType({preset.name: preset for pres
 
 
 def machine(name: str) -> Machine:
-    """A preset by its name."""
+    """A preset by its name; ``StitchError`` if there is none."""
     if name not in MACHINES:
         raise StitchError(unknown_name("machine", name, MACHINES))
     return MACHINES[name]
@@ -338,7 +356,7 @@ def machine(name: str) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """The cost of graphs on a described machine."""
+    """Seconds of graphs, predicted for a described machine."""
 
     machine: Machine = CPU
     rows: int = 1
@@ -348,49 +366,53 @@ class Modelled:
         return [sum(self.by_layer(graph).values()) for graph in graphs]
 
     def by_layer(self, graph: Graph) -> dict[str, float]:
-        """Seconds by the name of the source layer ('' is what belongs to none)."""
+        """Source layer -> its seconds; '' for steps of no layer."""
         seconds: dict[str, float] = {}
         for step in graph.steps:
             seconds[step.layer] = seconds.get(step.layer, 0.0) + self.step(step, graph)
         return seconds
 
     def step(self, step: GraphStep, graph: Graph) -> float:
-        """Seconds of one step of *graph*."""
+        """Seconds of one step: a launch, and the larger of computing and moving its bytes."""
         if step.op in VIEWS:
             return 0.0
-        moved_s = self._bytes(step, graph) / self.machine.bytes_per_s
+        moved_s = self._moved_bytes(step, graph) / self.machine.bytes_per_s
         if step.op == "Conv":
             shapes = (self._shape(graph, name) for name in (*step.inputs[:2], step.outputs[0]))
-            return self.machine.launch_s + self._product(_Product.of_conv(step, *shapes), moved_s)
+            return self.machine.launch_s + self._product_seconds(_Product.of_conv(step, *shapes), moved_s)
         if step.op in PRODUCTS:
-            return self.machine.launch_s + self._product(self._of_matrices(step, graph), moved_s)
+            return self.machine.launch_s + self._product_seconds(self._matrix_product(step, graph), moved_s)
         return self.machine.launch_s + moved_s
 
-    def _product(self, work: _Product, moved_s: float) -> float:
+    def _product_seconds(self, work: _Product, moved_s: float) -> float:
+        """Seconds of waves of tiles plus unfolding, at least *moved_s*, the time to move the bytes."""
         machine = self.machine
         pictures, positions = (
             (1, work.pictures * work.positions) if machine.joins_rows else (work.pictures, work.positions)
         )
-        high, wide, deep = machine.tile
-        # a single output channel is a product of a vector, which nothing rounds up
-        tall = 1 if work.outs == 1 else -(-work.outs // high) * high
-        tiles = pictures * work.groups * -(-work.outs // high) * -(-positions // wide)
-        macs = tall * wide * -(-work.depth // deep) * deep / max(1, -(-work.outs // high))
+        tile_outs, tile_positions, tile_depth = machine.tile
+        # a single output channel is a matrix-vector product, whose rows are not rounded up to tiles
+        rows_of_tiles = -(-work.outs // tile_outs)
+        outs = 1 if work.outs == 1 else rows_of_tiles * tile_outs
+        tiles = pictures * work.groups * rows_of_tiles * -(-positions // tile_positions)
+        macs = outs * tile_positions * -(-work.depth // tile_depth) * tile_depth / max(1, rows_of_tiles)
         waves = -(-tiles // machine.units)
         unfolded = work.pictures * work.groups * work.depth * work.positions if work.unfolds else 0
-        each_s = machine.strided_unfold_s if work.strided else machine.unfold_s
-        return max(waves * macs / machine.unit_macs_per_s + unfolded * each_s, moved_s)
+        pixel_s = machine.strided_unfold_s if work.strided else machine.unfold_s
+        return max(waves * macs / machine.unit_macs_per_s + unfolded * pixel_s, moved_s)
 
-    def _of_matrices(self, step: GraphStep, graph: Graph) -> _Product:
+    def _matrix_product(self, step: GraphStep, graph: Graph) -> _Product:
+        """The size of a Gemm, MatMul or FusedConv; a fused convolution's depth follows from its attribute ``macs``."""
         output = self._shape(graph, step.outputs[0]) or (1,)
         positions = prod(output[2:]) if step.op == "FusedConv" else prod(output[:-1])
         outs = output[1] if step.op == "FusedConv" else output[-1]
         if "macs" in step.attributes:
             pictures = output[0]
             return _Product(outs, int(step.attributes["macs"]) // max(1, prod(output)), positions, pictures)
-        return _Product(outs, depth(self._shape(graph, step.inputs[0]), step), positions)
+        return _Product(outs, product_depth(self._shape(graph, step.inputs[0]), step), positions)
 
-    def _bytes(self, step: GraphStep, graph: Graph) -> int:
+    def _moved_bytes(self, step: GraphStep, graph: Graph) -> int:
+        """Bytes of all inputs and outputs of a step."""
         names = [name for name in (*step.inputs, *step.outputs) if name]
         return ITEM_BYTES * sum(prod(self._shape(graph, name)) for name in names)
 
@@ -400,7 +422,7 @@ class Modelled:
 
 
 class _Product(NamedTuple):
-    """A product of matrices [outs, depth] x [depth, positions], for each picture and group."""
+    """The size of a product of matrices [outs, depth] x [depth, positions], once per picture and group."""
 
     outs: int
     depth: int
@@ -408,11 +430,13 @@ class _Product(NamedTuple):
     pictures: int = 1
     groups: int = 1
     unfolds: bool = False
+    """Whether the picture is unfolded before the product (im2col)."""
     strided: bool = False
+    """Whether the horizontal stride is above 1."""
 
     @staticmethod
     def of_conv(step: GraphStep, source: Shape, weight: Shape, output: Shape) -> _Product:
-        """A convolution over any number of dimensions; a shape that an island does not know counts as ones."""
+        """The product by which a convolution of any rank is computed; unknown shapes (of islands) count as ones."""
         pictures, outs = (source or (1,))[0], (weight or (1,))[0]
         groups = int(step.attributes.get("group", 1))
         strides = tuple(step.attributes.get("strides", ())) or (1,)

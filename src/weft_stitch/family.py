@@ -28,7 +28,7 @@ Role = Literal["dense", "depthwise", "separate", "channelwise", "join", "concat"
 """What a layer does to channels: mix, filter one by one, run task by task, map one by one, join operands, line up."""
 
 ChannelCounts = tuple[int, ...]
-"""The channels of a space in every task."""
+"""Number of channels for each task."""
 
 
 # --- what is shared ---------------------------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ class Block:
     """Channels that the tasks of *members* share, or that one task has for itself."""
 
     members: Mapping[int, Array]
-    """For each task, the channels of its own model that these are, in the block's order."""
+    """Task -> indices of the block's channels in that task's own model, in the block's order."""
 
     @cached_property
     def tasks(self) -> frozenset[int]:
@@ -59,31 +59,31 @@ class ChannelSpace:
 
     def __post_init__(self) -> None:
         for task, width in enumerate(self.widths):
-            mine = self.order(task)
-            if len(mine) != width or len(np.unique(mine)) != width:
-                raise ModelError(f"task {task}: its {width} channels are not each in one block ({len(mine)} are)")
+            listed = self.order(task)
+            if len(listed) != width or len(np.unique(listed)) != width:
+                raise ModelError(f"task {task}: its {width} channels are not each in one block ({len(listed)} are)")
 
     def blocks_of(self, task: int) -> Iterator[Block]:
-        """The blocks of *task*, in the order in which its channels lie."""
+        """The blocks of *task*, in the order in which its channels are laid out."""
         return (block for block in self.blocks if task in block.tasks)
 
     def order(self, task: int) -> Array:
-        """The channels of the task's own model in the order in which they lie here."""
+        """The channels of the task's own model, in the order in which layouts store them."""
         return np.concatenate([np.asarray(block.members[task]) for block in self.blocks_of(task)] or [np.zeros(0, int)])
 
     @property
     def stitched_width(self) -> int:
-        """Channels when every block is laid out once (the paper's form)."""
+        """Number of channels when every block is laid out once (the paper's form)."""
         return sum(block.width for block in self.blocks)
 
     @property
     def shared_width(self) -> int:
-        """Channels that all tasks share."""
+        """Number of channels that all tasks share."""
         return sum(block.width for block in self.blocks if len(block.tasks) == len(self.widths))
 
     @staticmethod
     def completed(widths: ChannelCounts, blocks: Sequence[Block] = ()) -> ChannelSpace:
-        """A space of *blocks* in which all other channels are their task's own."""
+        """A space of *blocks*, to which each task's remaining channels are added as a block of its own."""
         left = [np.ones(width, bool) for width in widths]
         for block in blocks:
             for task, channels in block.members.items():
@@ -93,7 +93,7 @@ class ChannelSpace:
 
     @staticmethod
     def common(width: int, tasks: int) -> ChannelSpace:
-        """All shared, in the same order."""
+        """A space of *width* channels that all *tasks* share, in the same order."""
         return ChannelSpace((width,) * tasks, (Block({task: np.arange(width) for task in range(tasks)}),))
 
 
@@ -112,7 +112,10 @@ class Sharing:
 
 @dataclass(frozen=True, eq=False)
 class FamilyLayer:
-    """One operation that every model has; *op* is task 0's, and values go by task 0's names."""
+    """One operation that every model has.
+
+    *ops* has each task's own; *inputs* and *output* are task 0's names of values.
+    """
 
     ops: tuple[Op, ...]
     inputs: tuple[str, ...]
@@ -129,20 +132,20 @@ class FamilyLayer:
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """What the models have in common, in order, and what each of them does alone after it."""
+    """The operations that all models have, in order, and those that each model runs alone afterwards."""
 
     nets: tuple[Net, ...]
     layers: tuple[FamilyLayer, ...]
     values: Mapping[str, tuple[Value, ...]]
-    """For each value (task 0's name) its size in every task; heights and widths agree."""
+    """Value (by task 0's name) -> its size in every task; heights and widths agree, channels may differ."""
     inputs: tuple[str, ...]
-    """The values that the ports of the nets' inputs stand for, in the order of the ports."""
+    """The values of the nets' input ports, in the order of the ports."""
     outputs: Mapping[str, tuple[Port, ...]]
-    """Values that are an output of every net, with each net's port."""
+    """Values that are an output of every net -> each net's port."""
     tails: tuple[tuple[Op, ...], ...] = ()
-    """Per task, the operations that have no counterpart in the others; they read values under the task's own names."""
+    """For each task, the operations without counterpart in the others; they read values by the task's own names."""
     bridges: tuple[Mapping[str, str], ...] = ()
-    """Per task, the family's values its tail reads: the task's own name to the family's."""
+    """For each task, the family's values that its tail reads: the task's own name -> the family's name."""
 
     @property
     def tasks(self) -> int:
@@ -158,7 +161,7 @@ def part(family: Family, sharing: Sharing, tasks: Sequence[int]) -> tuple[Family
     layers = tuple(
         FamilyLayer(tuple(layer.ops[task] for task in tasks), layer.inputs, layer.output) for layer in family.layers
     )
-    fewer = replace(
+    selected = replace(
         family,
         nets=tuple(family.nets[task] for task in tasks),
         layers=layers,
@@ -167,22 +170,23 @@ def part(family: Family, sharing: Sharing, tasks: Sequence[int]) -> tuple[Family
         tails=tuple(family.tails[task] for task in tasks) if family.tails else (),
         bridges=tuple(family.bridges[task] for task in tasks) if family.bridges else (),
     )
-    return fewer, Sharing({name: _select_tasks(space, tasks) for name, space in sharing.spaces.items()})
+    return selected, Sharing({name: _select_tasks(space, tasks) for name, space in sharing.spaces.items()})
 
 
 def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
+    """*space* with only *tasks*, which are numbered anew in that order."""
     blocks = [
         Block({new: block.members[old] for new, old in enumerate(tasks) if old in block.members})
         for block in space.blocks
         if not block.tasks.isdisjoint(tasks)
     ]
-    # blocks lost tasks: the order by their number has to be restored
+    # removing tasks may break the order of blocks by number of tasks, which layouts rely on
     blocks.sort(key=lambda block: -len(block.tasks))
     return ChannelSpace(tuple(space.widths[task] for task in tasks), tuple(blocks))
 
 
 def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
-    """A key for each model that is equal for models of equal sizes which share with the same others."""
+    """A key for each model. Keys are equal for models of equal sizes that share channels with the same other models."""
     circles: set[frozenset[int]] = set()
     for space in sharing.spaces.values():
         circles |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
@@ -199,11 +203,11 @@ def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
 
 @dataclass(frozen=True, eq=False)
 class Writer:
-    """What determines the channels of a space: a layer of role dense, depthwise or separate, or a model's input."""
+    """What computes the channels of a space: a layer of role dense, depthwise or separate, or a model's input."""
 
     value: str
     position: int
-    """Where the space stands among those that the value carries."""
+    """Index of the space among those that the value carries."""
     layer: FamilyLayer | None = None
     """None for an input."""
 
@@ -214,15 +218,16 @@ class Writer:
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """The spaces of a family, by name: that of the first value (in task 0) that carries it."""
+    """The spaces of a family's values. A space has the name of the first value (in task 0) that carries it."""
 
     carries: Mapping[str, tuple[str, ...]]
     """Each value's spaces, in the order of its channels."""
     widths: Mapping[str, ChannelCounts]
     writers: Mapping[str, tuple[Writer, ...]]
+    """Space -> the layers and inputs that compute its channels."""
 
     def slices(self, value: str, task: int) -> Iterator[tuple[str, slice]]:
-        """The spaces that *value* carries, each with its channels in *task*'s own value."""
+        """The spaces that *value* carries, each with the range of its channels in *task*'s own value."""
         start = 0
         for space in self.carries[value]:
             width = self.widths[space][task]
@@ -231,10 +236,10 @@ class Wiring:
 
 
 def role(layer: FamilyLayer) -> Role:
-    """How *layer* treats channels; a grouped convolution with several channels in a group is left to run separately."""
+    """How *layer* treats channels; a grouped convolution with several channels per group runs task by task."""
     kind = layer.op.kind
     if kind == "conv":
-        return _conv_role(layer)
+        return _convolution_role(layer)
     if kind == "island":
         return "separate"
     if kind in ("add", "mul"):
@@ -242,7 +247,8 @@ def role(layer: FamilyLayer) -> Role:
     return "concat" if kind == "concat" else "channelwise"
 
 
-def _conv_role(layer: FamilyLayer) -> Role:
+def _convolution_role(layer: FamilyLayer) -> Role:
+    """The role of a convolution, by its groups."""
     if all(op.groups == 1 for op in layer.ops):
         return "dense"
     shapes = [op.weight.shape for op in layer.ops if op.weight is not None]
@@ -251,15 +257,15 @@ def _conv_role(layer: FamilyLayer) -> Role:
 
 
 def wire(family: Family) -> Wiring:
-    """Put the values of *family* into spaces; an addition or product over unequal channels is an error."""
+    """Assign the values of *family* to spaces; ``StitchError`` for an addition or product over unequal channels."""
     spaces = _SpaceNumbers()
     carried: dict[str, tuple[int, ...]] = {value: (spaces.add(_channels(family, value)),) for value in family.inputs}
     for layer in family.layers:
         operands = [carried[value] for value in layer.inputs]
-        what = role(layer)
-        if what in ("dense", "separate"):
+        layer_role = role(layer)
+        if layer_role in ("dense", "separate"):
             carried[layer.output] = (spaces.add(_channels(family, layer.output)),)
-        elif what == "concat":
+        elif layer_role == "concat":
             carried[layer.output] = tuple(space for operand in operands for space in operand)
         else:
             for operand, name in zip(operands[1:], layer.inputs[1:], strict=True):
@@ -270,6 +276,7 @@ def wire(family: Family) -> Wiring:
 
 
 def _channels(family: Family, value: str) -> ChannelCounts:
+    """The number of channels of *value* in every task."""
     return tuple(size.channels for size in family.values[value])
 
 
@@ -290,6 +297,7 @@ def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
 
 
 def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tuple[int, ...]]) -> Wiring:
+    """Name the numbered *spaces* and list their writers. *carried*: value -> numbers of the spaces that it carries."""
     names: dict[int, str] = {}
     for value, numbers in carried.items():
         for position, space in enumerate(numbers):
@@ -313,16 +321,18 @@ class _SpaceNumbers:
     def __init__(self) -> None:
         self.widths: list[ChannelCounts] = []
         self._same: list[int] = []
-        """Union-find: a space that stands for this one; itself if none does."""
+        """Union-find forest: each space's parent; a root is its own parent."""
         self._halves: dict[int, tuple[int, int]] = {}
+        """A space that was cut -> the two spaces that replace it."""
 
     def add(self, widths: ChannelCounts) -> int:
+        """Add a space with *widths* channels in each task; return its number."""
         self.widths.append(widths)
         self._same.append(len(self._same))
         return len(self._same) - 1
 
     def resolve(self, spaces: tuple[int, ...]) -> tuple[int, ...]:
-        """What *spaces* have become."""
+        """Replace unified spaces by their representative, and cut spaces by their halves."""
         resolved: list[int] = []
         waiting = deque(spaces)
         while waiting:
@@ -330,13 +340,13 @@ class _SpaceNumbers:
             while self._same[space] != space:
                 space = self._same[space]
             if space in self._halves:
-                waiting.extendleft(reversed(self._halves[space]))  # in place of the whole, in order
+                waiting.extendleft(reversed(self._halves[space]))  # extendleft reverses its argument
             else:
                 resolved.append(space)
         return tuple(resolved)
 
     def unify(self, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
-        """Make both the same; False if their widths do not allow it."""
+        """Make two sequences of spaces the same, cutting wide ones; False if their widths do not allow it."""
         while left and right:
             left, right = self.resolve(left), self.resolve(right)
             first, second = left[0], right[0]
@@ -349,7 +359,7 @@ class _SpaceNumbers:
         return left == right
 
     def _cut(self, space: int, widths: ChannelCounts) -> bool:
-        """Cut off the first *widths* channels, if the space is wider in every task."""
+        """Cut the first *widths* channels off *space*; False, and nothing is done, unless it is wider in every task."""
         rest = tuple(width - cut for width, cut in zip(self.widths[space], widths, strict=True))
         if min(rest) <= 0:
             return False

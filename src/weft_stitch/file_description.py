@@ -37,7 +37,7 @@ from weft_stitch.net import (
     Window,
     infer,
 )
-from weft_stitch.slabs import unslabbed
+from weft_stitch.slabs import undo_slabs
 
 VERSION = 1
 """Version of the description; files with another one are refused."""
@@ -47,29 +47,32 @@ Numbers = str
 
 
 class NotePart(BaseModel):
-    """A part of the note: immutable, without unknown keys; infinite numbers are written as such."""
+    """A part of the description: immutable, without unknown keys; infinite numbers are written as such."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class OpNote(NotePart):
-    """An operation of all tasks, or of one."""
+    """An operation of all tasks, or of one task's tail."""
 
     name: str
     kind: str
     inputs: tuple[str, ...]
     output: str
     window: tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]] | None = None
-    """Kernel, strides, pads, dilations; None: of one position."""
+    """Kernel, strides, pads, dilations; None: the default ``Window``."""
     groups: tuple[int, ...] = ()
+    """conv: the groups in each task."""
     function: str = ""
     settings: dict[str, float] = {}
     scale: tuple[Numbers | None, ...] = ()
+    """affine: each task's scales; None where it has none."""
     shift: tuple[Numbers | None, ...] = ()
+    """affine: each task's shifts; None where it has none."""
 
 
 class KernelNote(NotePart):
-    """Kernels in one of the file's weights, see ``KernelOrigin``."""
+    """Where one of the file's weights holds kernels: its name, and the fields of ``KernelOrigin``."""
 
     weight: str
     outs: tuple[int, ...] = ()
@@ -80,7 +83,7 @@ class KernelNote(NotePart):
 
 
 class PortNote(NotePart):
-    """An input or output of a model, and the value in the graph behind it."""
+    """An input or output of a model, and the value behind it."""
 
     name: str
     value: str
@@ -95,15 +98,15 @@ class NetNote(NotePart):
     inputs: tuple[PortNote, ...]
     outputs: tuple[PortNote, ...]
     sizes: tuple[tuple[int, int, int], ...]
-    """Channels, height and width of its inputs, as the layers see them."""
+    """Channels, height and width of each input, as the layers see it."""
     tail: tuple[OpNote, ...] = ()
-    """Its own operations after the common part."""
+    """The operations that only this model has."""
     reads: dict[str, str] = {}
-    """Values of the common part that the tail reads, by their names there."""
+    """Values of the common part that the tail reads, by name."""
 
 
 class BlockNote(NotePart):
-    """Neighbouring channels of a value that belong to the same tasks."""
+    """A block of channels that the same tasks share."""
 
     tasks: tuple[int, ...]
     channels: Numbers
@@ -111,7 +114,7 @@ class BlockNote(NotePart):
 
 
 class VersionedNote(NotePart):
-    """A whole description."""
+    """A whole description, with its version."""
 
     version: int
 
@@ -120,29 +123,31 @@ Note = TypeVar("Note", bound=VersionedNote)
 
 
 class FamilyNote(VersionedNote):
-    """The whole description of a family."""
+    """The description of a family."""
 
     missing: str = ""
-    """Why the models are not described; all that follows is then empty."""
+    """Why the models are not described; all other fields are then empty."""
     layers: tuple[OpNote, ...] = ()
     nets: tuple[NetNote, ...] = ()
     outputs: tuple[str, ...] = ()
+    """The values that are an output of every model."""
     carries: dict[str, tuple[str, ...]] = {}
     """The spaces of each value."""
     spaces: dict[str, tuple[BlockNote, ...]] = {}
+    """Space -> its blocks."""
     kernels: dict[str, tuple[KernelNote, ...]] = {}
-    """Output of a convolution -> its kernels."""
+    """Output value of a convolution -> where its kernels are stored."""
 
 
 def family_metadata(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
-    """Describe the models of *graph*, whose rows are open, or state why they cannot be described."""
-    missing = _missing(family)
+    """The metadata entry that describes the models of a dynamic *graph*, or says why they cannot be described."""
+    missing = _reason_missing(family)
     noted = FamilyNote(version=VERSION, missing=missing) if missing else _describe_family(family, sharing, graph)
     return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
 
 
-def _missing(family: Family) -> str:
-    """Why models cannot be rebuilt from their file; empty if they can."""
+def _reason_missing(family: Family) -> str:
+    """Why the models cannot be rebuilt from their file; empty if they can."""
     if any(net.tuned for net in family.nets):
         return "its models are tuned, and their weights are kept in few bits"
     ops = [op for layer in family.layers for op in layer.ops] + [op for tail in family.tails for op in tail]
@@ -151,6 +156,7 @@ def _missing(family: Family) -> str:
 
 
 def _describe_family(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
+    """Describe the layers, the models, their channels and where *graph* stores their kernels."""
     wiring, names = wire(family), _tail_names(family)
     return FamilyNote(
         version=VERSION,
@@ -164,16 +170,17 @@ def _describe_family(family: Family, sharing: Sharing, graph: Graph) -> FamilyNo
 
 
 def _tail_names(family: Family) -> list[dict[str, str]]:
-    """For each task, its own value -> its name in the description; values of tails get names that are new there."""
+    """For each task, its own value -> the value's name in the description; values of tails get a new name."""
     names = []
     for task, net in enumerate(family.nets):
-        own = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
+        tail_values = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
         common = {ports[task].value: value for value, ports in family.outputs.items()}
-        names.append(common | dict(family.bridges[task] if family.bridges else {}) | own)
+        names.append(common | dict(family.bridges[task] if family.bridges else {}) | tail_values)
     return names
 
 
 def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
+    """Describe an operation; *ops* has each task's own, *inputs* and *output* are names in the description."""
     first = ops[0]
     window = first.window
     sizes = (window.kernel, window.strides, window.pads, window.dilations)
@@ -187,12 +194,13 @@ def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
         groups=tuple(op.groups for op in ops) if first.kind == "conv" else (),
         function=first.function,
         settings=dict(first.settings),
-        scale=tuple(_optional(op.scale) for op in ops) if affine else (),
-        shift=tuple(_optional(op.shift) for op in ops) if affine else (),
+        scale=tuple(_pack_optional(op.scale) for op in ops) if affine else (),
+        shift=tuple(_pack_optional(op.shift) for op in ops) if affine else (),
     )
 
 
 def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
+    """Describe a model; *names*: its values -> their names in the description."""
     net = family.nets[task]
     sizes = [net.values[port.value] for port in net.inputs]
     tail = family.tails[task] if family.tails else ()
@@ -209,6 +217,7 @@ def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
 
 
 def _block_note(block: Block) -> BlockNote:
+    """Describe a block of channels."""
     tasks = sorted(block.tasks)
     return BlockNote(
         tasks=tuple(tasks), channels=_pack_numbers(np.stack([block.members[task] for task in tasks]), np.int32)
@@ -218,19 +227,20 @@ def _block_note(block: Block) -> BlockNote:
 def _kernel_notes(
     family: Family, graph: Graph, names: Sequence[Mapping[str, str]]
 ) -> dict[str, tuple[KernelNote, ...]]:
-    whose = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
+    """Where the kernels of each convolution are stored, by the convolution's output. *names*: see ``_tail_names``."""
+    owners = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
     for task, tail in enumerate(family.tails):
-        whose |= {id(op): (names[task][op.output], task) for op in tail}
+        owners |= {id(op): (names[task][op.output], task) for op in tail}
     by_value: dict[str, list[KernelNote]] = {}
     for origin in graph.origins:
         if origin.constant in graph.constants:
-            value, task = whose[id(origin.op)]
+            value, task = owners[id(origin.op)]
             by_value.setdefault(value, []).append(_kernel_note(origin, task))
     return {value: tuple(notes) for value, notes in by_value.items()}
 
 
 def _kernel_note(origin: KernelOrigin, task: int) -> KernelNote:
-    """Describe where a kernel is stored; *task* is its owner if it is stored whole."""
+    """Describe where a kernel is stored; *task* owns it if the constant holds the whole kernel of one task."""
     return KernelNote(
         weight=origin.constant,
         outs=origin.outs,
@@ -242,22 +252,23 @@ def _kernel_note(origin: KernelOrigin, task: int) -> KernelNote:
 
 
 def _pack_numbers(array: Array, dtype: Any = None) -> Numbers:
+    """The text of an array (see ``Numbers``)."""
     flat = np.ascontiguousarray(array, dtype)
     return f"{flat.dtype.name}:{base64.b64encode(zlib.compress(flat.tobytes())).decode()}"
 
 
-def _optional(array: Array | None) -> Numbers | None:
+def _pack_optional(array: Array | None) -> Numbers | None:
     return None if array is None else _pack_numbers(array)
 
 
-def unpacked(text: Numbers) -> Array:
-    """Decode a text of ``Numbers``."""
+def unpack_numbers(text: Numbers) -> Array:
+    """The array that a text of ``Numbers`` stands for, in one dimension."""
     kind, _, data = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind)
 
 
 def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
-    """The models, what the graph calls their inputs and outputs, and the rows of each that it was made for."""
+    """The entry that the server reads: the models, the graph's names of their ports, and their rows in *batches*."""
     tasks = [
         {
             "name": net.name,
@@ -271,14 +282,14 @@ def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
 
 
 def tasks_metadata(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Serialise the entries of all models."""
+    """The metadata entry that lists *tasks*, the entries of all models."""
     return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}
 
 
 Weights = Callable[[str], Array]
-"""A file's weights by name."""
+"""Returns a weight of the file by its name."""
 _ALONE = -1
-"""In place of an input part: a depthwise layer has none of its own."""
+"""In place of an input part: a depthwise layer's kernel has no input parts."""
 
 
 def parse_note(text: str, kind: type[Note], key: str, version: int) -> Note:
@@ -293,7 +304,10 @@ def parse_note(text: str, kind: type[Note], key: str, version: int) -> Note:
 
 
 def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
-    """Rebuild the models that ``family_metadata`` wrote down, and their sharing."""
+    """Rebuild the models, and their sharing, from the description that ``family_metadata`` wrote.
+
+    Raises ``StitchError`` if the models are not described, or the description does not fit the *weights*.
+    """
     noted = parse_note(text, FamilyNote, FAMILY_KEY, VERSION)
     if noted.missing:
         raise StitchError(noted.missing)
@@ -312,6 +326,7 @@ class _Rebuilding:
         self.wiring = Wiring(noted.carries, {}, {})
 
     def family(self) -> tuple[Family, Sharing]:
+        """Rebuild the models and their sharing."""
         noted = self.noted
         layers = tuple(FamilyLayer(self._ops(note), note.inputs, note.output) for note in noted.layers)
         tails = tuple(
@@ -335,6 +350,7 @@ class _Rebuilding:
         return family, self.sharing
 
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
+        """The model of *task*, which runs *layers* and then *tail*."""
         note = self.noted.nets[task]
         ports = [
             tuple(Port(port.name, port.value, port.shape) for port in side) for side in (note.inputs, note.outputs)
@@ -346,12 +362,14 @@ class _Rebuilding:
         return Net(note.name, ports[0], ops, ports[1], values, note.batch)
 
     def _ops(self, note: OpNote) -> tuple[Op, ...]:
+        """The operations of all tasks that *note* describes."""
         kernels: Sequence[Array | None] = [None] * self.tasks
         if note.kind == "conv":
             kernels = self._kernels(note)
         return tuple(self._op(note, kernels[task], task) for task in range(self.tasks))
 
     def _op(self, note: OpNote, kernel: Array | None, task: int) -> Op:
+        """The operation of one task that *note* describes, with *kernel* if it is a convolution."""
         return Op(
             note.name,
             note.kind,
@@ -367,21 +385,21 @@ class _Rebuilding:
         )
 
     def _whole_kernel(self, note: OpNote, task: int) -> Array | None:
-        """A kernel that the file stores whole."""
+        """The kernel of one task if the file stores it whole; None if *note* is no convolution."""
         if note.kind != "conv":
             return None
         (stored,) = [kernel for kernel in self.noted.kernels[note.output] if kernel.task == task and not kernel.outs]
         window = note.window[0] if note.window else (1, 1)
         array = self.weights(stored.weight)
-        array = unslabbed(array, stored.slabs, window) if stored.slabs else array
+        array = undo_slabs(array, stored.slabs, window) if stored.slabs else array
         return np.ascontiguousarray(array.reshape(len(array), -1, *window))
 
     def _kernels(self, note: OpNote) -> list[Array]:
-        """The kernels of all tasks of a convolution."""
+        """The kernels of a convolution in all tasks."""
         if not self.noted.kernels[note.output][0].outs:
             return [array for task in range(self.tasks) if (array := self._whole_kernel(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
-        held, assembly = self.noted.kernels[note.output], _Kernels(note, outputs, inputs)
+        held, assembly = self.noted.kernels[note.output], _KernelAssembly(note, outputs, inputs)
         scales = {
             folded: self._scales(note.output, folded, outputs.widths) for folded in {kernel.folded for kernel in held}
         }
@@ -390,7 +408,7 @@ class _Rebuilding:
         return assembly.finished()
 
     def _scales(self, value: str, layers: int, widths: Sequence[int]) -> tuple[Array, ...]:
-        """The joint scales of the next *layers* affines after *value*, for each task."""
+        """For each task, the product of the scales of the next *layers* affines after *value*."""
         affine = Affine.identity(widths)
         for _ in range(layers):
             note = next(layer for layer in self.noted.layers if layer.kind == "affine" and layer.inputs[0] == value)
@@ -402,7 +420,7 @@ class _Rebuilding:
         return affine.scales
 
 
-class _Kernels:
+class _KernelAssembly:
     """Assembles the kernels of one layer from pieces in several weights."""
 
     def __init__(self, note: OpNote, outputs: Channels, inputs: Channels) -> None:
@@ -411,11 +429,11 @@ class _Kernels:
         self.depthwise = max(note.groups) > 1
         self.kernels: list[Array] = []
         self.lost: dict[tuple[int, int], Array] = {}
-        """Present pieces -> their rows that a folded scale of zero has erased; another task may still hold them."""
+        """Piece -> its rows that a folded scale of zero has erased so far; another task's copy may have them."""
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
-        """Add the missing pieces that one weight holds."""
-        array = unslabbed(array, note.slabs, self.window) if note.slabs else array
+        """Restore the missing pieces that the weight *array* holds; *scales* are folded into it."""
+        array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
         rows = _starts([self.outputs.parts[part].width for part in note.outs])
         columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[part].width for part in note.ins])
         array = array.reshape(rows[-1], columns[-1], *self.window)
@@ -423,13 +441,16 @@ class _Kernels:
             deep = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
             shapes = zip(self.outputs.widths, deep, strict=True)
             self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
-        for at, out in enumerate(note.outs):
-            for beside, inp in enumerate([_ALONE] if self.depthwise else note.ins):
-                piece = array[rows[at] : rows[at + 1], columns[beside] : columns[beside + 1]]
+        for row, out in enumerate(note.outs):
+            for column, inp in enumerate([_ALONE] if self.depthwise else note.ins):
+                piece = array[rows[row] : rows[row + 1], columns[column] : columns[column + 1]]
                 self._put(out, inp, piece, note.task, scales)
 
     def _put(self, row: int, column: int, piece: Array, lender: int | None, scales: Sequence[Array]) -> None:
-        """Write a piece into the kernels of all tasks that have both its parts."""
+        """Write *piece*, without its scale, into the kernels of all tasks that have both parts, *row* and *column*.
+
+        *lender*: the task whose numbers it holds; None: the first that has both parts.
+        """
         out = self.outputs.parts[row]
         inp = out if self.depthwise else self.inputs.parts[column]
         tasks = sorted(out.tasks & inp.tasks)
@@ -445,7 +466,7 @@ class _Kernels:
             self.kernels[task][np.ix_(out.members[task][lost], columns)] = values
 
     def finished(self) -> list[Array]:
-        """Return the kernels; ``StitchError`` if a piece is missing."""
+        """Return the kernels of all tasks; ``StitchError`` if a piece is missing."""
         outs, ins = self.outputs.parts, self.inputs.parts
         wanted = {(row, _ALONE) for row in range(len(outs))}
         if not self.depthwise:
@@ -457,10 +478,12 @@ class _Kernels:
 
 
 def _starts(widths: Sequence[int]) -> list[int]:
+    """The index at which each of adjacent ranges begins, and the end."""
     return [0, *accumulate(widths)]
 
 
 def _divide_by_scale(piece: Array, scale: Array) -> Array:
+    """Undo the folding of *scale* into the rows of *piece*; rows of scale zero stay as they are."""
     if (scale == 1).all():
         return piece
     safe = np.where(scale == 0, 1.0, scale)[:, None, None, None]
@@ -468,8 +491,9 @@ def _divide_by_scale(piece: Array, scale: Array) -> Array:
 
 
 def _vector(texts: Sequence[Numbers | None], task: int) -> Array | None:
+    """The scales or shifts of one task; None if it has none."""
     text = texts[task] if texts else None
-    return None if text is None else unpacked(text)
+    return None if text is None else unpack_numbers(text)
 
 
 def _port_of(net: Net, value: str) -> Port:
@@ -477,21 +501,25 @@ def _port_of(net: Net, value: str) -> Port:
 
 
 def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
+    """The space that its *blocks* describe."""
     result = []
     for note in blocks:
-        members = unpacked(note.channels).reshape(len(note.tasks), -1)
+        members = unpack_numbers(note.channels).reshape(len(note.tasks), -1)
         result.append(Block(dict(zip(note.tasks, members.astype(np.int64), strict=True))))
     widths = tuple(sum(block.width for block in result if task in block.tasks) for task in range(tasks))
     return ChannelSpace(widths, tuple(result))
 
 
 def read_stitched(path: Path) -> tuple[Family, Sharing]:
-    """Read the models in a stitched file; ``StitchError`` where it does not describe them."""
+    """Read the models in a stitched file, and their sharing; ``StitchError`` if it does not describe them."""
     return rebuild_family(*read_note(path, FAMILY_KEY))
 
 
 def read_note(path: Path, key: str) -> tuple[str, Callable[[str], Array]]:
-    """Read the description under *key* in a file's metadata, and return it with a lookup of weights by name."""
+    """Return the description under *key* in a file's metadata, and a function that returns a weight by its name.
+
+    Raises ``StitchError`` if the file has no such description.
+    """
     model = load(path, weights=True)
     text = entries_of(model).get(key, "")
     if not text:

@@ -22,50 +22,51 @@ DYNAMIC = -1
 
 @dataclass(frozen=True, slots=True)
 class GraphTensor:
-    """A named input or output of the graph."""
+    """An input or output of the graph."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str = "float32"
-    """Empty where it is left to be inferred."""
+    """Empty if the runtime must infer it."""
     length: str = ""
-    """The name of its open sizes besides the rows."""
+    """Symbolic name of the sizes, besides the rows, that are only known at run time."""
 
     @property
     def long(self) -> tuple[int, ...]:
-        """The axes of open size, without the rows."""
+        """The axes, besides the rows (axis 0), whose size is only known at run time."""
         return tuple(axis for axis, size in enumerate(self.shape) if axis and size == DYNAMIC)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphStep:
-    """One operator."""
+    """One operator applied to tensors."""
 
     op: str
     inputs: tuple[str, ...]
-    """Names of tensors or constants; an empty name is an input left out."""
+    """Names of tensors or constants; an empty name is an omitted optional input."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     layer: str = ""
-    """The op of the source models it comes from."""
+    """Name of the source models' operation that the step helps to compute."""
 
 
 class KernelOrigin(NamedTuple):
     """Which kernels of the models a constant holds, so that they can be read from it again (``file_description``)."""
 
     op: Op
-    """The convolution; task 0's where several tasks have some of the kernels."""
+    """The convolution; task 0's if several tasks share the kernels."""
     constant: str = ""
+    """Name of the graph's constant that holds the kernels."""
     outs: tuple[int, ...] = ()
-    """Its rows: which parts of the value that is written (``Channels.parts``); empty: it is the op's kernel itself."""
+    """Rows of the constant: indices of output parts (``Channels.parts``); empty for the whole kernel of *op*."""
     ins: tuple[int, ...] = ()
-    """Its columns: which parts of the value that is read."""
+    """Columns of the constant: indices of input parts."""
     task: int | None = None
-    """The task that the numbers are taken from; None: the first task that has both parts."""
+    """The task whose numbers are stored; None: the first task that has both parts."""
     folded: int = 0
-    """Count of the affines after the convolution that have been multiplied into it."""
+    """Number of affines after the convolution whose scales are multiplied into the constant."""
     slabs: tuple[int, ...] = ()
-    """Their slab layout (see ``slabs.unslabbed``); empty: not in slabs."""
+    """Arguments of ``slabs.undo_slabs`` that restore the kernel from its slab layout; empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +79,16 @@ class Graph:
     steps: tuple[GraphStep, ...]
     constants: Mapping[str, Array]
     weights: frozenset[str] = frozenset()
-    """The constants that are weights (the rest are tables, masks, shapes and indices)."""
+    """Names of the constants that are weights; the rest are tables, masks, shapes and indices."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of every tensor."""
     tuned: bool = False
-    """Whether weights are few different numbers, which ``cost.in_codes`` stores in few bits."""
+    """Whether weights take few distinct values, which ``cost.store_codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
-    """Tensors that are another one, rounded to a number format."""
+    """Tensor -> the tensor of which it is the value rounded to a number format."""
     origins: tuple[KernelOrigin, ...] = ()
     opset: int | None = None
-    """The operator set, if another than the writer's."""
+    """The operator set; None: the writer's default."""
 
     @property
     def weight_bytes(self) -> int:
@@ -105,14 +106,16 @@ class Builder:
         self._constants: dict[str, Array] = {}
         self._weights: set[str] = set()
         self._stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        """Type, shape and bytes of a constant -> its name."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
         self._count = 0
         self._reserved: set[str] = set()
+        """Names that new tensors must not take."""
         self.tuned = False
         self.rounded: dict[str, str] = {}
-        """Names of rounded tensors -> the tensors that were rounded."""
+        """Tensor -> the tensor of which it is the value rounded to a number format."""
         self.origins: list[KernelOrigin] = []
 
     def reserve(self, names: Iterable[str]) -> None:
@@ -120,13 +123,14 @@ class Builder:
         self._reserved.update(names)
 
     def input(self, name: str, shape: tuple[int, ...]) -> str:
+        """Add an input of the graph and return its name."""
         self._inputs.append(GraphTensor(name, shape))
         self._shapes[name] = shape
         self._reserved.add(name)
         return name
 
     def constant(self, array: Array, hint: str = "c", *, weight: bool = False) -> str:
-        """Store *array* and return its name; an equal array is stored once."""
+        """Store *array* and return its name, which begins with *hint*; an equal array is stored once."""
         array = np.asarray(array, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._stored:
@@ -137,21 +141,24 @@ class Builder:
         return self._stored[key]
 
     def add(self, op: str, *inputs: str, shape: tuple[int, ...], output: str = "", **attributes: Any) -> str:
-        """Add a step with one output of *shape*; its name."""
+        """Add a step whose only output has *shape*, and return the output's name.
+
+        *output*: the name to use, by default a new one. *attributes*: those of the ONNX operator.
+        """
         name = output or self._fresh(op.lower())
         self._steps.append(GraphStep(op, inputs, (name,), attributes, self.layer))
         self._shapes[name] = shape
         return name
 
     def add_many(self, op: str, *inputs: str, shapes: list[tuple[int, ...]], **attributes: Any) -> list[str]:
-        """Add a step with an output for each of *shapes*; their names."""
+        """Add a step with an output for each of *shapes*, and return the outputs' names."""
         names = [self._fresh(op.lower()) for _ in shapes]
         self._steps.append(GraphStep(op, inputs, tuple(names), attributes, self.layer))
         self._shapes.update(zip(names, shapes, strict=True))
         return names
 
     def output(self, tensor: str, name: str) -> None:
-        """Give *tensor* to the caller under *name*."""
+        """Make *tensor* an output of the graph, called *name*."""
         shape = self._shapes[tensor]
         self._steps.append(GraphStep("Identity", (tensor,), (name,), {}, self.layer))
         self._shapes[name] = shape
@@ -161,6 +168,7 @@ class Builder:
         return self._shapes[tensor]
 
     def finish(self) -> Graph:
+        """The graph of everything added so far."""
         return Graph(
             self.name,
             tuple(self._inputs),
@@ -175,6 +183,7 @@ class Builder:
         )
 
     def _fresh(self, hint: str) -> str:
+        """Return an unused name that begins with *hint*."""
         self._count += 1
         while (name := f"{hint}_{self._count}") in self._reserved:
             self._count += 1
@@ -182,20 +191,24 @@ class Builder:
 
 
 def signature(graph: Graph) -> str:
-    """Operators, attributes, shapes and connections; equal for graphs that take equally long."""
-    numbers = {tensor.name: f"i{number}" for number, tensor in enumerate(graph.inputs)}
+    """Return the graph's operators, attributes, shapes and connections as text, without names.
+
+    It is equal for graphs that take equally long.
+    """
+    labels = {tensor.name: f"i{number}" for number, tensor in enumerate(graph.inputs)}
     lines = [str(tensor.shape) for tensor in graph.inputs]
     for number, step in enumerate(graph.steps):
-        inputs = [_anonymous(graph, numbers, name) for name in step.inputs]
+        inputs = [_input_label(graph, labels, name) for name in step.inputs]
         attributes = sorted((key, repr(value)) for key, value in step.attributes.items())
         shapes = [graph.shapes[name] for name in step.outputs]
         lines.append(f"{step.op} {inputs} {attributes} {shapes}")
-        numbers |= {name: f"{number}.{place}" for place, name in enumerate(step.outputs)}
-    return "\n".join([*lines, *(numbers[tensor.name] for tensor in graph.outputs)])
+        labels |= {name: f"{number}.{place}" for place, name in enumerate(step.outputs)}
+    return "\n".join([*lines, *(labels[tensor.name] for tensor in graph.outputs)])
 
 
-def _anonymous(graph: Graph, numbers: dict[str, str], name: str) -> str:
+def _input_label(graph: Graph, labels: dict[str, str], name: str) -> str:
+    """What the signature says of an input: type and shape of a constant, else the label of the step computing it."""
     if name in graph.constants:
         array = graph.constants[name]
         return f"{array.dtype.str}{array.shape}"
-    return numbers.get(name, name)
+    return labels.get(name, name)

@@ -32,7 +32,7 @@ _ELEMENTWISE = {"add": "Add", "mul": "Mul"}
 
 
 def emit(builder: Builder, op: Op, inputs: Sequence[str]) -> str:
-    """Add the steps that compute *op* from the tensors *inputs* ([rows, C, H, W]); the result's name."""
+    """Add the steps that compute *op* from *inputs*, tensors [rows, C, H, W]; return the name of the result."""
     if op.kind == "conv":
         assert op.weight is not None
         return convolve(builder, inputs[0], op.weight, window=op.window, groups=op.groups, origin=KernelOrigin(op))
@@ -42,7 +42,7 @@ def emit(builder: Builder, op: Op, inputs: Sequence[str]) -> str:
         return activate(builder, inputs[0], op.function, op.settings)
     if op.kind in _ELEMENTWISE:
         return combine(builder, _ELEMENTWISE[op.kind], inputs)
-    shape = _after(builder, op, inputs)
+    shape = _output_shape(builder, op, inputs)
     if op.kind == "concat":
         return builder.add("Concat", *inputs, shape=shape, axis=1)
     if op.kind == "global_pool":
@@ -65,7 +65,11 @@ def convolve(
     groups: int = 1,
     origin: KernelOrigin | None = None,
 ) -> str:
-    """A convolution of *value*, as a matrix product where the window covers the whole picture."""
+    """Add a convolution of *value* and return its output's name; a matrix product for a window over the whole picture.
+
+    *weight*: [out, in / groups, height, width]. *window*: by default stride 1 without padding. *origin*: recorded
+    in the builder, with the name of the constant that stores *weight*.
+    """
     window = window or Window((weight.shape[2], weight.shape[3]))
     rows, channels, height, width = builder.shape(value)
     outs = weight.shape[0]
@@ -84,7 +88,7 @@ def convolve(
 
 
 def scale_and_shift(builder: Builder, value: str, scale: Array | None, shift: Array | None) -> str:
-    """*value* times *scale* plus *shift*, per channel; factors of one and terms of zero are left out."""
+    """Multiply *value* by *scale* and add *shift*, both per channel; factors of one and terms of zero add no step."""
     shape = builder.shape(value)
     if scale is not None and not (scale == 1).all():
         factor = builder.constant(scale.reshape(1, -1, 1, 1), "scale", weight=True)
@@ -96,7 +100,7 @@ def scale_and_shift(builder: Builder, value: str, scale: Array | None, shift: Ar
 
 
 def activate(builder: Builder, value: str, function: str, settings: Mapping[str, float]) -> str:
-    """An elementwise function of one value."""
+    """Apply an elementwise function, as named by ``Op.function``, with ``Op.settings``."""
     shape = builder.shape(value)
     if function == "Silu":
         gate = builder.add("Sigmoid", value, shape=shape)
@@ -111,7 +115,7 @@ def activate(builder: Builder, value: str, function: str, settings: Mapping[str,
 
 
 def combine(builder: Builder, operator: str, values: Sequence[str]) -> str:
-    """The sum or product of several values, pictures of one position spread over larger ones."""
+    """Add (*operator* "Add") or multiply ("Mul") *values*; values of one position are broadcast over the others."""
     name = values[0]
     for other in values[1:]:
         rows = builder.shape(name)[0]
@@ -121,28 +125,29 @@ def combine(builder: Builder, operator: str, values: Sequence[str]) -> str:
 
 
 def reshape(builder: Builder, value: str, shape: Shape) -> str:
-    """*value* with other dimensions after its rows, which may be none."""
+    """Give *value* the dimensions *shape* after its rows."""
     rows = builder.shape(value)[0]
+    # a zero in the target of Reshape copies the number of rows, which may be dynamic or zero
     target = builder.constant(np.array([0, *shape], dtype=np.int64), "shape")
     return builder.add("Reshape", value, target, shape=(rows, *shape))
 
 
 def read_port(builder: Builder, port: Port, value: Value, name: str, rows: int) -> str:
-    """The graph's input *name* for *port*, as the [rows, C, H, W] that operations read."""
+    """Add the input *name* for *port*, and return it as the tensor [rows, C, H, W] that operations read."""
     source = builder.input(name, (rows, *port.shape))
     inside = (value.channels, value.height, value.width)
     return source if port.shape == inside else reshape(builder, source, inside)
 
 
 def write_port(builder: Builder, port: Port, tensor: str, name: str) -> None:
-    """Give *tensor* to the caller of *port* as the graph's output *name*, in the caller's shape."""
+    """Make *tensor* the output *name*, in the shape of *port*."""
     if builder.shape(tensor)[1:] != port.shape:
         tensor = reshape(builder, tensor, port.shape)
     builder.output(tensor, name)
 
 
 def begin_graph(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]:
-    """A graph for *net* alone with its inputs, and the tensors of the values there are so far."""
+    """Start the graph of *net* alone; return its builder, and value -> tensor for the inputs."""
     builder = Builder(net.name)
     builder.reserve(port.name for port in (*net.inputs, *net.outputs))
     builder.tuned = net.tuned
@@ -153,7 +158,10 @@ def begin_graph(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, 
 
 
 def finish_graph(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Graph:
-    """The graph of ``begin_graph`` with the outputs of *net*."""
+    """Add the outputs of *net* to the graph that ``begin_graph`` started, and return the graph.
+
+    *tensors*: value -> tensor.
+    """
     builder.layer = ""
     for port in net.outputs:
         write_port(builder, port, tensors[port.value], port.name)
@@ -161,14 +169,14 @@ def finish_graph(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Grap
 
 
 def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
-    """*net* alone; *dynamic* leaves the number of rows open."""
+    """The graph of *net* alone, with affines folded into convolutions; *dynamic* leaves the number of rows open."""
     builder, tensors = begin_graph(net, dynamic=dynamic)
-    folded = _foldable(net)
+    folded = _folded_writers(net)
     for op in net.ops:
         builder.layer = op.name
         if op.output in folded:
             continue
-        conv, scale, shift = _chain(net, op, folded)
+        conv, scale, shift = _joint_affine(net, op, folded)
         if conv is None:
             tensors[op.output] = emit(builder, op, [tensors[value] for value in op.inputs])
         else:
@@ -185,10 +193,11 @@ def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
     return finish_graph(net, builder, tensors)
 
 
-def _foldable(net: Net) -> dict[str, Op]:
-    """The values that an affine, their only reader, can absorb, with the op that writes them: convs, affines of convs.
+def _folded_writers(net: Net) -> dict[str, Op]:
+    """Value -> the convolution or affine that writes it, for values that the affine reading them absorbs.
 
-    A tuned convolution only absorbs a shift: its weights would leave their number format if they were scaled.
+    The affine must be the only reader of the value. A tuned convolution only absorbs a shift: scaled weights would
+    leave their number format.
     """
     readers = Counter(value for op in net.ops for value in op.inputs)
     readers.update(port.value for port in net.outputs)
@@ -198,19 +207,22 @@ def _foldable(net: Net) -> dict[str, Op]:
         if op.kind != "affine" or op.inputs[0] not in writers or readers[op.inputs[0]] != 1:
             continue
         writer = writers[op.inputs[0]]
-        kept = writer.tuned and scales(op)
-        if (writer.kind == "conv" and not kept) or (writer.kind == "affine" and writer.inputs[0] in folded):
+        keeps_weights = writer.tuned and scales(op)
+        if (writer.kind == "conv" and not keeps_weights) or (writer.kind == "affine" and writer.inputs[0] in folded):
             folded[writer.output] = writer
     return folded
 
 
 def scales(op: Op) -> bool:
-    """Whether an affine multiplies; otherwise it only shifts."""
+    """Whether the affine *op* multiplies; otherwise it only adds."""
     return op.scale is not None and not bool((op.scale == 1).all())
 
 
-def _chain(net: Net, op: Op, folded: Mapping[str, Op]) -> tuple[Op | None, Array, Array]:
-    """The conv under a run of affines that ends in *op*, with their joint scale and shift; None if there is none."""
+def _joint_affine(net: Net, op: Op, folded: Mapping[str, Op]) -> tuple[Op | None, Array, Array]:
+    """The convolution below the chain of affines that ends in *op*, and their joint scale and shift.
+
+    The convolution is None, and both arrays are empty, if *op* does not end such a chain.
+    """
     if op.kind != "affine" or op.inputs[0] not in folded:
         return None, np.ones(0), np.zeros(0)
     channels = net.values[op.output].channels
@@ -224,8 +236,8 @@ def _chain(net: Net, op: Op, folded: Mapping[str, Op]) -> tuple[Op | None, Array
     return op, scale, shift
 
 
-def _after(builder: Builder, op: Op, inputs: Sequence[str]) -> Shape:
-    """The shape of the output of *op* for these tensors."""
+def _output_shape(builder: Builder, op: Op, inputs: Sequence[str]) -> Shape:
+    """The shape of the output of *op* when it reads the tensors *inputs*."""
     rows = builder.shape(inputs[0])[0]
     size = infer(op, tuple(Value(*builder.shape(tensor)[1:]) for tensor in inputs))
     return rows, size.channels, size.height, size.width
@@ -236,6 +248,7 @@ def _window_attributes(window: Window) -> dict[str, Any]:
 
 
 def _pool_attributes(op: Op) -> dict[str, Any]:
+    """The ONNX attributes of a pool."""
     attributes = _window_attributes(op.window)
     if op.window.dilations != (1, 1):
         attributes["dilations"] = list(op.window.dilations)

@@ -17,16 +17,16 @@ import numpy as np
 
 from weft_stitch.family import Block, ChannelSpace, FamilyLayer, Sharing, Wiring
 from weft_stitch.net import Array
-from weft_stitch.packing import aligned, columns, widest
+from weft_stitch.packing import align_up, columns, widest
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A way to lay out a value; see the constants below."""
+    """The arrangement of a value's channels in a tensor; see the constants below."""
 
     name: str
     align: int = 1
-    """compact, fused: the blocks of a row begin at multiples of this."""
+    """compact, fused: every block in a row begins at a multiple of this number of columns."""
 
 
 COMPACT = Layout("compact")
@@ -38,7 +38,7 @@ STACKED = Layout("stacked")
 FUSED = "fused"
 """Like compact, for the one-kernel form: its blocks lie where ``packing`` wants them, ``Layout(FUSED, align)``."""
 APART = Layout("apart")
-"""A tensor per task, with its own channels and no others."""
+"""One tensor per task, with that task's channels only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +58,12 @@ class Channels:
 
     @cached_property
     def common(self) -> bool:
-        """All tasks share all of it, so that stitched and compact are the same."""
+        """Whether all tasks share every block, so that the layouts stitched and compact are the same."""
         return all(len(block.tasks) == self.tasks for space in self.spaces for block in space.blocks)
 
     @cached_property
     def parts(self) -> tuple[BlockPart, ...]:
-        """Every block with the channels it stands for in the tasks' own models, in the order of every layout."""
+        """Every block, with its channels in the tasks' own models, in the order in which all layouts place blocks."""
         parts: list[BlockPart] = []
         firsts = np.zeros(self.tasks, int)
         for number, space in enumerate(self.spaces):
@@ -74,15 +74,15 @@ class Channels:
         return tuple(parts)
 
     def parts_of(self, task: int) -> tuple[BlockPart, ...]:
-        """The parts that *task* has."""
+        """The parts that *task* has, in order."""
         return tuple(part for part in self.parts if task in part.tasks)
 
     def order(self, task: int) -> Array:
-        """The channels of the task's own model, in the order in which every layout has them."""
+        """The channels of the task's own model, in the order in which all layouts place them."""
         return np.concatenate([part.members[task] for part in self.parts_of(task)])
 
     def width(self, layout: Layout) -> int:
-        """Columns of a tensor in this layout (not of ``APART``)."""
+        """Number of columns of a tensor in *layout* (not ``APART``)."""
         if layout == STITCHED:
             return sum(space.stitched_width for space in self.spaces)
         if layout == STACKED:
@@ -92,7 +92,7 @@ class Channels:
         return sum(compact_width(space, layout.align) for space in self.spaces)
 
     def starts(self, layout: Layout, task: int) -> dict[BlockPart, int]:
-        """Where the parts of *task* begin."""
+        """The first column of each part of *task*."""
         if layout.name == FUSED:
             runs = columns(self.spaces, task, layout.align)
             return {part: run.start for part, run in zip(self.parts_of(task), runs, strict=True)}
@@ -103,26 +103,26 @@ class Channels:
             for part in self.parts:
                 if part.space == number:
                     starts[part] = start
-                    start += aligned(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
+                    start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
             # compact rows give a space the room of its widest task, so that it begins at one column in all tasks
             first = start if layout in (STITCHED, APART) else first + compact_width(space, layout.align)
         return {part: start for part, start in starts.items() if task in part.tasks}
 
     def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:
-        """The columns of the channels ``order(task)``, or of those of some parts."""
+        """The columns of the channels ``order(task)``, or of the channels of *parts* only."""
         starts = self.starts(layout, task)
         selected = self.parts_of(task) if parts is None else parts
         return np.concatenate([starts[part] + np.arange(part.width) for part in selected])
 
     def owned(self, layout: Layout) -> Array:
-        """[tasks, columns]: whether a column of a row of that task holds one of its channels."""
+        """A mask [tasks, columns]: whether a column holds a channel of that task in the task's rows."""
         mask = np.zeros((self.tasks, self.width(layout)), bool)
         for task in range(self.tasks):
             mask[task, self.columns(layout, task)] = True
         return mask
 
     def table(self, layout: Layout, values: Sequence[Array], fill: float = 0.0) -> Array:
-        """[tasks, columns] of per-channel values given in each task's own order."""
+        """A table [tasks, columns] of per-channel *values* in each task's own order; other columns have *fill*."""
         table = np.full((self.tasks, self.width(layout)), fill, values[0].dtype)
         for task in range(self.tasks):
             table[task, self.columns(layout, task)] = values[task][self.order(task)]
@@ -131,13 +131,13 @@ class Channels:
 
 @dataclass(frozen=True, eq=False)
 class BlockPart:
-    """One block of a value."""
+    """One block of a value, with the channels of the value that it covers."""
 
     space: int
-    """Which of the spaces the value carries."""
+    """Index of the space among those that the value carries."""
     block: Block
     members: Mapping[int, Array]
-    """For each task, its own channels of the value."""
+    """Task -> its channels of the value."""
 
     @property
     def tasks(self) -> frozenset[int]:
@@ -149,22 +149,26 @@ class BlockPart:
 
 
 def compact_width(space: ChannelSpace, align: int = 1) -> int:
-    return max(sum(aligned(block.width, align) for block in space.blocks_of(task)) for task in range(len(space.widths)))
+    """Number of columns that *space* takes in the layout compact: those of its widest task."""
+    return max(
+        sum(align_up(block.width, align) for block in space.blocks_of(task)) for task in range(len(space.widths))
+    )
 
 
 def tidy(sharing: Sharing) -> Sharing:
-    """The same sharing with one block for each set of tasks, the sets of many first: fewer and longer runs."""
+    """The same sharing with one block per set of tasks, largest sets first, so that blocks are fewer and wider."""
     return Sharing({name: _tidy(space) for name, space in sharing.spaces.items()})
 
 
 def _tidy(space: ChannelSpace) -> ChannelSpace:
+    """*space* with one block per set of tasks; its channels are in the order of the set's first task."""
     sets = sorted({block.tasks for block in space.blocks}, key=lambda tasks: (-len(tasks), sorted(tasks)))
     blocks = []
     for tasks in sets:
         same = [block for block in space.blocks if block.tasks == tasks]
-        members = {task: np.concatenate([block.members[task] for block in same]) for task in sorted(tasks)}
-        order = np.argsort(members[min(tasks)], kind="stable")
-        blocks.append(Block({task: mine[order] for task, mine in members.items()}))
+        joined = {task: np.concatenate([block.members[task] for block in same]) for task in sorted(tasks)}
+        order = np.argsort(joined[min(tasks)], kind="stable")
+        blocks.append(Block({task: channels[order] for task, channels in joined.items()}))
     return ChannelSpace(space.widths, tuple(block for block in blocks if block.width))
 
 
@@ -184,12 +188,12 @@ def channels(value: str, wiring: Wiring, sharing: Sharing) -> Channels:
 
 
 def pieces(layer: FamilyLayer, wiring: Wiring, sharing: Sharing) -> list[WeightPiece]:
-    """Every pair of blocks that some task has, once."""
-    return cut(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
+    """The weights of a convolution, cut by input and output blocks; a piece that several tasks share comes once."""
+    return cut_kernels(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
 
 
-def cut(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
-    """The pieces of a convolution between these channels; each is read from the first task that has it."""
+def cut_kernels(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
+    """The weight pieces of a convolution from *inputs* to *outputs*; each is read from the first task that has it."""
     weight_pieces = []
     if layer.op.depthwise:
         for out, inp in zip(outputs.parts, inputs.parts, strict=True):
@@ -205,6 +209,7 @@ def cut(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightP
 
 
 def kernel(layer: FamilyLayer, task: int) -> Array:
+    """The weights of one task's convolution; *layer* must be a convolution."""
     weight = layer.ops[task].weight
     assert weight is not None, layer.name
     return weight
@@ -217,9 +222,10 @@ class Affine:
     scales: tuple[Array, ...]
     shifts: tuple[Array, ...]
     layers: int = 0
-    """Count of the layers that it is the product of."""
+    """Number of affine layers that are combined in it."""
 
     def then(self, other: Affine) -> Affine:
+        """The combination: this affine, then *other*."""
         scales = tuple(a * b for a, b in zip(self.scales, other.scales, strict=True))
         pairs = zip(self.shifts, other.scales, other.shifts, strict=True)
         shifts = tuple(shift * scale + after for shift, scale, after in pairs)
@@ -231,7 +237,7 @@ class Affine:
 
     @staticmethod
     def from_layer(layer: FamilyLayer, widths: Sequence[int]) -> Affine:
-        """The scales and shifts of an affine layer; ones and zeros where it has none."""
+        """The scales and shifts of an affine layer for each task; ones and zeros where the layer has none."""
         return Affine(
             tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
             tuple(_vector(op.shift, width, 0.0) for op, width in zip(layer.ops, widths, strict=True)),
@@ -240,22 +246,23 @@ class Affine:
 
 
 def _vector(values: Array | None, width: int, default: float) -> Array:
+    """*values* as a float64 vector; *default* repeated *width* times if there are none."""
     return np.full(width, default) if values is None else np.asarray(values, np.float64).ravel()
 
 
-def agreed(channels: Channels, values: Sequence[Array]) -> bool:
-    """Whether the tasks of every block have the same values on it."""
-    return all(agree(values, part, part.tasks) for part in channels.parts)
+def all_agree(channels: Channels, values: Sequence[Array]) -> bool:
+    """Whether, for every block, all tasks that share it have the same *values*."""
+    return all(tasks_agree(values, part, part.tasks) for part in channels.parts)
 
 
-def agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
-    """Whether *tasks* have the same values on *part*."""
-    mine = [values[task][part.members[task]] for task in tasks]
-    return all(np.array_equal(mine[0], theirs) for theirs in mine)
+def tasks_agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
+    """Whether *tasks* have the same *values* for the channels of *part*."""
+    compared = [values[task][part.members[task]] for task in tasks]
+    return all(np.array_equal(compared[0], other) for other in compared)
 
 
-def merged(channels: Channels, values: Sequence[Array]) -> Array:
-    """[stitched columns] of values on which the tasks agree; a column is read from the first task that has it."""
+def merge_values(channels: Channels, values: Sequence[Array]) -> Array:
+    """One array [stitched columns] of per-task *values*; a shared column is read from the first task that has it."""
     merged = np.zeros((channels.width(STITCHED), *values[0].shape[1:]), values[0].dtype)
     for task in reversed(range(channels.tasks)):  # the first task writes last
         merged[channels.columns(STITCHED, task)] = values[task][channels.order(task)]

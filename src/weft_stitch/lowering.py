@@ -12,7 +12,7 @@ from weft.base.errors import StitchError, unknown_name
 from weft.models.operators import OPERATORS
 from weft_stitch.family import Family, FamilyLayer, Sharing, role, wire
 from weft_stitch.forms import FORMS, Form
-from weft_stitch.forms.base import by_table
+from weft_stitch.forms.base import apply_table
 from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.graph_steps import emit, read_port, scale_and_shift, write_port
@@ -20,8 +20,10 @@ from weft_stitch.layouts import APART, COMPACT, STACKED, Affine, Channels, Layou
 from weft_stitch.net import Op, Port
 
 Forms = Mapping[str, str] | str
+"""A form for each layer that has weights, or one for all."""
 
 _CHAINED = ("affine", "unary", "add")
+"""Kinds of layers that a form may fuse into the convolution before them."""
 
 
 def lower(
@@ -33,12 +35,13 @@ def lower(
     dynamic: bool = False,
     align: int = 1,
 ) -> Graph:
-    """One graph for all tasks.
+    """Lower a family to one graph for all tasks.
 
     *forms* names a form for each layer that has weights, or one for all. A task's inputs and outputs are called
-    ``<net>.<port>`` and keep the caller's shapes and order. *batches* are the rows of each task instead of the nets'
-    own; with *dynamic* they are known only at run time, and may be none. *align* is for the form ``fused``: the numbers
-    of one vector load (8 in half precision, 4 in single), at the price of a little padding.
+    ``<net>.<port>`` and keep the caller's shapes and order. *batches*: the rows of each task, by default the nets'
+    own. *dynamic*: the rows of each task are only known at run time, and may be zero. *align*: for the form
+    ``fused``, the numbers of one vector load (8 in half precision, 4 in single), at the price of a little padding.
+    Raises ``StitchError`` if a form cannot compute its layer.
     """
     counts = [DYNAMIC] * family.tasks if dynamic else list(family.batches if batches is None else batches)
     if len(counts) != family.tasks:
@@ -55,16 +58,17 @@ def lower(
 
 
 def port_name(family: Family, task: int, port: Port) -> str:
-    """What the graph calls a port of one of its models."""
+    """The graph's name of a port of one of its models."""
     return f"{family.nets[task].name}.{port.name}"
 
 
 def formed_layers(family: Family) -> list[FamilyLayer]:
-    """The layers that take a form: convolutions, dense or depthwise."""
+    """The layers that take a form: dense and depthwise convolutions."""
     return [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
 
 
 def _port_names(family: Family) -> list[str]:
+    """The graph's names of all ports; ``StitchError`` if two are equal."""
     ports = [(task, port) for task, net in enumerate(family.nets) for port in (*net.inputs, *net.outputs)]
     names = [port_name(family, task, port) for task, port in ports]
     if twice := [name for name, count in Counter(names).items() if count > 1]:
@@ -73,6 +77,7 @@ def _port_names(family: Family) -> list[str]:
 
 
 def _read_inputs(room: Room) -> None:
+    """Add the inputs of all tasks to the graph."""
     family = room.family
     for number, value in enumerate(family.inputs):
         tensors = []
@@ -86,24 +91,27 @@ def _read_inputs(room: Room) -> None:
 
 
 def lower_layers(room: Room, forms: Forms) -> None:
-    """Write the layers of the room's family, whose inputs it has."""
+    """Write the layers of the room's family, whose inputs the room has."""
     readers = _readers(room.family)
     done: set[str] = set()
     for layer in room.family.layers:
         if layer.output in done:
             continue
         room.builder.layer = layer.name
-        what = role(layer)
-        if what in ("dense", "depthwise"):
-            done.update(_write_formed(room, layer, _form(forms, layer), _chain(room, layer, readers)))
-        elif what == "separate":
+        layer_role = role(layer)
+        if layer_role in ("dense", "depthwise"):
+            done.update(_write_formed(room, layer, _form(forms, layer), _followers(room, layer, readers)))
+        elif layer_role == "separate":
             _write_alone(room, layer)
         else:
-            room.put(layer.output, channelwise(room, layer))
+            room.put(layer.output, _write_channelwise(room, layer))
 
 
 def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[FamilyLayer]) -> list[str]:
-    """Lower a layer in *form*; return the values that are done, those fused away included."""
+    """Write a layer in *form*; return the values computed: its output, and those of the layers fused into it.
+
+    *chain*: the layers after it that may be fused into it.
+    """
     if reason := form.refusal(room, layer):
         raise StitchError(
             f"{layer.name}: the form {form.name!r} cannot do it, {reason}; choose another, like 'separate'"
@@ -115,6 +123,7 @@ def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[Family
 
 
 def _write_alone(room: Room, layer: FamilyLayer) -> None:
+    """Write *layer* task by task."""
     tensors = [
         emit(room.builder, op, [room.own(value, task) for value in layer.inputs]) for task, op in enumerate(layer.ops)
     ]
@@ -122,6 +131,7 @@ def _write_alone(room: Room, layer: FamilyLayer) -> None:
 
 
 def _form(forms: Forms, layer: FamilyLayer) -> Form:
+    """The form that *forms* names for *layer*."""
     name = forms if isinstance(forms, str) else forms.get(layer.name)
     if name is None:
         raise StitchError(f"{layer.name}: no form is named for it")
@@ -131,7 +141,7 @@ def _form(forms: Forms, layer: FamilyLayer) -> Form:
 
 
 def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
-    """Value -> its readers; None stands for an output or a tail."""
+    """Value -> the layers that read it; None stands for an output or a tail."""
     readers: dict[str, list[FamilyLayer | None]] = {value: [] for value in family.values}
     for layer in family.layers:
         for value in layer.inputs:
@@ -141,8 +151,11 @@ def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
     return readers
 
 
-def _chain(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLayer | None]]) -> list[FamilyLayer]:
-    """The layers after *layer*, each the only reader of the one before, as far as their other inputs exist."""
+def _followers(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLayer | None]]) -> list[FamilyLayer]:
+    """The chain of layers after *layer* that a form may fuse into it.
+
+    Each is the only reader of the one before. The chain ends at a layer that needs another value not computed yet.
+    """
     chain: list[FamilyLayer] = []
     value = layer.output
     while len(readers[value]) == 1 and (reader := readers[value][0]) is not None and reader.op.kind in _CHAINED:
@@ -154,6 +167,7 @@ def _chain(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLaye
 
 
 def _write_outputs(room: Room) -> None:
+    """Write the tails and the outputs of all tasks."""
     family = room.family
     common = {(task, port.name): value for value, ports in family.outputs.items() for task, port in enumerate(ports)}
     for task, net in enumerate(family.nets):
@@ -165,7 +179,7 @@ def _write_outputs(room: Room) -> None:
 
 
 def _run_tail(room: Room, task: int) -> dict[str, str]:
-    """Write the operations of one task alone; return tensors by the task's own names."""
+    """Write the operations that only *task* has; return the task's own value -> tensor."""
     if not room.family.tails:
         return {}
     tensors = {mine: room.own(value, task) for mine, value in room.family.bridges[task].items()}
@@ -177,7 +191,7 @@ def _run_tail(room: Room, task: int) -> dict[str, str]:
 
 
 def _prune(graph: Graph) -> Graph:
-    """*graph* without what no output needs, such as the slice of a task that has nothing there."""
+    """*graph* without steps and constants that no output needs."""
     needed = {tensor.name for tensor in graph.outputs}
     steps = []
     for step in reversed(graph.steps):
@@ -193,12 +207,13 @@ _ZERO_AT_ZERO = frozenset(
     for operator in OPERATORS.values()
     if operator.stitching is not None and operator.stitching.keeps_zero
 )
+"""Unary functions f with f(0) = 0."""
 
 
-def channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
-    """Write *layer* and say where its output lies."""
+def _write_channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
+    """Write a layer that keeps channels apart; return its output."""
     if layer.op.kind == "affine":
-        return _affine(room, layer)
+        return _write_affine(room, layer)
     layout = _layout(room, layer)
     sources = [room.get(value, layout) for value in layer.inputs]
     count = room.rows.tasks if layout == APART else 1
@@ -210,35 +225,38 @@ def channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
 
 
 def _layout(room: Room, layer: FamilyLayer) -> Layout:
+    """The layout in which *layer* is computed."""
     layout = room.layout(*layer.inputs)
     if len({op.payload.signature for op in layer.ops if op.payload is not None}) > 1:
         return APART  # each model rounds to a format of its own
     return COMPACT if layer.op.kind == "concat" and layout == STACKED else layout
 
 
-def _affine(room: Room, layer: FamilyLayer) -> PlacedValue:
+def _write_affine(room: Room, layer: FamilyLayer) -> PlacedValue:
+    """Write an affine in the layout of its input; return its output."""
     channels = room.channels(layer.output)
     affine = Affine.from_layer(layer, channels.widths)
     layout = room.layout(layer.inputs[0])
     source = room.get(layer.inputs[0], layout)
     if layout == APART:
-        alone = [_affine_alone(room, channels, affine, task, own) for task, own in enumerate(source.tensors)]
+        alone = [_write_affine_alone(room, channels, affine, task, own) for task, own in enumerate(source.tensors)]
         return PlacedValue(APART, tuple(alone))
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
     if layout == STACKED:
         scale, shift = scale.prod(axis=0, keepdims=True), shift.sum(axis=0, keepdims=True)
-    tensor = by_table(room, source.tensors[0], "Mul", scale)
-    return PlacedValue(layout, (by_table(room, tensor, "Add", shift),), source.clean)
+    tensor = apply_table(room, source.tensors[0], "Mul", scale)
+    return PlacedValue(layout, (apply_table(room, tensor, "Add", shift),), source.clean)
 
 
-def _affine_alone(room: Room, channels: Channels, affine: Affine, task: int, tensor: str) -> str:
+def _write_affine_alone(room: Room, channels: Channels, affine: Affine, task: int, tensor: str) -> str:
+    """Write the affine of one task, whose channels are laid out in the order ``Channels.order``."""
     order = channels.order(task)
     scale, shift = (values[task][order].astype(np.float32) for values in (affine.scales, affine.shifts))
     return scale_and_shift(room.builder, tensor, scale, shift)
 
 
 def keeps_zero(op: Op) -> bool:
-    """Whether zeros stay zeros."""
+    """Whether *op* maps zeros to zeros, so that empty columns stay zero."""
     if op.kind != "unary":
         return True
     if op.function == "Clip":

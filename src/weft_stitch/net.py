@@ -26,15 +26,16 @@ ROUNDING = "Rounding"
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a convolution or a pool moves over its input; pads are top, left, bottom, right."""
+    """How a convolution's or a pool's window moves over its input; pairs are vertical, horizontal."""
 
     kernel: tuple[int, int] = (1, 1)
     strides: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Top, left, bottom, right."""
     dilations: tuple[int, int] = (1, 1)
 
     def output(self, height: int, width: int) -> tuple[int, int]:
-        """The output's size for a picture of this size (pools round down)."""
+        """The output's height and width for an input of *height* x *width*, rounded down."""
         top, left, bottom, right = self.pads
         tall = height + top + bottom - self.dilations[0] * (self.kernel[0] - 1) - 1
         wide = width + left + right - self.dilations[1] * (self.kernel[1] - 1) - 1
@@ -52,7 +53,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    """One operation: reads *inputs*, writes *output*."""
+    """One operation: it reads the values *inputs* and writes the value *output*."""
 
     name: str
     """The node's name in the source, for messages."""
@@ -73,10 +74,12 @@ class Op:
     settings: Mapping[str, float] = field(default_factory=dict)
     """unary: alpha, beta, min, max, tanh (Gelu's approximation); avg_pool: count_include_pad; 0 or 1 for switches."""
     payload: Any = None
-    """island, and a unary that rounds (``ROUNDING``): an object of its source that can run it, with a
-    ``signature: str`` that equal ones share."""
+    """An object of the reader that runs the operation, for an island or a unary that rounds (``ROUNDING``).
+
+    Payloads of equal ``signature`` (a str) compute the same.
+    """
     tuned: bool = False
-    """conv: whether its weights are few different numbers, as ``weft tune`` leaves them; they are never scaled."""
+    """conv: whether its weights take few distinct values, as after ``weft tune``; such weights are never scaled."""
 
     @property
     def depthwise(self) -> bool:
@@ -90,24 +93,25 @@ class Port:
     name: str
     """The caller's name."""
     value: str
-    """The value of the net it stands for."""
+    """The net's value behind the port."""
     shape: tuple[int, ...]
     """The shape as the caller sees it, without rows: (channels,), (channels, height, width)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Net:
-    """Operations in an order they can run in; *values* has the size of each value."""
+    """Operations in an order in which they can run."""
 
     name: str
     inputs: tuple[Port, ...]
     ops: tuple[Op, ...]
     outputs: tuple[Port, ...]
     values: Mapping[str, Value]
+    """The size of each value."""
     batch: int = 1
-    """Rows it is given at a time."""
+    """Rows per run."""
     stored: str = "float32"
-    """The type that most of its weights have in the source; here they are float32."""
+    """The type of most weights in the source file; in memory they are float32."""
 
     def __post_init__(self) -> None:
         known = {port.value for port in self.inputs}
@@ -122,7 +126,7 @@ class Net:
 
     @property
     def tuned(self) -> bool:
-        """Whether some of its weights are in a number format that they must keep."""
+        """Whether some weights are in a number format that they must keep."""
         return any(op.tuned for op in self.ops)
 
     def readers(self, value: str) -> Iterator[Op]:
@@ -136,7 +140,7 @@ class Net:
 
 
 def infer(op: Op, inputs: tuple[Value, ...]) -> Value:
-    """The size of what *op* writes; an island's payload has it."""
+    """The size of the value that *op* writes when it reads values of the sizes *inputs*."""
     first = inputs[0]
     if op.kind == "conv":
         assert op.weight is not None
@@ -157,7 +161,7 @@ def infer(op: Op, inputs: tuple[Value, ...]) -> Value:
 
 
 def assemble(name: str, inputs: tuple[Port, ...], ops: list[Op], outputs: tuple[Port, ...], batch: int = 1) -> Net:
-    """A net with the sizes of its values worked out; a caller's (channels,) is a picture of one position."""
+    """Make a net and compute the sizes of its values; an input of shape (channels,) is a picture of one position."""
     values = {port.value: Value(*port.shape) for port in inputs}
     for op in ops:
         values[op.output] = infer(op, tuple(values[name] for name in op.inputs))

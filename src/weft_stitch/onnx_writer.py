@@ -17,12 +17,13 @@ from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
 OPSET, OPSET_OF_16_BITS = 20, 21
 IR_VERSION = 10
-"""What onnxruntime reads since 1.18."""
+"""The version of the file format that onnxruntime reads since 1.18."""
 
 _TORCH_ONLY = {
     "FusedConv": "is in the form 'fused'; plan for ONNX, whose forms are the others",
     "Island": "is an operator of torch; read the model from an ONNX file to keep it as an island of the result",
 }
+"""Operators of torch only -> why a step cannot be written, and what to do."""
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -43,7 +44,7 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
 
 
 def keep_models(read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]) -> None:
-    """Refuse to overwrite a file that is read; ``StitchError``."""
+    """Raise ``StitchError`` if a file of *written* is also one of *read*."""
     models = {Path(path).resolve() for path in read}
     for path in written:
         if path and Path(path).resolve() in models:
@@ -56,7 +57,7 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str
 
 
 def _opset(graph: Graph) -> int:
-    """The graph's own, or ``OPSET``, or the first in which what is quantised to 16 bits has operators."""
+    """The graph's operator set; by default ``OPSET``, or ``OPSET_OF_16_BITS`` if it quantises to 16 bits."""
     if graph.opset is not None:
         return graph.opset
     zeros = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
@@ -65,6 +66,7 @@ def _opset(graph: Graph) -> int:
 
 
 def _node(step: GraphStep) -> Any:
+    """*step* as an ONNX node, without the omitted inputs at its end."""
     if step.op in _TORCH_ONLY:
         raise StitchError(f"{step.layer or step.op} cannot be written to ONNX: it {_TORCH_ONLY[step.op]}")
     inputs = list(step.inputs)
@@ -74,6 +76,7 @@ def _node(step: GraphStep) -> Any:
 
 
 def _describe_tensor(tensor: GraphTensor) -> Any:
-    opened = {axis: tensor.length if axis else f"{tensor.name}_rows" for axis in (0, *tensor.long)}
-    sizes = [opened[axis] if size == DYNAMIC else size for axis, size in enumerate(tensor.shape)]
+    """The declaration of an input or output; sizes known at run time only are named."""
+    symbols = {axis: tensor.length if axis else f"{tensor.name}_rows" for axis in (0, *tensor.long)}
+    sizes = [symbols[axis] if size == DYNAMIC else size for axis, size in enumerate(tensor.shape)]
     return declared(tensor.name, element_type(np.dtype(tensor.dtype)) if tensor.dtype else 0, sizes)

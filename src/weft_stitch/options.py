@@ -17,14 +17,14 @@ from weft_stitch.family import Sharing
 from weft_stitch.forms import FORMS
 
 HERE = "cpu"
-"""The machine whose graphs can be timed: this one."""
+"""The described machine that is this one: only its graphs can be timed."""
 TORCH_ONLY = "fused"
-"""The form that ONNX Runtime cannot run."""
-_OF_CHANNELS = (
+"""The form that only torch can run."""
+_CHANNEL_FIELDS = (
     "batches", "shapes", "example_inputs", "sharing", "islands", "form", "machine", "slack", "slabs",
     "memory_cap_bytes", "latency_target_s", "align",
 )  # fmt: skip
-"""Fields that do not apply to a body."""
+"""Fields that only apply to stitching by channels, not to a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ class StitchOptions:
         self._check_together()
 
     def _check_names(self) -> None:
+        """Refuse names that are too few, equal, or not allowed for a served model."""
         names, count = self.names, len(self.models)
         if names is None:
             return
@@ -109,6 +110,7 @@ class StitchOptions:
             )
 
     def _check_values(self) -> None:
+        """Refuse values out of range, by field."""
         machine(self.machine)
         if isinstance(self.form, str) and self.form not in (PLANNED, *FORMS):
             raise StitchError(f"form = {self.form}: {unknown_name('form', self.form, (PLANNED, *FORMS))}")
@@ -125,7 +127,7 @@ class StitchOptions:
                 raise StitchError(f"{argument} = {value}: {way_out}")
 
     def _check_together(self) -> None:
-        """Refuse options that contradict each other or would have no effect."""
+        """Refuse fields that contradict each other or would have no effect."""
         measure, form, slack = self.measure, self.form, f"slack = {self.slack} does not apply to"
         for wrong, why in (
             (measure and self.machine != HERE, f"measure = True is on this machine's {HERE}, not on {self.machine}"),
@@ -156,7 +158,7 @@ class StitchOptions:
 
     @property
     def adapters(self) -> list[str | os.PathLike[str]]:
-        """The models that are folders of adapters, which add to *base*."""
+        """The models that are folders of adapters."""
         folders = [model for model in self.models if isinstance(model, str | os.PathLike) and os.path.isdir(model)]
         if not folders:
             return []
@@ -166,7 +168,10 @@ class StitchOptions:
 
     @property
     def as_body(self) -> bool:
-        """Whether models are stitched to a body: nodes stay as they are, and whole weights are shared."""
+        """Whether models are stitched to a body: operators stay as they are, and whole weights are shared.
+
+        By default this is so for adapters, and for models whose inputs are whole numbers, as encoders.
+        """
         if self.body is not None or self.adapters:
             return self.body is not False
         files = [model for model in self.models if isinstance(model, str | os.PathLike)]
@@ -177,9 +182,9 @@ class StitchOptions:
         return any(map(takes_whole_numbers, files))
 
     def check_body(self) -> None:
-        """Refuse what does not apply to a body."""
+        """Refuse fields and models that do not apply to a body."""
         plain = StitchOptions(models=self.models)
-        for name in _OF_CHANNELS:
+        for name in _CHANNEL_FIELDS:
             if getattr(self, name) != getattr(plain, name):
                 raise StitchError(f"{name} = {getattr(self, name)} is for stitching by channels, not for a body")
         if self.adapters and self.base is None:
@@ -189,20 +194,22 @@ class StitchOptions:
 
     @property
     def in_groups(self) -> bool:
-        """Whether there are limits, for which models may be stitched in groups."""
+        """Whether limits are set, for which the models may be stitched in groups."""
         return self.memory_cap_bytes is not None or self.latency_target_s is not None
 
     @property
     def torch_only(self) -> bool:
-        """Whether a layer has the form that ONNX Runtime cannot run."""
+        """Whether a layer has the form that only torch can run."""
         return TORCH_ONLY in (self.form.values() if isinstance(self.form, Mapping) else (self.form,))
 
     @property
     def measures(self) -> bool:
+        """Whether graphs are timed; by default only if they run on this machine."""
         return self.measure if self.measure is not None else self.machine == HERE and not self.torch_only
 
     @property
     def checks(self) -> bool:
+        """Whether outputs are compared with the models'."""
         return self.check and not self.torch_only
 
     @property

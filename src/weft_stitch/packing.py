@@ -26,10 +26,11 @@ from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.net import Array, Window
 
 LARGEST = 2**31
-"""Numbers in one tensor, which the kernel addresses by 32-bit integers."""
+"""Limit on the numbers in one tensor: the kernel addresses them by 32-bit integers."""
 
 
-def aligned(width: int, align: int) -> int:
+def align_up(width: int, align: int) -> int:
+    """*width* rounded up to a multiple of *align*."""
     return -(-width // align) * align
 
 
@@ -40,35 +41,38 @@ class BlockColumns(NamedTuple):
     """Index of the space among those that the value carries."""
     block: Block
     start: int
+    """The block's first column."""
     skip: int
-    """How many columns lie between the last multiple of the alignment and the start."""
+    """Number of columns between the last multiple of the alignment and *start*."""
 
     @property
     def begin(self) -> int:
+        """The last multiple of the alignment before the block, or at it."""
         return self.start - self.skip
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same in all tasks that have the block; a value may carry a space, and so a block, twice."""
+        """Identifies the block in all tasks that have it, by space and block, as a value may carry one space twice."""
         return self.space, id(self.block)
 
     def span(self, align: int) -> int:
-        """Columns from ``begin`` to the next multiple of the alignment."""
-        return aligned(self.skip + self.block.width, align)
+        """Number of columns from ``begin`` to the first multiple of *align* behind the block."""
+        return align_up(self.skip + self.block.width, align)
 
 
 def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[BlockColumns]:
-    """Where the blocks of *task* lie in a row; a space begins at the same column in all tasks."""
+    """The columns of the blocks of *task* in a row; a space begins at the same column in all tasks."""
     runs, begin = [], 0
     for number, space in enumerate(spaces):
-        runs += _runs(number, space, task, align, begin)
+        runs += _space_columns(number, space, task, align, begin)
         begin += widest([space], align) if number + 1 < len(spaces) else 0
     return runs
 
 
-def _runs(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
-    # own blocks of all tasks lie side by side in the lines of weights, from column *place* on; a row repeats that
-    # place modulo the alignment, so that loads of both are aligned
+def _space_columns(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
+    """The columns of the blocks of *task* in one space, which begins at column *begin*."""
+    # The own blocks of all tasks lie side by side in one line of weights, this one from *place* on. A block has the
+    # same offset in its row, modulo the alignment, so that loads of weights and of rows are both aligned.
     runs, place = [], 0
     for block in space.blocks:
         own = len(block.tasks) == 1
@@ -81,18 +85,18 @@ def _runs(number: int, space: ChannelSpace, task: int, align: int, begin: int) -
 
 
 def row_width(spaces: Sequence[ChannelSpace], task: int, align: int) -> int:
-    """Columns of a row up to the task's last."""
+    """Number of columns of *task*'s rows, up to its last block."""
     runs = columns(spaces, task, align)
     return runs[-1].begin + runs[-1].span(align) if runs else 0
 
 
 def widest(spaces: Sequence[ChannelSpace], align: int) -> int:
-    """Columns of a row that holds any task."""
+    """Number of columns of the task with the widest rows."""
     return max(row_width(spaces, task, align) for task in range(len(spaces[0].widths)))
 
 
 class Activation(NamedTuple):
-    """A function of one number, or none.
+    """An elementwise function with its parameters; an empty name for none.
 
     One of Relu, LeakyRelu (alpha), Clip (alpha to beta), Sigmoid, Silu, HardSwish and HardSigmoid (alpha x + beta).
     """
@@ -103,62 +107,66 @@ class Activation(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """The work of one program of the kernel: a row of the table of ``PackedLayer.tiles``. Places are in numbers.
+    """The work of one program of the kernel: a row of the table that ``PackedLayer.tiles`` returns.
 
-    The kernel reads the fields by their position.
+    The kernel reads the fields by their position. Places are indices of numbers in the weights.
     """
 
     task: int
     first_position: int
     end_position: int
-    """The task's end: a tile may hang over it."""
+    """Where the task's positions end; a tile's last positions may lie behind it."""
     first_channel: int
-    """Counted from the column at which the block's span begins."""
+    """First channel of the tile, counted from the column at which the block's span begins."""
     span: int
-    """Columns to write, a multiple of the alignment; those outside the block become zero."""
+    """Number of columns to write, a multiple of the alignment; columns outside the block become zero."""
     skip: int
-    """Columns of these that lie before the block."""
+    """Number of columns of the span before the block."""
     width: int
-    """Channels of the block."""
+    """Number of channels of the block."""
     column: int
-    """Where the span begins in a row of the output."""
+    """The output column at which the span begins."""
     first_place: int
-    """Where the weights of the first run begin; its input columns begin at 0."""
+    """Where the weights of the first run of input columns begin; the run begins at column 0."""
     line: int
-    """Numbers from one tap of the weights to the next, of both runs."""
+    """Distance of the weights of one tap from those of the next, in both runs."""
     first_end: int
     """The column behind the first run."""
     second_column: int
-    """The first column of the second run (the row's width when there is none)."""
+    """The first column of the second run; the row's width if there is no second run."""
     jump: int
-    """Distance of the weights of the second run from where they would lie in one piece with the first."""
+    """Distance of the second run's weights from the place that they would have right behind the first run's."""
     second_end: int
+    """The column behind the second run."""
     depth: int
-    """Input columns of the task's row."""
+    """Number of input columns of the task's rows."""
     table: int
-    """Where this task and output block begin in the tables of places and lines."""
+    """Where this task and output block begin in the table ``PackedLayer.places``."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLayer:
-    """One layer for the one-kernel form."""
+    """The weights of one layer in the order in which the one-kernel form reads them, and its tiles."""
 
     weights: Array
-    """All pieces after one another."""
+    """All pieces, one after another."""
     unique: int
-    """Numbers in it that are weights; the rest fills lines up to the alignment."""
+    """Count of the numbers in *weights* that are weights; the rest pads lines to the alignment."""
     places: Array
-    """[2][task and output block][input column]: where its weights begin (-1: none), and how far it is from tap to tap,
-    both divided by the alignment. Empty when two runs do."""
+    """[2][task and output block][input column]: where a column's weights begin (-1: none), and how far apart taps are.
+
+    Both are divided by the alignment. Empty if two runs describe all tiles.
+    """
     targets: tuple[tuple[Tile, ...], ...]
-    """A tile for each task and output block, to be cut into many."""
+    """For each task, one tile per output block, which ``tiles`` cuts into many."""
     window: Window
     tasks: int
     inputs: int
-    """Columns of an input row."""
+    """Number of columns of an input row."""
     outputs: int
-    """Columns of an output row."""
+    """Number of columns of an output row."""
     output_runs: tuple[tuple[BlockColumns, ...], ...]
+    """For each task, the columns of its output blocks."""
     align: int
     """Output blocks begin at multiples of this number of columns."""
     input_align: int
@@ -166,41 +174,43 @@ class PackedLayer:
 
     @cached_property
     def by_table(self) -> bool:
+        """Whether the kernel looks up the place of every input column in *places*."""
         return self.places.size > 0
 
     @cached_property
     def ragged(self) -> bool:
-        """Whether some task's rows end before the widest."""
+        """Whether some task's rows are shorter than the widest."""
         ends = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
         return ends != {self.outputs}
 
     @cached_property
     def depth(self) -> int:
-        """Input columns of every task's row; 0 when they differ."""
+        """Number of input columns of a task's row, if it is the same for all tasks; else 0."""
         depths = {target.depth for targets in self.targets for target in targets}
         return depths.pop() if len(depths) == 1 else 0
 
     @cached_property
     def narrow(self) -> int:
-        """The widest span of a block that rides along with a shared one, 0 when no task has both."""
+        """The widest span of an own block that can ride along with a shared block; 0 if no task has both."""
         return max((targets[-1].span for targets in self.targets if len(targets) > 1), default=0)
 
     def tiles(self, positions: Sequence[int], tall: int, wide: int, narrow: int = 0) -> Array:
-        """Every tile of *tall* positions by *wide* channels; *positions* has each task's output positions.
+        """All tiles of *tall* positions by *wide* channels, each with its rider: [tiles, fields of both].
 
-        A line is a tile and its *rider*: the task's own block, if it spans at most *narrow*, is computed along with the
-        last tile of a shared one, because both read the same input. Without a rider its fields span no columns.
+        *positions*: the number of output positions of each task. A *rider* is the task's own block, if it spans at most
+        *narrow* columns: it is computed along with the last tile of a shared block, because both read the same input.
+        The other tiles have a rider that spans no columns.
         """
-        ends, lines = np.cumsum(positions), []
+        ends, rows = np.cumsum(positions), []
         for task, targets in enumerate(self.targets):
             end = int(ends[task])
             for first in range(end - positions[task], end, tall):
                 here = [target._replace(first_position=first, end_position=end) for target in targets]
-                lines += [[*tile, *rider] for tile, rider in _pairs(here, wide, narrow)]
-        return np.array(lines, np.int32).reshape(-1, 2 * len(Tile._fields))
+                rows += [[*tile, *rider] for tile, rider in _tiles_with_riders(here, wide, narrow)]
+        return np.array(rows, np.int32).reshape(-1, 2 * len(Tile._fields))
 
     def spread(self, values: Sequence[Array]) -> Array:
-        """A table [task, column] of per-channel values given in each task's own order, zero elsewhere."""
+        """A table [task, output column] of per-channel *values* in each task's own order; zero in other columns."""
         table = np.zeros((self.tasks, self.outputs), np.float32)
         for task, runs in enumerate(self.output_runs):
             for run in runs:
@@ -209,36 +219,41 @@ class PackedLayer:
 
 
 class WeightLine(NamedTuple):
-    """Where the weights of one piece begin, and how far it is from tap to tap."""
+    """Where the weights of a piece begin, and the distance from tap to tap."""
 
     place: int
     length: int
 
 
 Key = tuple[int, int]
-"""What ``BlockColumns.key`` gives: space and block."""
+"""A block in a space: what ``BlockColumns.key`` returns."""
 Lines = dict[tuple[int, Key, Key], WeightLine]
-"""The line of each task, output block and input block."""
+"""Task, output block and input block -> the line of their piece."""
 
 
-class _Store:
-    """Lays pieces out: a *sheet* [input channel][tap][line] holds one piece or several side by side."""
+class _WeightStore:
+    """Lays pieces of weights out one after another.
+
+    A *sheet* [input channel][tap][line] holds one piece, or several side by side in its lines.
+    """
 
     def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
         self.kernels, self.align = kernels, align
         self.taps = kernels[0].shape[2] * kernels[0].shape[3]
         self.starts = [np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))]
+        """For each task, the first input channel of each space."""
         self.sheets: list[Array] = []
         self.length = self.unique = 0
 
     def sheet(self, deep: int, wide: int) -> tuple[Array, int]:
-        """A new sheet and where it begins."""
-        array = np.zeros((deep, self.taps, aligned(wide, self.align)), self.kernels[0].dtype)
+        """Add a sheet for *deep* input channels by *wide* output channels; return it and the place where it begins."""
+        array = np.zeros((deep, self.taps, align_up(wide, self.align)), self.kernels[0].dtype)
         self.sheets.append(array)
         begin, self.length = self.length, self.length + array.size
         return array, begin
 
     def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
+        """Write *task*'s piece from input block *run* to output block *out* into *sheet*, at *column* of a line."""
         rows = self.starts[task][run.space] + run.block.members[task]
         piece = self.kernels[task][np.ix_(out.members[task], rows)].reshape(out.width, run.block.width, self.taps)
         sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
@@ -254,15 +269,18 @@ def pack(
     align: int = 1,
     input_align: int | None = None,
 ) -> PackedLayer:
-    """Pack the kernels [out, in, height, width] of all tasks; shared pieces are read from the first task."""
+    """Pack the kernels [out, in, height, width] of all tasks; shared pieces are read from the first task that has them.
+
+    *align* and *input_align* (by default the same): output and input blocks begin at multiples of these.
+    """
     tasks = range(len(kernels))
     before = align if input_align is None else input_align
     runs = [columns(inputs, task, before) for task in tasks]
     outs = [columns([output], task, align) for task in tasks]
-    store = _Store(kernels, inputs, align)
-    lines = _lay_out(store, output, runs, outs)
+    store = _WeightStore(kernels, inputs, align)
+    lines = _store_pieces(store, output, runs, outs)
     width = widest(inputs, before)
-    by_table = not all(_simple(task, runs[task], outs[task], lines) for task in tasks)
+    by_table = not all(_fits_two_runs(task, runs[task], outs[task], lines) for task in tasks)
     targets: list[tuple[Tile, ...]] = []
     tables: list[Array] = []
     for task in tasks:
@@ -270,9 +288,9 @@ def pack(
         for out in outs[task]:
             read = [lines[task, out.key, run.key] for run in runs[task]]
             depth = row_width(inputs, task, before)
-            row.append(_target(task, out, runs[task], read, depth, align, store.taps, len(tables) * width))
+            row.append(_whole_tile(task, out, runs[task], read, depth, align, store.taps, len(tables) * width))
             if by_table:
-                tables.append(_table(runs[task], read, width, store.taps, align))
+                tables.append(_place_table(runs[task], read, width, store.taps, align))
         targets.append(tuple(row))
     return PackedLayer(
         np.concatenate([sheet.ravel() for sheet in store.sheets]),
@@ -289,24 +307,25 @@ def pack(
     )
 
 
-def _lay_out(
-    store: _Store, output: ChannelSpace, runs: list[list[BlockColumns]], outs: list[list[BlockColumns]]
+def _store_pieces(
+    store: _WeightStore, output: ChannelSpace, runs: list[list[BlockColumns]], outs: list[list[BlockColumns]]
 ) -> Lines:
-    """Store every piece once.
+    """Store every piece of weights once; return where each is.
 
-    The own output blocks of all tasks share a sheet for every input block that all tasks have, and one for their own
-    input blocks if these are equally wide: then a task's block begins at its column of the line.
+    The own output blocks of all tasks share a sheet for every input block that all tasks have. They share one more
+    sheet for the tasks' own input blocks, if these are equally wide. A task's block begins at its column of the sheet's
+    lines.
     """
     lines: Lines = {}
     pieces: dict[tuple[Key, Key], WeightLine] = {}
     sheets: dict[Key | None, tuple[Array, int]] = {}
-    own_columns, wide = _side_by_side(output)
-    alike = _alike(runs)
+    own_columns, wide = _own_block_columns(output)
+    own_inputs_alike = _own_inputs_alike(runs)
     for task, task_runs in enumerate(runs):
         for run, out in itertools.product(task_runs, outs[task]):
             key = (out.key, run.key)
             common = len(run.block.tasks) == len(runs)
-            if id(out.block) in own_columns and (common or (alike and len(run.block.tasks) == 1)):
+            if id(out.block) in own_columns and (common or (own_inputs_alike and len(run.block.tasks) == 1)):
                 group = run.key if common else None
                 if group not in sheets:
                     sheets[group] = store.sheet(run.block.width, wide)
@@ -323,16 +342,19 @@ def _lay_out(
     return lines
 
 
-def _simple(task: int, runs: list[BlockColumns], outs: list[BlockColumns], lines: Lines) -> bool:
-    """Whether at most two runs, the first at the first column, have their weights in lines of one length."""
+def _fits_two_runs(task: int, runs: list[BlockColumns], outs: list[BlockColumns], lines: Lines) -> bool:
+    """Whether the fields of ``Tile`` can describe all input of *task*, so that it needs no table of places.
+
+    That is so for a single run, and for two runs if the first begins at column 0 and both have lines of one length.
+    """
     if len(runs) == 1:
         return True
     pairs = ((lines[task, out.key, runs[0].key], lines[task, out.key, runs[1].key]) for out in outs)
     return len(runs) == 2 and runs[0].start == 0 and all(a.length == b.length for a, b in pairs)
 
 
-def _side_by_side(output: ChannelSpace) -> tuple[dict[int, int], int]:
-    """The column of each task's own block when all of them share a line, and the length of the line."""
+def _own_block_columns(output: ChannelSpace) -> tuple[dict[int, int], int]:
+    """Own output block (by ``id``) -> its column in the line that all own blocks share, and the length of that line."""
     columns_by_id, column = {}, 0
     for block in output.blocks:
         if len(block.tasks) == 1:
@@ -341,14 +363,14 @@ def _side_by_side(output: ChannelSpace) -> tuple[dict[int, int], int]:
     return columns_by_id, column
 
 
-def _alike(runs: list[list[BlockColumns]]) -> bool:
-    """Whether every task has one run of its own, all equally wide, so that they can share a sheet."""
+def _own_inputs_alike(runs: list[list[BlockColumns]]) -> bool:
+    """Whether every task has exactly one own input block, and all are equally wide, so that they can share a sheet."""
     own = [[run.block.width for run in task_runs if len(run.block.tasks) == 1] for task_runs in runs]
     return all(len(widths) == 1 for widths in own) and len({widths[0] for widths in own}) == 1
 
 
-def _pairs(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
-    """The tiles of one task at some positions, each with its rider or with one that spans nothing."""
+def _tiles_with_riders(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
+    """The tiles of one task at some positions, each with its rider (see ``PackedLayer.tiles``)."""
     rides = len(targets) > 1 and targets[-1].span <= narrow
     tiles = [
         target._replace(first_channel=channel)
@@ -359,7 +381,7 @@ def _pairs(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile
     return [(tile, targets[-1] if rides and tile is tiles[-1] else none) for tile in tiles]
 
 
-def _target(
+def _whole_tile(
     task: int,
     out: BlockColumns,
     runs: list[BlockColumns],
@@ -369,7 +391,11 @@ def _target(
     taps: int,
     table: int,
 ) -> Tile:
-    """A run that does not begin at the first column is the second; one of no columns is then the first."""
+    """The tile of a whole output block, to be cut by ``PackedLayer.tiles``.
+
+    *runs*, *lines*: the input blocks and where their weights lie. *table*: see ``Tile``. If the only run does not begin
+    at column 0, it is described as the second, and the first has no columns.
+    """
     first = None if runs[0].start else 0
     second = runs[-1] if len(runs) > 1 or first is None else None
     line = lines[0].length
@@ -395,7 +421,8 @@ def _target(
     )
 
 
-def _table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
+def _place_table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
+    """For each of *width* input columns, where its weights begin and the distance of its taps, divided by *align*."""
     table = np.full((2, width), -1, np.int64)
     for run, line in zip(runs, lines, strict=True):
         at = slice(run.start, run.start + run.block.width)

@@ -26,19 +26,24 @@ if TYPE_CHECKING:
 UNIQUE = "split"
 """The form that stores every weight once."""
 SPARE = 1.05
-"""A graph that stores more than this many times the unique weights gets a sentence about its copies."""
+"""If a graph stores more than this many times the unique weights, a sentence points to its copies."""
 MANY = 0.5
-"""The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
+"""A sentence names the largest layers until they make up this part of the whole, but at most ``FEW_LAYERS``."""
 FEW_LAYERS = 3
-"""Names that fit into one sentence."""
+"""At most this many layers fit into one sentence."""
 
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
+"""The end of the sentence about sharing if there is none."""
 
 
 def stitching_report(
     stitching: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
 ) -> dict[str, Any]:
-    """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
+    """The numbers of stitched models, ready for JSON.
+
+    *files*: the file of each group. *served*: for each, whether to serve it or the separate models, if that was
+    timed.
+    """
     options = stitching.options
     return {
         "format": 1,
@@ -63,18 +68,19 @@ def stitching_report(
 
 
 def sentences(stitching: Stitching) -> list[str]:
-    """Where the time and the memory went."""
+    """Sentences about the sharing, the time and the memory of *stitching*."""
     groups = stitching.summaries
     alone = len(groups) > 1 and all(len(summary.models) == 1 for summary in groups)
     return [
         *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
-        _sharing(groups),
-        _time(groups, stitching.before, stitching.after),
-        _memory(groups, stitching.before, stitching.after, _number_bytes(stitching)),
+        _sharing_sentence(groups),
+        _time_sentence(groups, stitching.before, stitching.after),
+        _memory_sentence(groups, stitching.before, stitching.after, _number_bytes(stitching)),
     ]
 
 
-def _sharing(groups: Sequence[Summary]) -> str:
+def _sharing_sentence(groups: Sequence[Summary]) -> str:
+    """How many inner channels the models share, in percent."""
     rows = [row for group in groups for row in group.spaces if row.inner]
     by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
     where = "" if len(groups) == 1 else " of a group"
@@ -84,77 +90,86 @@ def _sharing(groups: Sequence[Summary]) -> str:
 
 
 def percents(amounts: Sequence[int]) -> list[int]:
-    """Whole percents that add up to 100, those rounded down most being the first to be rounded up."""
+    """Whole percents that add up to 100: the largest remainders are rounded up first. All zero if all *amounts* are."""
     whole = max(1, sum(amounts))
     percentages = [100 * amount // whole for amount in amounts]
-    order = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
-    for place in order[: 100 - sum(percentages) if any(amounts) else 0]:
+    by_remainder = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
+    for place in by_remainder[: 100 - sum(percentages) if any(amounts) else 0]:
         percentages[place] += 1
     return percentages
 
 
-def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
+def _time_sentence(groups: Sequence[Summary], before: Way, after: Way) -> str:
+    """The time of *after*, how many times faster it is than *before*, and the layers that take most of it."""
     measured = before.measured_s is not None and after.measured_s is not None
-    old, new = (_seconds(way, measured) for way in (before, after))
+    old, new = (_seconds(way, measured=measured) for way in (before, after))
     gain = old / new if new else 1.0
     layers = [row for group in groups for row in group.layers]
     most = _largest_layers(layers, "predicted_s", after.predicted_s)
     than = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
-    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
+    sentence = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
     slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
     if slabbed and new:
-        said += f" and {_seconds(slabbed[0], measured) / new:.2f} times as fast as that in slabs"
-    return f"time: {said}; {most} of it{' by the prediction' if measured else ''}"
+        sentence += f" and {_seconds(slabbed[0], measured=measured) / new:.2f} times as fast as that in slabs"
+    return f"time: {sentence}; {most} of it{' by the prediction' if measured else ''}"
 
 
-def _seconds(way: Way, measured: bool) -> float:
+def _seconds(way: Way, *, measured: bool) -> float:
+    """The measured seconds of *way* if *measured* and available, else the predicted ones."""
     return way.measured_s if measured and way.measured_s is not None else way.predicted_s
 
 
 def _number_bytes(stitching: Stitching) -> float:
-    """Bytes of a weight: 4 for float32, the average for tuned models."""
+    """Average bytes of a weight: 4 for float32, fewer if a model is tuned."""
     separate = sum(summary.kernels.separate for summary in stitching.summaries)
     tuned = separate and any(net.tuned for net in stitching.family.nets)
     return stitching.before.weight_bytes / separate if tuned else ITEM_BYTES
 
 
-def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
+def _memory_sentence(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
+    """The weights and the total memory of *after* and *before*, and how much of the weights is unique and shared.
+
+    *number_bytes*: average bytes of a weight.
+    """
     kernels = [group.kernels for group in groups]
     unique = number_bytes * sum(counts.unique for counts in kernels)
     common = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
     layers = [row for group in groups for row in group.layers]
     most = _largest_layers(layers, "weight_bytes", after.weight_bytes)
-    said = (
+    sentence = (
         f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
         f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
         f"different, {_mb(common)} of them shared; {most} of what is stored"
     )
     planned = any(len(row.seconds) > 1 for row in layers)
     if not planned or after.weight_bytes <= SPARE * unique:
-        return said
-    return f"{said}. {_lighter(groups)}"
+        return sentence
+    return f"{sentence}. {_copies_sentence(groups)}"
 
 
-def _lighter(groups: Sequence[Summary]) -> str:
-    """The hint how to store every weight once; slack does not apply within limits."""
+def _copies_sentence(groups: Sequence[Summary]) -> str:
+    """Say that weights are stored more than once, and how to avoid it.
+
+    With several groups there are limits, within which --slack does not apply.
+    """
     if len(groups) > 1:
         return "This is fast and keeps copies"
-    other = [way for group in groups for way in group.ways if way.name == UNIQUE]
-    seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
+    unique = [way for group in groups for way in group.ways if way.name == UNIQUE]
+    seconds = unique[0].measured_s or unique[0].predicted_s if len(unique) == len(groups) == 1 else None
     price = "" if seconds is None else f", in {_ms(seconds)}"
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
 
 
 def _largest_layers(layers: Sequence[LayerRow], key: str, whole: float) -> str:
-    """The layers that most of it goes to, in words."""
+    """The layers with the largest part of *whole*, as text. *key*: the field of ``LayerRow`` that is summed."""
     parts: Counter[str] = Counter()
     for row in layers:
         parts[row.name] += getattr(row, key)
     named: list[str] = []
     part = 0.0
-    for name, mine in parts.most_common(FEW_LAYERS):
+    for name, amount in parts.most_common(FEW_LAYERS):
         named.append(name)
-        part += mine
+        part += amount
         if part >= MANY * whole:
             break
     return f"{', '.join(named)} take{'s' * (len(named) == 1)} {part / whole if whole else 0:.0%}"
@@ -173,15 +188,16 @@ WAYS = (
     "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",
     "measured ms", "speed-up",
 )  # fmt: skip
+"""Columns of ``ways_table``."""
 
 
 def tables(stitching: Stitching) -> tuple[ResultTable, ...]:
-    """The ways to run the models, and where time and memory went."""
+    """The table of the ways to run the models, with sentences about time and memory as notes."""
     return (ways_table(stitching)._replace(notes=tuple(sentences(stitching))),)
 
 
 def figure(stitching: Stitching) -> Figure:
-    """Time and weights of the ways to run the models."""
+    """A picture of the time and the weights of each way to run the models."""
     ways = [(label, way) for way, label, _ in labelled_ways(stitching)]
     timed = all(way.measured_s is not None for _, way in ways)
     columns = {
@@ -199,7 +215,7 @@ def figure(stitching: Stitching) -> Figure:
 
 
 def title(stitching: Stitching) -> str:
-    """What was stitched, for how many rows, and by what it was planned."""
+    """One line: what was stitched, for how many rows, and by which machine it was planned."""
     family, options = stitching.family, stitching.options
     count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
     same = len(set(family.batches)) == 1
@@ -211,10 +227,10 @@ def title(stitching: Stitching) -> str:
 
 
 def ways_table(stitching: Stitching) -> ResultTable:
-    """The ways to run the models side by side."""
+    """The ways to run the models side by side, without the measured column if nothing was timed."""
     timed = stitching.before.measured_s is not None
     rows = [
-        TableRow((label, *_numbers(way, stitching.before, timed, label.startswith("group "))), best)
+        TableRow((label, *_way_cells(way, stitching.before, timed=timed, part=label.startswith("group "))), best)
         for way, label, best in labelled_ways(stitching)
     ]
     if timed:
@@ -226,31 +242,35 @@ def ways_table(stitching: Stitching) -> ResultTable:
 
 
 def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
-    """Every way to run the models, what to call it, and whether it is what was made."""
+    """Every way to run the models, its label, and whether it is the result of the stitching."""
     groups = stitching.summaries
     rows = [(stitching.before, "one after another" if stitching.family.tasks > 1 else "as it is", False)]
     if len(groups) == 1:
-        rows.append((groups[0].stitched, _label(groups[0]), True))
-        rows += [(way, _other(way, rows[0][1]), False) for way in groups[0].ways[2:]]
+        rows.append((groups[0].stitched, _stitched_label(groups[0]), True))
+        rows += [(way, _rival_label(way, rows[0][1]), False) for way in groups[0].ways[2:]]
     else:
         rows += [(group.stitched, f"group {n}: {', '.join(group.models)}", False) for n, group in enumerate(groups)]
         rows.append((stitching.after, "all groups", True))
     return rows
 
 
-def _label(summary: Summary) -> str:
+def _stitched_label(summary: Summary) -> str:
     return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
 
 
-def _other(way: Way, alone: str) -> str:
+def _rival_label(way: Way, alone: str) -> str:
     return way.name.replace("sequential", alone) + " in slabs" * way.slabs
 
 
-def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...]:
-    """*part*: a way to run some of the models only, which is not compared with all of them."""
+def _way_cells(way: Way, separate: Way, *, timed: bool, part: bool) -> tuple[str, ...]:
+    """The cells of a way to run the models.
+
+    *separate*: the models one after another, to compare with. *part*: the way runs one group of the models only, so
+    that it is not compared.
+    """
     ratio = "" if part else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
-    mine, theirs = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
-    gain = "" if part else number(theirs / mine if mine and theirs else None, 2)
+    seconds, separate_s = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
+    gain = "" if part else number(separate_s / seconds if seconds and separate_s else None, 2)
     return (
         number(way.macs, 1, scale=1e-6),
         number(way.weight_bytes, scale=1e-6),
@@ -266,14 +286,17 @@ def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...
 
 
 BODY_WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
+"""Columns of ``way_rows``."""
 STEPS = ("step", "operator", "kB", "models", "shared by", "own")
+"""Columns of ``step_rows``."""
 _FEW = 8
-"""Layers that a sentence names; more would fill the terminal, and ``--layers`` has all."""
+"""At most this many layers are named in a sentence; ``--layers`` shows all."""
 _NUMBERED = re.compile(r"(.*?(?:\.|layer|block)_?\d+)(?=[./]|$)")
+"""The name of a numbered layer at the beginning of a step's name, as ``encoder.layer.3``."""
 
 
 def body_report(stitching: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
-    """The numbers, ready for JSON."""
+    """The numbers of a stitched body, ready for JSON."""
     return {
         "format": 1,
         "kind": "stitched body",
@@ -300,38 +323,40 @@ def body_report(stitching: BodyStitching, files: Sequence[Path]) -> dict[str, An
 
 
 def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
-    """One after another, and as one body."""
+    """Rows of the table: the models one after another, and as one body."""
     rows: list[tuple[str, ...]] = []
     for name, way, size in (
         ("one after another", "sequential", stitching.apart_bytes),
         ("stitched", "stitched", stitching.weight_bytes),
     ):
-        took, first = stitching.times_s.get(way), stitching.times_s.get("sequential")
-        times = (f"{took * 1e3:.2f}", f"{first / took:.2f}") if took and first else ("", "")
+        seconds, separate_s = stitching.times_s.get(way), stitching.times_s.get("sequential")
+        times = (f"{seconds * 1e3:.2f}", f"{separate_s / seconds:.2f}") if seconds and separate_s else ("", "")
         rows.append((name, f"{size / 1e6:.3f}", f"{size / stitching.apart_bytes:.3f}", *times))
     return rows
 
 
 def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
-    """Every step that has weights, with the models that share them."""
+    """Rows of the table: every step that has weights, with the models that share them."""
     return [
-        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own(step))
+        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own_text(step))
         for step in stitching.shared
-        for shared_by in [_sharers(stitching, step)]
+        for shared_by in [_sharers_text(stitching, step)]
     ]
 
 
 def body_sentences(stitching: BodyStitching) -> list[str]:
-    """What is shared, what is not, and how exact it is."""
+    """Sentences about what the models share, in which order and lengths rows may come, and how exact the body is."""
     whole = sum(step.bytes for step in stitching.shared)
-    common = sum(step.bytes for step in stitching.shared if _sharers(stitching, step) == "all")
-    own = list(dict.fromkeys(_layer(step.name) for step in stitching.shared if _sharers(stitching, step) != "all"))
+    common = sum(step.bytes for step in stitching.shared if _sharers_text(stitching, step) == "all")
+    own = list(
+        dict.fromkeys(_layer_name(step.name) for step in stitching.shared if _sharers_text(stitching, step) != "all")
+    )
     more = f" and {len(own) - _FEW} more (--layers names all steps)" if len(own) > _FEW else ""
     rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
     lines = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
     if near := [step for step in stitching.shared if step.rank]:
         lines.append(
-            f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
+            f"low rank: {len(near)} products are shared but for parts of rank {max(step.rank for step in near)} at most"
         )
     if few := [step for step in stitching.shared if step.own]:
         lines.append(f"few differences: {len(few)} weights are shared but for {_own_kinds(few)} (--layers says where)")
@@ -354,25 +379,25 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
     return lines
 
 
-def _layer(name: str) -> str:
-    """The layer of a step, by the first number in its name, else the part of the model that it belongs to."""
+def _layer_name(name: str) -> str:
+    """The numbered layer that a step belongs to, by its name; else the module in front of the last slash."""
     if match := _NUMBERED.match(name):
         return match[1]
     return name.rpartition("/")[0] if name.startswith("/") else name
 
 
 def _own_kinds(steps: Sequence[SharedStep]) -> str:
-    """The kinds of what is a model's own."""
-    return ", ".join(sorted({said.split()[-1] for step in steps for said in step.own}))
+    """The kinds of the models' own differences, as text."""
+    return ", ".join(sorted({difference.split()[-1] for step in steps for difference in step.own}))
 
 
-def _own(step: SharedStep) -> str:
-    """The differences of models to the shared weights, in words."""
+def _own_text(step: SharedStep) -> str:
+    """What models have of their own in *step*, as text."""
     return ", ".join(([f"rank {step.rank}"] if step.rank else []) + list(step.own))
 
 
-def _sharers(stitching: BodyStitching, step: SharedStep) -> str:
-    """The models that share a step's weights, in words."""
+def _sharers_text(stitching: BodyStitching, step: SharedStep) -> str:
+    """The models that share the weights of *step*, as text."""
     if step.crews == (tuple(range(len(stitching.names))),):
         return "all"
     shared = [crew for crew in step.crews if len(crew) > 1]

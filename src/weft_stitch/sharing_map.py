@@ -28,7 +28,11 @@ FORMAT = 1
 
 
 def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0) -> Sharing:
-    """The sharing that the file states; weights that it calls the same may differ by *tolerance*."""
+    """Read the sharing in the file at *path*, and verify it with the weights of *family*.
+
+    *tolerance*: the largest difference of weights that the file calls the same. Raises ``StitchError`` if the file
+    is malformed or does not fit the models.
+    """
     raw = read_json(path, StitchError)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
         raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
@@ -45,7 +49,7 @@ def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0) ->
 
 
 def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
-    """Write the blocks of several tasks, each on a line; ``read_sharing`` reads them back."""
+    """Write all blocks that several tasks share; ``read_sharing`` reads them back."""
     names = _names(family)
     spaces = []
     for name, space in sharing.spaces.items():
@@ -60,6 +64,7 @@ def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
 
 
 def _names(family: Family) -> list[str]:
+    """The names of the models; ``StitchError`` if two are equal."""
     names = [net.name for net in family.nets]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise StitchError(f"two models are called {twice}; a sharing map needs a name for each")
@@ -67,6 +72,7 @@ def _names(family: Family) -> list[str]:
 
 
 def _space_name(wiring: Wiring, name: str, where: str) -> str:
+    """The space that *name* stands for: its own name, or a value that carries only it. *where* begins the messages."""
     if name in wiring.widths:
         return name
     carried = wiring.carries.get(name, ())
@@ -78,6 +84,7 @@ def _space_name(wiring: Wiring, name: str, where: str) -> str:
 
 
 def _unnamed_space(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
+    """A space that the file does not name: shared by all if it is an input of equal width, else by none."""
     widths = wiring.widths[name]
     inputs = {space for value in family.inputs for space in wiring.carries[value]}
     same = name in inputs and len(set(widths)) == 1
@@ -85,6 +92,7 @@ def _unnamed_space(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
 
 
 def _read_space(blocks: Any, family: Family, widths: ChannelCounts, where: str) -> ChannelSpace:
+    """The space with the blocks of the file; ``StitchError`` if they are malformed."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
         raise StitchError(f"{where} is not a list of blocks, each an object of models with their channels")
     listed: list[set[int]] = [set() for _ in widths]
@@ -96,7 +104,7 @@ def _read_space(blocks: Any, family: Family, widths: ChannelCounts, where: str) 
 def _read_block(
     raw: dict[str, Any], family: Family, widths: ChannelCounts, listed: list[set[int]], where: str
 ) -> Block:
-    """A block of the file; its channels are added to those that are *listed* already."""
+    """A block of the file; its channels are added to *listed*, the channels of each task in earlier blocks."""
     names = _names(family)
     members = {}
     for name, channels in raw.items():

@@ -24,30 +24,30 @@ _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSi
 _TAPS = "slabs"
 """Prefix of the kernels that sum slabs."""
 _WIDE_KERNEL = 5
-"""From this many columns on it pays to sort columns by their remainder first."""
+"""Kernels at least this wide gain from sorting columns by their remainder first."""
 
 
 def slabs(graph: Graph, layers: Container[str] | None = None) -> Graph:
-    """*graph* with the convolutions of *layers* (or all) in slabs, as far as ``slab_layers``."""
-    rewriting = _Rewriting(graph)
+    """Rewrite the convolutions of *layers* (None: of all) in slabs, where that is possible (see ``slab_layers``)."""
+    rewriter = _SlabRewriter(graph)
     for step in graph.steps:
-        if step.outputs[0] in rewriting.absorbed:
+        if step.outputs[0] in rewriter.absorbed:
             continue
         plan = _geometry(step, graph) if layers is None or step.layer in layers else None
         if plan is not None:
-            rewriting.convolve(step, plan)
+            rewriter.convolve(step, plan)
         else:
-            rewriting.keep(step)
-    return rewriting.finish()
+            rewriter.keep(step)
+    return rewriter.finish()
 
 
 def slab_layers(graph: Graph) -> frozenset[str]:
-    """The layers that have a convolution which can be computed in slabs."""
+    """Names of the layers with a convolution that can be computed in slabs."""
     return frozenset(step.layer for step in graph.steps if _geometry(step, graph) is not None)
 
 
 def sums_slabs(step: GraphStep) -> bool:
-    """Whether it is a convolution over slabs, whose kernel is no weight of a model."""
+    """Whether *step* is a convolution that adds slabs, whose kernel holds no weights of a model."""
     return step.op == "Conv" and step.inputs[1].startswith(f"{_TAPS}.")
 
 
@@ -56,79 +56,90 @@ class _Geometry(NamedTuple):
 
     slabs: int
     slab_rows: int
-    """Rows of the kernel in one slab: its stride."""
+    """Kernel rows in one slab: the vertical stride."""
     rows: int
     """Height of a slab's output."""
     pads: tuple[int, int, int, int]
     """Pads of the first convolution."""
     outer: tuple[int, int]
-    """Rows of zeros that the second convolution sees above and below."""
+    """Rows of zeros above and below that the second convolution adds."""
     phases: int
-    """Into how many sets the columns are sorted; 1 leaves them alone."""
+    """Number of sets into which the columns are sorted by remainder; 1: not sorted."""
     taps: int
     """Columns of the first convolution's kernel."""
     lead: int
-    """Zeros before the kernel's first column, so that phases line up."""
+    """Zero columns before the kernel's first, so that the phases line up."""
 
 
 def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
-    """The geometry of *step* in slabs; None if it is no convolution that can be split."""
+    """The geometry of *step* in slabs; None if it is no convolution that can be computed so."""
     if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _all_constant(graph, step.inputs[1:]):
         return None
-    tall, wide = graph.constants[step.inputs[1]].shape[2:]
-    down, across = step.attributes.get("strides", (1, 1))
+    kernel_height, kernel_width = graph.constants[step.inputs[1]].shape[2:]
+    stride_down, stride_across = step.attributes.get("strides", (1, 1))
     top, left, _, right = step.attributes.get("pads", (0, 0, 0, 0))
-    count = -(-tall // down)
+    count = -(-kernel_height // stride_down)
     height, width = graph.shapes[step.inputs[0]][2:]
     rows = graph.shapes[step.outputs[0]][2] + count - 1
-    below = down * rows - height - top
+    below = stride_down * rows - height - top
     plain = tuple(step.attributes.get("dilations", (1, 1))) == (1, 1) and step.attributes.get("auto_pad") is None
     if count < 2 or below < 0 or not plain or graph.constants[step.inputs[1]].shape[1] == 1:
         return None
-    outer = (int(top >= down), int(below >= down))
-    top, below = top - down * outer[0], below - down * outer[1]
-    phases, taps, lead, left, right = _columns(wide, across, left, right, width, graph.shapes[step.outputs[0]][3])
-    return _Geometry(count, down, rows - sum(outer), (top, left, below, right), outer, phases, taps, lead)
+    # a whole slab of zeros above or below costs nothing as padding of the second convolution
+    outer = (int(top >= stride_down), int(below >= stride_down))
+    top, below = top - stride_down * outer[0], below - stride_down * outer[1]
+    phases, taps, lead, left, right = _column_phases(
+        kernel_width, stride_across, left, right, width, graph.shapes[step.outputs[0]][3]
+    )
+    return _Geometry(count, stride_down, rows - sum(outer), (top, left, below, right), outer, phases, taps, lead)
 
 
 def _all_constant(graph: Graph, names: Sequence[str]) -> bool:
-    """Whether all of them are constants; an island may compute its weights, or leave the bias out by an empty name."""
+    """Whether all *names* are constants; an island may compute its weights, or omit the bias (an empty name)."""
     return all(name in graph.constants for name in names)
 
 
-def _columns(wide: int, across: int, left: int, right: int, width: int, out: int) -> tuple[int, int, int, int, int]:
-    """Phases, taps, leading zeros, and pads to the left and right."""
-    lead = -left % across
-    before = (left + lead) // across
-    taps = -(-(wide + lead) // across)
-    after = out + taps - 1 - width // across - before
-    if across == 1 or wide < _WIDE_KERNEL or width % across or after < 0:
-        return 1, wide, 0, left, right
-    return across, taps, lead, before, after
+def _column_phases(
+    kernel_width: int, stride: int, left: int, right: int, width: int, output_width: int
+) -> tuple[int, int, int, int, int]:
+    """Phases, taps, leading zeros, and left and right padding; one phase where sorting is impossible or no gain."""
+    lead = -left % stride
+    before = (left + lead) // stride
+    taps = -(-(kernel_width + lead) // stride)
+    after = output_width + taps - 1 - width // stride - before
+    if stride == 1 or kernel_width < _WIDE_KERNEL or width % stride or after < 0:
+        return 1, kernel_width, 0, left, right
+    return stride, taps, lead, before, after
 
 
-class _Rewriting:
-    """The new graph so far."""
+class _SlabRewriter:
+    """Builds the rewritten graph step by step."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.absorbed: set[str] = set()
-        """Outputs of steps that have become part of another."""
+        """Outputs of the steps that are computed within another step now."""
         self._steps: list[GraphStep] = []
         self._constants = dict(graph.constants)
         self._weights = set(graph.weights)
         self._shapes = dict(graph.shapes)
         self._readers = Counter(name for step in graph.steps for name in step.inputs)
+        """Tensor -> how many inputs of steps read it."""
         self._reader = {name: step for step in graph.steps for name in step.inputs}
+        """Tensor -> the last step that reads it."""
         self._numbers: Counter[str] = Counter()
         self._slabbed: dict[str, tuple[str, tuple[int, ...]]] = {}
-        """Kernels -> what they are called in slabs, and how they lie there."""
+        """Kernel -> the name of its constant in slabs, and the arguments for ``undo_slabs``."""
         self._flat: dict[str, str] = {}
-        """Tensors that exist as [1, rows x channels, ...], under another name; their own may not exist yet."""
+        """Tensor -> the name of its copy of shape [1, rows x channels, ...].
+
+        The tensor itself may not be computed yet.
+        """
         self._real = {tensor.name for tensor in graph.inputs} | set(graph.constants)
+        """Tensors that are computed under their own name already."""
 
     def keep(self, step: GraphStep) -> None:
-        """*step* as it is, on flat tensors where that saves a reshape."""
+        """Copy *step* unchanged; an elementwise step runs on flat tensors where that saves a reshape."""
         if not self._try_flatten(step):
             for name in step.inputs:
                 self._materialise(name)
@@ -136,7 +147,7 @@ class _Rewriting:
             self._real.update(step.outputs)
 
     def convolve(self, step: GraphStep, plan: _Geometry) -> None:
-        """*step* in slabs, with the tables that scale and shift its output."""
+        """Write *step* in slabs, with the scale and shift of the steps after it."""
         scale, shift, last = self._tables(step)
         source = step.inputs[0]
         self._materialise(source)
@@ -154,12 +165,13 @@ class _Rewriting:
         }
         cut = self._add("Conv", (source, weight), (rows, outs * plan.slabs, plan.rows, width), attributes, step.layer)
         if len(scale) > 1 or len(shift) > 1:
-            self._flat[last] = self._add_up(step, plan, cut, scale, shift, "")
+            self._flat[last] = self._sum_slabs(step, plan, cut, scale, shift, "")
         else:
-            self._add_up(step, plan, cut, scale, shift, last)
+            self._sum_slabs(step, plan, cut, scale, shift, last)
             self._real.add(last)
 
     def finish(self) -> Graph:
+        """The rewritten graph, without constants that no step reads."""
         used = {name for step in self._steps for name in step.inputs}
         constants = {name: array for name, array in self._constants.items() if name in used}
         graph = self.graph
@@ -176,11 +188,16 @@ class _Rewriting:
         )
 
     def _move_origin(self, origin: KernelOrigin) -> KernelOrigin:
+        """*origin* for the constant that holds the kernels in slabs."""
         name, how = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
         return origin._replace(constant=name, slabs=how)
 
-    def _add_up(self, step: GraphStep, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
-        """The depthwise convolution over slabs; [1, rows x channels] where rows differ in scale or shift."""
+    def _sum_slabs(self, step: GraphStep, plan: _Geometry, cut: str, scale: Array, shift: Array, output: str) -> str:
+        """Add the depthwise convolution that sums the slabs *cut*, times *scale* plus *shift*.
+
+        Return its output: [1, rows x channels, height, width] if rows differ in scale or shift, else [rows,
+        channels, ...].
+        """
         rows, outs, height, width = self.graph.shapes[step.outputs[0]]
         copies = max(len(scale), len(shift))
         lead, channels = (rows, outs) if copies == 1 else (1, rows * outs)
@@ -205,7 +222,10 @@ class _Rewriting:
         return self._add("Conv", (under, taps, *bias), shape, attributes, step.layer, output)
 
     def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
-        """Scale and shift [1 or rows, channels] out of the steps after *step*, and the output of the last of these."""
+        """Scale and shift, each [1 or rows, channels], of the steps after *step*, and the output of the last such step.
+
+        These steps are absorbed.
+        """
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
         scale = np.ones((1, outs), dtype)
@@ -223,7 +243,11 @@ class _Rewriting:
         return scale, shift, last
 
     def _table_of(self, tensor: str, operator: str) -> Array | None:
-        """[1 or rows, channels] of the constant that an *operator*, the only reader of *tensor*, combines it with."""
+        """The constant [1 or rows, channels] that *operator* combines *tensor* with.
+
+        None unless a step of that operator is the only reader of *tensor*, and the constant has one number per
+        channel.
+        """
         reader = self._reader.get(tensor)
         if reader is None or self._readers[tensor] != 1 or reader.op != operator:
             return None
@@ -235,7 +259,10 @@ class _Rewriting:
         return array.reshape(-1, outs)
 
     def _sort_columns(self, tensor: str, step: GraphStep, phases: int) -> str:
-        """Columns by their remainder, each set as channels: [rows, groups x phases x ins, height, width / phases]."""
+        """Sort columns by remainder; each set of columns becomes channels.
+
+        The result is [rows, groups x phases x ins, height, width / phases].
+        """
         rows, channels, height, width = self.graph.shapes[tensor]
         groups = _groups(step)
         split = (groups, channels // groups * height, width // phases, phases)
@@ -246,7 +273,7 @@ class _Rewriting:
         return self._reshape(turned, (rows, *whole), step.layer)
 
     def _try_flatten(self, step: GraphStep) -> bool:
-        """Do an elementwise *step* on flat tensors, if it has one."""
+        """Run an elementwise *step* on flat tensors if one of its inputs is flat; return whether it did."""
         tensors = [name for name in step.inputs if name and name not in self._constants]
         if not any(name in self._flat for name in tensors):
             return False
@@ -262,12 +289,13 @@ class _Rewriting:
         return True
 
     def _flatten(self, name: str, flat: tuple[int, ...], layer: str) -> str:
+        """Return the copy of tensor *name* in the shape *flat*, which is computed once."""
         if name not in self._flat:
             self._flat[name] = self._reshape(name, flat, layer)
         return self._flat[name]
 
     def _materialise(self, name: str) -> None:
-        """Make sure that *name* exists under its own name."""
+        """Make sure that the tensor *name* itself is computed, not only its flat copy."""
         if name not in self._real and name in self._flat:
             self._reshape(self._flat[name], self._shapes[name], "", name)
             self._real.add(name)
@@ -277,7 +305,7 @@ class _Rewriting:
         return self._add("Reshape", (tensor, self._constant(target, "shape")), shape, {}, layer, output)
 
     def _constant(self, array: Array, hint: str) -> str:
-        """Stored under a fresh name; a weight if *hint* is the name of one."""
+        """Store *array* under a new name that begins with *hint*; a weight if *hint* names one."""
         name = self._fresh(hint)
         self._constants[name] = np.ascontiguousarray(array)
         if hint in self.graph.weights:
@@ -293,12 +321,14 @@ class _Rewriting:
         layer: str,
         output: str = "",
     ) -> str:
+        """Add a step and return its output, which is called *output* or gets a new name."""
         name = output or self._fresh(op.lower())
         self._steps.append(GraphStep(op, inputs, (name,), attributes, layer))
         self._shapes[name] = shape
         return name
 
     def _fresh(self, hint: str) -> str:
+        """An unused name that begins with *hint*."""
         while True:
             self._numbers[hint] += 1
             name = f"{hint}.{self._numbers[hint]}"
@@ -310,8 +340,11 @@ def _groups(step: GraphStep) -> int:
     return int(step.attributes.get("group", 1))
 
 
-def unslabbed(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
-    """Restore a kernel from its slab layout *how*: number of slabs, their rows, taps, phases, leading zeros."""
+def undo_slabs(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
+    """Restore a kernel from its slab layout. *how*: number of slabs, rows per slab, taps, phases, leading zeros.
+
+    *window*: height and width of the kernel.
+    """
     slabs, rows, taps, phases, lead = how
     outs, ins = weight.shape[0] // slabs, weight.shape[1] // phases
     cut = weight.reshape(outs, slabs, phases, ins, rows, taps).transpose(0, 3, 1, 4, 5, 2)
@@ -320,7 +353,7 @@ def unslabbed(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Arr
 
 
 def _slab_weight(weight: Array, plan: _Geometry) -> Array:
-    """[outs x slabs, ins (x phases), rows of a slab, taps]."""
+    """The kernel *weight* as the first convolution reads it: [outs x slabs, ins x phases, rows of a slab, taps]."""
     outs, ins, tall, wide = weight.shape
     tail = plan.phases * plan.taps - plan.lead - wide if plan.phases > 1 else 0
     padded = np.pad(weight, ((0, 0), (0, 0), (0, plan.slabs * plan.slab_rows - tall), (plan.lead, tail)))

@@ -29,16 +29,16 @@ from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.planner import ANYWHERE
 from weft_stitch.reading import read_models
 from weft_stitch.reading.alignment import align
-from weft_stitch.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, together
+from weft_stitch.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, sum_ways
 
 if TYPE_CHECKING:
     from weft_stitch.bodies.body_stitching import BodyStitching
     from weft_stitch.running.sessions import Difference
 
 CLOSE_ROUNDED = 0.25
-"""Like ``sessions.CLOSE``, for tuned models as they round: a last digit may tip a value to the next of its format."""
+"""Largest relative difference of tuned models with rounding: a last digit may tip a value to the next of its format."""
 ROUNDS = 20
-"""Timed rounds of the ways to run the models, of which the least time counts: fewer keep more noise."""
+"""Timed rounds per way to run the models, of which the least time counts: fewer keep more noise."""
 
 
 class StitchProgress(NamedTuple):
@@ -47,27 +47,28 @@ class StitchProgress(NamedTuple):
     stage: str
     detail: str = ""
     done: int = 0
-    """Steps of the stage."""
+    """Number of finished steps of the stage."""
     of: int | None = None
+    """Number of all steps; None if unknown."""
 
 
 OnProgress = Callable[[StitchProgress], None]
 WayTimes = Mapping[str, float]
-"""Seconds by the name of a way to run the models."""
+"""Name of a way to run the models -> seconds."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stitching(Shown):
-    """Models as one graph, or as groups where limits ask for them, and what was measured."""
+    """Models as one graph, or as several groups if limits need that, and what was measured."""
 
     options: StitchOptions
     family: Family
     sharing: Sharing
     groups: tuple[Stitched, ...]
     summaries: tuple[Summary, ...]
-    """The numbers of each group, also of the ways that it was compared with."""
+    """The sizes and times of each group, and of the ways it was compared with."""
     difference: Difference | None
-    """The largest difference to the models alone; None where it was not checked."""
+    """The largest difference to the outputs of the separate models; None if it was not checked."""
 
     def __repr__(self) -> str:
         graphs = "one graph" if len(self.groups) == 1 else f"{len(self.groups)} graphs"
@@ -81,28 +82,28 @@ class Stitching(Shown):
     @property
     def before(self) -> Way:
         """All models one after another."""
-        return together(SEQUENTIAL, [summary.sequential for summary in self.summaries])
+        return sum_ways(SEQUENTIAL, [summary.sequential for summary in self.summaries])
 
     @property
     def after(self) -> Way:
         """All groups one after another."""
-        return together(STITCHED, [summary.stitched for summary in self.summaries])
+        return sum_ways(STITCHED, [summary.stitched for summary in self.summaries])
 
     @property
     def files(self) -> dict[str, Path]:
-        """The files that were read, by the names of their models."""
+        """Name of a model -> the file that it was read from; models from memory are left out."""
         pairs = zip(self.names, self.options.models, strict=True)
         return {name: Path(model) for name, model in pairs if isinstance(model, str | os.PathLike)}
 
     def outputs(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """The file of each group: *path*, or with a number where there are several."""
+        """The file of each group: *path*, with a number before its suffix if there are several groups."""
         target = Path(path)
         if len(self.groups) == 1:
             return (target,)
         return tuple(target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(self.groups)))
 
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write every group as an ONNX file, none in the place of a model; the files."""
+        """Write every group as an ONNX file, and return the files; ``StitchError`` if one would overwrite a model."""
         outputs = self.outputs(path)
         keep_models(self.files.values(), outputs)
         for group, output in zip(self.groups, outputs, strict=True):
@@ -118,31 +119,32 @@ def stitch(
 
 
 def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> Stitching | BodyStitching:
-    """Read, plan, race and compare as *options* say."""
+    """Read, plan, time and compare models as *options* say."""
     notify = on_progress or (lambda progress: None)
     if options.as_body:
-        return _body(options, notify)
+        return _stitch_body(options, notify)
     if options.base is not None:
         raise StitchError(f"base = {options.base} is for a body; leave it out")
-    family = _read(options, notify)
+    family = _read_family(options, notify)
     sharing = _find_sharing(options, family, notify)
     groups = _plan_groups(options, family, sharing, notify)
     times: Sequence[WayTimes] = ()
     if options.measures and len(groups) == 1 and groups[0].contest is not None:
         notify(StitchProgress("racing"))
-        settled, mine = _choose_fastest(options, groups[0], groups[0].contest)
-        groups, times = (settled,), (mine,)
-    difference = _compare(options, family, groups, notify) if options.checks else None
+        settled, way_times = _choose_fastest(options, groups[0], groups[0].contest)
+        groups, times = (settled,), (way_times,)
+    difference = _compare_with_models(options, family, groups, notify) if options.checks else None
     modelled = Modelled(machine(options.machine))
     summaries = [group.summarise(modelled, _rivals(options, groups)) for group in groups]
     if options.measures:
         notify(StitchProgress("racing"))
-        times = times or _times(options, family, groups, summaries)
-        summaries = [summary.timed(mine) for summary, mine in zip(summaries, times, strict=True)]
+        times = times or _race_ways(options, family, groups, summaries)
+        summaries = [summary.timed(seconds) for summary, seconds in zip(summaries, times, strict=True)]
     return Stitching(options, family, sharing, groups, tuple(summaries), difference)
 
 
-def _body(options: StitchOptions, notify: OnProgress) -> BodyStitching:
+def _stitch_body(options: StitchOptions, notify: OnProgress) -> BodyStitching:
+    """Stitch whole weights instead of channels."""
     from weft_stitch.bodies.body_stitching import stitch_body
 
     options.check_body()
@@ -158,7 +160,8 @@ def _body(options: StitchOptions, notify: OnProgress) -> BodyStitching:
     )
 
 
-def _read(options: StitchOptions, notify: OnProgress) -> Family:
+def _read_family(options: StitchOptions, notify: OnProgress) -> Family:
+    """Read the models and align them; ``StitchError`` for a name that a server refuses."""
     nets = read_models(
         options.models,
         example_inputs=options.example_inputs,
@@ -170,8 +173,8 @@ def _read(options: StitchOptions, notify: OnProgress) -> Family:
     )
     for net, model in zip(nets, options.models, strict=True):
         if options.dynamic and not servable(net.name):
-            whose = model if isinstance(model, str | os.PathLike) else net.name
-            raise StitchError(f"{whose}: its name is none that weft serve takes; give names = a,b,c")
+            source = model if isinstance(model, str | os.PathLike) else net.name
+            raise StitchError(f"{source}: its name is none that weft serve takes; give names = a,b,c")
     family = align(nets, islands=options.islands)
     if options.dynamic:
         _require_free_rows(options, family)
@@ -179,7 +182,7 @@ def _read(options: StitchOptions, notify: OnProgress) -> Family:
 
 
 def _require_free_rows(options: StitchOptions, family: Family) -> None:
-    """Refuse models that answer a row by the rows beside it; only what is kept as it stands in a file can do so."""
+    """Refuse models in which the answer for one row depends on other rows; only islands can do so."""
     from weft_stitch.running.sessions import CLOSE, tied_rows
 
     for net in family.nets:
@@ -189,6 +192,7 @@ def _require_free_rows(options: StitchOptions, family: Family) -> None:
 
 
 def _find_sharing(options: StitchOptions, family: Family, notify: OnProgress) -> Sharing:
+    """The sharing of *options*: given, read from a file, or searched for by comparing weights."""
     given = options.sharing
     if isinstance(given, Sharing):
         return given
@@ -206,6 +210,7 @@ def _find_sharing(options: StitchOptions, family: Family, notify: OnProgress) ->
 
 
 def _plan_groups(options: StitchOptions, family: Family, sharing: Sharing, notify: OnProgress) -> tuple[Stitched, ...]:
+    """Plan one graph for all models, or groups if *options* set limits."""
     settings: dict[str, Any] = {
         "form": options.form, "cost": _cost(options), "dynamic": options.dynamic, "slabs": options.allows_slabs,
     }  # fmt: skip
@@ -226,7 +231,7 @@ def _step_counter(stage: str, of: int | None, notify: OnProgress) -> Callable[[s
 
 
 def _cost(options: StitchOptions) -> GraphCost:
-    """The cost by which plans are compared."""
+    """The cost by which plans are compared: timed, or predicted for the described machine."""
     if not options.measures:
         return Modelled(machine(options.machine))
     from weft_stitch.running.sessions import GraphTimer
@@ -235,7 +240,7 @@ def _cost(options: StitchOptions) -> GraphCost:
 
 
 def _choose_fastest(options: StitchOptions, stitched: Stitched, contest: PlanContest) -> tuple[Stitched, WayTimes]:
-    """Time all plans in one race; return the plan that wins, and the times."""
+    """Time all plans in one race; return *stitched* by the plan that the contest's rule chooses, and seconds by way."""
     plans = contest.plans
     apart = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
     contenders = {name: _graphs(stitched.family, stitched, name) for name in apart}
@@ -243,27 +248,31 @@ def _choose_fastest(options: StitchOptions, stitched: Stitched, contest: PlanCon
     raced = _race(options, stitched.family, contenders)
     seconds = [raced[str(at)] for at in range(len(plans))]
     chosen = contest.choose(seconds)
-    pairs = reversed(list(zip(plans, seconds, strict=True)))  # of one form the first counts, as in ``in_form``
-    forms = {plan.name: mine for plan, mine in pairs if plan.name in FORMS}
+    pairs = reversed(list(zip(plans, seconds, strict=True)))  # of plans of one name the first counts, as in ``in_form``
+    forms = {plan.name: plan_s for plan, plan_s in pairs if plan.name in FORMS}
     times = {name: raced[name] for name in apart} | forms | {STITCHED: seconds[chosen]}
     return stitched.planned(plans[chosen]), times
 
 
-def _times(
+def _race_ways(
     options: StitchOptions, family: Family, groups: Sequence[Stitched], summaries: Sequence[Summary]
 ) -> list[WayTimes]:
-    """Seconds by way, for each group, in one race."""
+    """Time all ways of all groups in one race; return the seconds by way for each group."""
     contenders: dict[str, list[Graph]] = {}
     for number, (stitched, summary) in enumerate(zip(groups, summaries, strict=True)):
         contenders |= {f"{number}:{way.name}": _graphs(family, stitched, way.name) for way in summary.ways}
     times: list[dict[str, float]] = [{} for _ in summaries]
-    for name, each_s in _race(options, family, contenders).items():
+    for name, seconds in _race(options, family, contenders).items():
         group, _, way = name.partition(":")
-        times[int(group)][way] = each_s
+        times[int(group)][way] = seconds
     return list(times)
 
 
 def _race(options: StitchOptions, family: Family, contenders: Mapping[str, Sequence[Graph]]) -> dict[str, float]:
+    """Time the *contenders*, by name: graphs that run one after another. Return the least seconds of each.
+
+    With one thread the time of the processor counts, which other processes disturb less.
+    """
     from weft_stitch.running.sessions import race
 
     threads = options.used_threads
@@ -272,7 +281,10 @@ def _race(options: StitchOptions, family: Family, contenders: Mapping[str, Seque
 
 
 def _graphs(family: Family, stitched: Stitched, way: str) -> list[Graph]:
-    """The graphs that *way* runs one after another; rows stay open only where all models get the same number."""
+    """The graphs that *way* runs one after another.
+
+    Rows stay dynamic only if all models get the same number of them, as the race gives one number.
+    """
     free = stitched.dynamic and len(set(family.batches)) == 1
     if way in (SEQUENTIAL, SLABBED):
         return [stitched.alone(task, slabs=way == SLABBED) for task in range(stitched.family.tasks)]
@@ -282,15 +294,21 @@ def _graphs(family: Family, stitched: Stitched, way: str) -> list[Graph]:
 
 
 def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ...]:
-    """The forms to compare with: all that the plan has chosen from, except the chosen one."""
+    """The forms to compare with: all that the plan was chosen from, except its own."""
     plan = groups[0].plan
     if options.form != PLANNED or len(groups) > 1 or plan is None:
         return ()
     return tuple(form for form in ANYWHERE if form != plan.name)
 
 
-def _compare(options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress) -> Difference:
-    """The largest difference to the models alone; ``StitchError`` if it is too large and no tolerance was given."""
+def _compare_with_models(
+    options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress
+) -> Difference:
+    """The largest difference of outputs to the separate models'.
+
+    Raises ``StitchError`` if it is too large and no tolerance was given. Tuned models are compared twice: without their
+    rounding steps, strictly, and with them, coarsely.
+    """
     from weft_stitch.running.sessions import CLOSE, Difference, largest_difference
 
     notify(StitchProgress("comparing with the models"))
@@ -298,14 +316,16 @@ def _compare(options: StitchOptions, family: Family, groups: Sequence[Stitched],
     sources = {net.name: Path(model) for net, model in pairs if isinstance(model, str | os.PathLike)}
     worst = Difference(0.0, "")
     for group in groups:
-        files, plain = [sources.get(name) for name in group.names], group.unrounded()
-        judged = files if plain is group else [None] * len(files)
-        for rows in _mixes(group):
-            difference = largest_difference(plain.graph, plain.family, judged, rows, threads=options.used_threads)
+        files, unrounded = [sources.get(name) for name in group.names], group.unrounded()
+        references = files if unrounded is group else [None] * len(files)
+        for rows in _row_counts(group):
+            difference = largest_difference(
+                unrounded.graph, unrounded.family, references, rows, threads=options.used_threads
+            )
             if not options.tolerance:
                 difference.require(CLOSE)
             coarse = difference.coarse
-            if plain is not group:
+            if unrounded is not group:
                 rounded = largest_difference(group.graph, group.family, files, rows, threads=options.used_threads)
                 if not options.tolerance:
                     rounded.require(CLOSE_ROUNDED)
@@ -314,8 +334,8 @@ def _compare(options: StitchOptions, family: Family, groups: Sequence[Stitched],
     return worst
 
 
-def _mixes(stitched: Stitched) -> list[tuple[int, ...]]:
-    """Rows to compare with; where they are free, also unequal ones."""
+def _row_counts(stitched: Stitched) -> list[tuple[int, ...]]:
+    """Rows of each model for the comparison; dynamic graphs are also compared with unequal rows."""
     mixes = [stitched.batches]
     if stitched.dynamic:
         mixes.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(stitched.batches)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.cost import LayerCounts, Modelled, coded, count, kernels_of, stored_bytes
+from weft_stitch.cost import LayerCounts, Modelled, count, encode, kernels_of, stored_bytes
 from weft_stitch.family import ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
@@ -24,14 +24,14 @@ from weft_stitch.planning.segments import segments
 SEQUENTIAL = "sequential"
 """The models one after another, each with its normalisations folded."""
 STITCHED = "stitched"
-"""What was made."""
+"""The result of the stitching."""
 SLABBED = "sequential in slabs"
-"""The models one after another, those convolutions in slabs that are so in the plan: what is due to slabs alone."""
+"""The models one after another, with the plan's layers in slabs: this shows what slabs alone gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to run all the models once."""
+    """One way to run all models once, with its sizes and times."""
 
     name: str
     macs: int
@@ -39,7 +39,7 @@ class Way:
     table_bytes: int
     """Biases, scales and shifts, masks, indices."""
     activation_bytes: int
-    """The most that is alive at a time."""
+    """Peak bytes of live tensors."""
     launches: int
     predicted_s: float
     measured_s: float | None = None
@@ -48,36 +48,37 @@ class Way:
 
     @property
     def total_bytes(self) -> int:
-        """All that it needs."""
+        """Weights, tables and activations."""
         return self.weight_bytes + self.table_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One layer that takes a form, with what follows it up to the next."""
+    """One layer that takes a form, together with the layers after it up to the next such layer."""
 
     name: str
     form: str
     slabs: bool
     shared_inputs: tuple[int, int]
-    """Channels that all models share, and channels of the widest."""
+    """Number of input channels that all models share, and of the widest model."""
     shared_outputs: tuple[int, int]
+    """The same for output channels."""
     macs: int
     weight_bytes: int
     separate_weight_bytes: int
     launches: int
     predicted_s: float
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What the planner found for each form that can do it."""
+    """Form -> seconds that the planner found, for each form that can compute the layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceRow:
-    """The channels of one space, counted once for every model that has them."""
+    """The channels of one space, each counted once per model that has it."""
 
     name: str
     inner: bool
-    """Whether it is neither what goes in nor what comes out."""
+    """Whether no input or output of the models carries the space."""
     widths: tuple[int, ...]
     by_all: int
     by_some: int
@@ -86,14 +87,16 @@ class SpaceRow:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Numbers in the kernels of all models."""
+    """Counts of the numbers in the kernels of all models."""
 
     separate: int
-    """How many there are when each model has its own."""
+    """Numbers when each model stores its own."""
     by_all: int
-    """How many of the different ones all models have."""
+    """Different numbers that all models share."""
     by_some: int
+    """Different numbers that several, not all, models share."""
     own: int
+    """Different numbers of one model."""
 
     @property
     def unique(self) -> int:
@@ -102,17 +105,17 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """The numbers of one stitched graph. The field names are the keys of the report."""
+    """The sizes and times of one stitched graph. The field names are the keys of the report."""
 
     models: tuple[str, ...]
     batches: tuple[int, ...]
     dynamic: bool
     form: str
-    """The one used throughout, or ``mixed``."""
+    """The form of all layers, or ``mixed``."""
     ways: tuple[Way, ...]
-    """One after another first, then what was made, then what it was compared with."""
+    """First the models one after another, then the stitched graph, then the ways it was compared with."""
     impossible: Mapping[str, str]
-    """Forms that cannot do it, and why."""
+    """Form -> why it cannot compute some layer."""
     kernels: Kernels
     layers: tuple[LayerRow, ...]
     spaces: tuple[SpaceRow, ...]
@@ -129,13 +132,13 @@ class Summary:
         return self.ways[1]
 
     def timed(self, seconds: Mapping[str, float]) -> Summary:
-        """The summary with the measured times of some ways, by their names."""
+        """The summary with measured *seconds* of ways, by their names."""
         ways = tuple(replace(way, measured_s=seconds.get(way.name, way.measured_s)) for way in self.ways)
         return replace(self, ways=ways)
 
 
-def way(name: str, graph: Graph, cost: Modelled) -> Way:
-    """A graph whose rows are known."""
+def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
+    """The sizes and predicted time of *graph*, whose rows must be known."""
     counts, seconds = count(graph, stored=stored_bytes(graph)), sum(cost.by_layer(graph).values())
     return Way(
         name,
@@ -148,8 +151,8 @@ def way(name: str, graph: Graph, cost: Modelled) -> Way:
     )
 
 
-def together(name: str, ways: Sequence[Way]) -> Way:
-    """Several ways one after another; only one has activations at a time."""
+def sum_ways(name: str, ways: Sequence[Way]) -> Way:
+    """Several ways run one after another; their activations are not alive at the same time."""
     times = [part.measured_s for part in ways if part.measured_s is not None]
     return Way(
         name,
@@ -171,7 +174,7 @@ def layer_rows(
     plan: Plan | None,
     cost: Modelled,
 ) -> tuple[LayerRow, ...]:
-    """Every layer with a form, in order; *graph* is the stitched one with known rows."""
+    """A row for every layer that takes a form, in order; the rows of *graph*, the stitched one, must be known."""
     wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)
     tried = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
     slabs = plan.slabs if plan else frozenset()
@@ -179,8 +182,8 @@ def layer_rows(
     for segment in segments(family):
         if segment.formed is None:
             continue
-        mine = [layer.name for layer in segment.layers]
-        whole = _total(counts.get(name, LayerCounts()) for name in mine)
+        names = [layer.name for layer in segment.layers]
+        whole = _total(counts.get(name, LayerCounts()) for name in names)
         rows.append(
             LayerRow(
                 segment.name,
@@ -192,7 +195,7 @@ def layer_rows(
                 whole.weight_bytes,
                 sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
                 whole.launches,
-                sum(times.get(name, 0.0) for name in mine),
+                sum(times.get(name, 0.0) for name in names),
                 tried.get(segment.name, {}),
             )
         )
@@ -200,7 +203,8 @@ def layer_rows(
 
 
 def _kernel_bytes(layer: FamilyLayer, task: int) -> int:
-    codes = coded(kernel(layer, task)) if layer.ops[task].tuned else None
+    """Bytes of the kernel of one task's own file, as codes if it is tuned."""
+    codes = encode(kernel(layer, task)) if layer.ops[task].tuned else None
     return kernel(layer, task).nbytes if codes is None else codes.nbytes
 
 
@@ -210,17 +214,20 @@ def _total(counts: Iterable[LayerCounts]) -> LayerCounts:
 
 
 def _shared_width(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, int]:
+    """Number of channels of *value* that all models share, and of the widest model."""
     spaces = [sharing[space] for space in wiring.carries[value]]
     return sum(space.shared_width for space in spaces), sum(max(space.widths) for space in spaces)
 
 
 def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
+    """A row for every space."""
     carries = wire(family).carries
     ends = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
     return tuple(_space_row(name, name not in ends, space) for name, space in sharing.spaces.items())
 
 
 def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
+    """The row of one space; channels count once for every model that has them."""
     tasks = len(space.widths)
     by_all = tasks * space.shared_width if tasks > 1 else 0
     by_some = sum(len(block.tasks) * block.width for block in space.blocks if 1 < len(block.tasks) < tasks)
@@ -228,7 +235,7 @@ def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
 
 
 def count_kernels(family: Family, sharing: Sharing) -> Kernels:
-    """How many numbers there are in kernels, and how many models have each of them."""
+    """Count the numbers in kernels, by how many models have each of them."""
     wiring = wire(family)
     shares = [0, 0, 0]
     separate = 0
@@ -238,13 +245,13 @@ def count_kernels(family: Family, sharing: Sharing) -> Kernels:
             continue
         separate += sum(kernel(layer, task).size for task in range(family.tasks))
         layer_pieces = pieces(layer, wiring, sharing)
-        for tasks, size in _different([_Owned(piece.tasks, piece.array) for piece in layer_pieces]):
-            shares[_degree(len(tasks), family.tasks)] += size
+        for tasks, size in _merge_equal([_Owned(piece.tasks, piece.array) for piece in layer_pieces]):
+            shares[_share_index(len(tasks), family.tasks)] += size
     for task in range(family.tasks):
-        alone += (_Owned(frozenset({task}), array) for array in _run_alone(family, task))
-    for tasks, size in _different(alone):
+        alone += (_Owned(frozenset({task}), array) for array in _kernels_alone(family, task))
+    for tasks, size in _merge_equal(alone):
         separate += len(tasks) * size
-        shares[_degree(len(tasks), family.tasks)] += size
+        shares[_share_index(len(tasks), family.tasks)] += size
     return Kernels(separate, *shares)
 
 
@@ -255,8 +262,8 @@ class _Owned(NamedTuple):
     array: Array
 
 
-def _different(owned: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
-    """Equal arrays are one, which more models have: they are stored once, whether or not their channels are shared."""
+def _merge_equal(owned: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
+    """Join equal arrays, whether or not their channels are shared; yield the models that have each, and its size."""
     having: dict[object, _Owned] = {}
     for entry in owned:
         key = (entry.array.shape, blake2b(np.ascontiguousarray(entry.array).tobytes()).digest())
@@ -265,22 +272,22 @@ def _different(owned: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
     return ((entry.tasks, entry.array.size) for entry in having.values())
 
 
-def _run_alone(family: Family, task: int) -> list[Array]:
-    """Kernels of what runs model by model, islands included."""
-    mine = [layer.ops[task] for layer in family.layers if role(layer) == "separate"]
-    mine += family.tails[task] if family.tails else ()
-    weights = [op.weight for op in mine if op.weight is not None]
-    islands = [op.name for op in mine if op.kind == "island"]
+def _kernels_alone(family: Family, task: int) -> list[Array]:
+    """Kernels of the operations that *task* runs alone, islands included."""
+    ops = [layer.ops[task] for layer in family.layers if role(layer) == "separate"]
+    ops += family.tails[task] if family.tails else ()
+    weights = [op.weight for op in ops if op.weight is not None]
+    islands = [op.name for op in ops if op.kind == "island"]
     graph = plain_graph(family.nets[task]) if islands else None
     return weights + [array for name in islands if graph for array in kernels_of(graph, name)]
 
 
-def _degree(tasks: int, of: int) -> int:
-    """All, some or one."""
+def _share_index(tasks: int, of: int) -> int:
+    """Where something is counted that *tasks* of *of* models have: 0 for all, 1 for several, 2 for one."""
     return 2 if tasks == 1 else int(tasks < of)
 
 
-def of_form(forms: Mapping[str, str]) -> str:
-    """What to call a choice of forms."""
+def form_name(forms: Mapping[str, str]) -> str:
+    """The form of all layers, or ``mixed`` if they have different ones."""
     names: Sequence[str] = sorted(set(forms.values()))
     return names[0] if len(names) == 1 else "mixed"

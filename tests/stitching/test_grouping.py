@@ -23,7 +23,7 @@ from weft_stitch.planning.grouping import (
     LimitsUnmet,
     Objective,
     group,
-    interpolated,
+    interpolate,
     size,
 )
 from weft_stitch.planning.planner import lower_plan, plan
@@ -173,8 +173,8 @@ def test_a_size_that_was_interpolated_is_costed_before_it_is_chosen():
 
 def test_interpolation_is_exact_at_samples_and_linear_between():
     samples = {1: GroupCost(1.0, 10, 4), 2: GroupCost(2.0, 12, 8), 4: GroupCost(6.0, 16, 16)}
-    assert interpolated(samples, 2) == samples[2]
-    assert interpolated(samples, 3) == GroupCost(4.0, 14, 12)
+    assert interpolate(samples, 2) == samples[2]
+    assert interpolate(samples, 3) == GroupCost(4.0, 14, 12)
 
 
 @settings(max_examples=18)

@@ -61,7 +61,7 @@ def test_where_it_is_enough_only_what_is_compiled_is_tried(monkeypatch: pytest.M
     assert len(bench.layers) <= len(bench.compiled) < 2 * len(bench.layers) + 64
     for at, layer in enumerate(bench.layers):
         bench.timed.clear()
-        ready = [each for each in shapes(layer) if kernel_shapes._job(*bench.trials[at], each)[0] in compiled]
+        ready = [each for each in shapes(layer) if kernel_shapes._compile_job(*bench.trials[at], each)[0] in compiled]
         bench.found(at, lambda: False, compiled)
         assert bench.timed == (ready or [next(shapes(layer))])
         bench.timed.clear()

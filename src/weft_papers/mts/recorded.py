@@ -22,7 +22,7 @@ from weft.base.jsonfile import read_json
 from weft.reports.exhibits import DASHED, Axis, Curve, Panel
 from weft_papers.base import Row, Table
 from weft_papers.mts.lab import APART, COLOURS, LABELS, MARKS, RIVALS, SHARED, TASKS, TITLES, EvaluatedModels
-from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolated
+from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolate
 
 SHIPPED = "h200.json"
 IN_GROUPS = "mts in groups"
@@ -135,7 +135,7 @@ class CountSweep:
             most = max(samples)
             self._groupings[tasks] = group(
                 [self.net] * tasks,
-                lambda models: interpolated(samples, len(models)) if len(models) <= most else UNKNOWN,
+                lambda models: interpolate(samples, len(models)) if len(models) <= most else UNKNOWN,
             )
         return self._groupings[tasks]
 

@@ -27,14 +27,15 @@ from weft_stitch.reading.onnx_program import Constants, ModelProgram, ProgramNod
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight")
+"""The name of one of the two matrices of an adapted module."""
 _WRAPPED = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(?:\.default)?(?=\.)")
-"""What PEFT puts into the names of a model's parameters."""
+"""What PEFT adds to the names of a model's parameters."""
 _OF_OTHER_BASES = ("pissa", "olora", "corda", "loftq")
-"""Beginnings of ways to start adapters that change the base as well."""
+"""Beginnings of values of init_lora_weights for which PEFT changes the base as well."""
 
 
 class AdapterSettings(BaseModel):
-    """The keys of a configuration that matter here; every release of PEFT adds others."""
+    """The keys of a PEFT configuration that are needed here; every release of PEFT adds others."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -59,12 +60,13 @@ class AdapterSettings(BaseModel):
             )
 
     def rank(self, module: str) -> int:
-        return self.rank_pattern.get(_fitting(self.rank_pattern, module), self.r)
+        """The rank of the matrices of *module*."""
+        return self.rank_pattern.get(_matching_pattern(self.rank_pattern, module), self.r)
 
     def scale(self, module: str) -> float:
-        """The factor on the product of both matrices."""
+        """The factor on the product of the matrices of *module*."""
         rank = self.rank(module)
-        alpha = self.alpha_pattern.get(_fitting(self.alpha_pattern, module), self.lora_alpha)
+        alpha = self.alpha_pattern.get(_matching_pattern(self.alpha_pattern, module), self.lora_alpha)
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
 
@@ -72,17 +74,18 @@ class LoraAdapter(NamedTuple):
     """What a fine-tuned model has in addition to its base."""
 
     parts: Mapping[str, LowRank]
-    """Module -> the low-rank part that is added to its weight; the weight multiplies from the right."""
+    """Module -> the low-rank part to add to its weight [in, out]."""
     weights: Mapping[str, Array]
-    """Parameter -> the weight that replaces the base's, as torch stores it."""
+    """Parameter -> the array that replaces the base's, as torch stores it."""
 
 
 def is_adapter(path: str | os.PathLike[str]) -> bool:
+    """Whether *path* is a folder with an adapter."""
     return (Path(path) / CONFIG).is_file()
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
-    """Read the adapter in a folder; ``StitchError`` where it is damaged or not plain LoRA."""
+    """Read the adapter in *folder*; ``StitchError`` if it is damaged or not plain LoRA."""
     try:
         settings = AdapterSettings.model_validate_json((folder / CONFIG).read_bytes())
         settings.check()
@@ -98,6 +101,7 @@ def read_adapter(folder: Path) -> LoraAdapter:
 
 
 def _adapter(settings: AdapterSettings, tensors: Mapping[str, Array]) -> LoraAdapter:
+    """Sort the tensors of a file into the matrices of adapted modules and whole weights."""
     factors: dict[str, dict[str, Array]] = {}
     weights = {}
     for name, array in tensors.items():
@@ -108,33 +112,35 @@ def _adapter(settings: AdapterSettings, tensors: Mapping[str, Array]) -> LoraAda
             raise StitchError(f"{name} is no part of an adapter of a product; merge it into the base and export that")
         else:
             weights[plain] = array
-    return LoraAdapter({module: _part(settings, module, sides) for module, sides in factors.items()}, weights)
+    return LoraAdapter({module: _low_rank_part(settings, module, sides) for module, sides in factors.items()}, weights)
 
 
-def _part(settings: AdapterSettings, module: str, factors: Mapping[str, Array]) -> LowRank:
+def _low_rank_part(settings: AdapterSettings, module: str, factors: Mapping[str, Array]) -> LowRank:
+    """The low-rank part of *module*. *factors*: the matrices "A" and "B"."""
     # PEFT's fan_in_fan_out is ignored: it says how torch stores the base's weight, not these factors
     rank = settings.rank(module)
     if factors.keys() != {"A", "B"}:
         raise StitchError(f"{module} has lora_{min(factors)} only; save the adapter again")
     first, second = factors["A"], factors["B"]
     if first.ndim != 2 or second.ndim != 2 or not len(first) == second.shape[1] == rank:
-        said = f"lora_A {first.shape} and lora_B {second.shape}"
-        raise StitchError(f"{module} has {said}, which are no two matrices of rank {rank} as {CONFIG} says")
+        shapes = f"lora_A {first.shape} and lora_B {second.shape}"
+        raise StitchError(f"{module} has {shapes}, which are no two matrices of rank {rank} as {CONFIG} says")
     return LowRank(first.T.copy(), (settings.scale(module) * second.T).astype(first.dtype))
 
 
-def _fitting(patterns: Iterable[str], module: str) -> str:
-    """Return the first pattern that matches a module's name or its end; empty if none does."""
+def _matching_pattern(patterns: Iterable[str], module: str) -> str:
+    """The first pattern that matches a module's name or its end; empty if none does."""
     return next((pattern for pattern in patterns if re.fullmatch(rf"(.*\.)?({pattern})", module)), "")
 
 
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""Type in a safetensors file -> numpy's; bfloat16 is read as its bits."""
 _MOST_HEADER = 1 << 27
-"""Bytes: 128 MB. Real headers have far less; a damaged length would make us read and parse the whole file."""
+"""Limit on the header, 128 MB: real ones are far smaller, and a damaged length would have the whole file parsed."""
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
-    """Read all tensors of a file, in float32."""
+    """Read all tensors of a safetensors file as float32; ``InputError`` if it is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -151,6 +157,7 @@ def read_safetensors(path: Path) -> dict[str, Array]:
 
 
 def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> Array:
+    """The tensor *name* as float32; ``ValueError`` if its entry in the header does not fit *data*."""
     kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if kind not in _TYPES:
         raise ValueError(f"{name} is of type {kind}, not one of {', '.join(_TYPES)}")
@@ -164,41 +171,47 @@ def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> Array:
 
 
 _PRODUCTS = ("MatMul", "Gemm")
+"""Operators that may read an adapted weight."""
 
 
 class ReadPlace(NamedTuple):
     """Where a node reads a parameter."""
 
     node: int
+    """Index of the node."""
     place: int
+    """Index of the node's input."""
     turned: bool
-    """Whether the node reads the transposed matrix."""
+    """Whether the node reads the matrix transposed."""
 
 
 class AdaptedBase:
-    """A base model; adapted models share all its weights except those that their adapters hold."""
+    """A base model, from which adapted models take all weights except those of their adapters."""
 
-    def __init__(self, program: ModelProgram, walked: Sequence[int], constants: Constants) -> None:
-        self._program, self._walked, self._constants = program, walked, constants
+    def __init__(self, program: ModelProgram, step_of_node: Sequence[int], constants: Constants) -> None:
+        self._program, self._step_of_node, self._constants = program, step_of_node, constants
         self._places: dict[str, list[ReadPlace]] = {}
         for name, place in _named_parameters(program):
             self._places.setdefault(name, []).append(place)
 
     def named(self, name: str) -> ModelProgram:
-        """Return the base under the name of another model."""
+        """The base's program under the name of another model."""
         return replace(self._program, name=name)
 
     def adapt(self, steps: Sequence[BodyStep], task: int, adapter: LoraAdapter) -> None:
-        """Give *task*, which so far equals the base, the weights and low-rank parts of its adapter."""
+        """Give model *task*, which equals the base so far, the weights and low-rank parts of its adapter."""
         for parameter, array in adapter.weights.items():
             for place in self._places_of(parameter):
-                self._put(steps, task, place, array.T if place.turned else array)
+                self._replace_weight(steps, task, place, array.T if place.turned else array)
         for module, part in adapter.parts.items():
             for place in self._places_of(f"{module}.weight"):
-                self._add(steps, task, place, part, module)
+                self._add_part(steps, task, place, part, module)
 
     def _places_of(self, parameter: str) -> list[ReadPlace]:
-        """Find all places of a parameter, which may be named by the end of its name."""
+        """All places where nodes read *parameter*, whose name may be longer or shorter at its beginning.
+
+        Raises ``StitchError`` if no single parameter fits.
+        """
         if parameter in self._places:
             return self._places[parameter]
         near = [name for name in self._places if "." in name and _ends_alike(name, parameter)]
@@ -209,14 +222,18 @@ class AdaptedBase:
             raise StitchError(f"{parameter} is not found in {self._program.name}: {has}; export the base by {way}")
         return self._places[near[0]]
 
-    def _add(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, part: LowRank, module: str) -> None:
-        step = steps[self._walked[at.node]]
+    def _add_part(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, part: LowRank, module: str) -> None:
+        """Add the low-rank part of *module* to the weight that is read *at* a node.
+
+        A product keeps it as a difference to the shared weight; a Gemm gets a whole weight of its own.
+        """
+        step = steps[self._step_of_node[at.node]]
         key = step.contents[task][at.place]
         held = self._constants.arrays.get(key)
         if step.node.op not in _PRODUCTS or at.place != 1 or held is None:
             raise StitchError(f"{module} has an adapter, but {step.node.where} is no product with a stored weight")
-        across = _is_across(step.node)
-        shape = held.shape[::-1] if across else held.shape
+        transposed = _stores_transposed(step.node)
+        shape = held.shape[::-1] if transposed else held.shape
         if shape != (len(part.down), part.up.shape[1]):
             sizes = f"{len(part.down)}x{part.up.shape[1]}"
             raise StitchError(f"the adapter of {module} is for a weight of {sizes}, not {shape[0]}x{shape[1]}")
@@ -224,16 +241,18 @@ class AdaptedBase:
             step.parts[task] = part
             return
         whole = part.down @ part.up
-        self._put(steps, task, at, held + (whole.T if across else whole))
+        self._replace_weight(steps, task, at, held + (whole.T if transposed else whole))
 
-    def _put(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, array: Array) -> None:
-        step = steps[self._walked[at.node]]
+    def _replace_weight(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, array: Array) -> None:
+        """Replace the weight that is read *at* a node of model *task* by *array*."""
+        step = steps[self._step_of_node[at.node]]
         contents = list(step.contents[task])
         contents[at.place] = self._constants.keep(array)
         step.contents[task] = tuple(contents)
 
 
 def _ends_alike(one: str, other: str) -> bool:
+    """Whether one name is the end of the other, module by module."""
     return one.endswith(f".{other}") or other.endswith(f".{one}")
 
 
@@ -244,16 +263,16 @@ def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
             if name in program.constants:
                 yield program.turned.get(name, name), ReadPlace(number, place, name in program.turned)
         if _is_nameless(node, program):
-            yield f"{node.module}.weight", ReadPlace(number, 1, not _is_across(node))
+            yield f"{node.module}.weight", ReadPlace(number, 1, not _stores_transposed(node))
 
 
 def _is_nameless(node: ProgramNode, program: ModelProgram) -> bool:
-    """Whether a product of a module reads a weight whose name the exporter has dropped."""
+    """Whether a module's product reads a weight whose name the exporter has dropped."""
     if node.op not in _PRODUCTS or not node.module or node.inputs[1] not in program.constants:
         return False
     return not program.turned.get(node.inputs[1], node.inputs[1]).endswith(".weight")
 
 
-def _is_across(node: ProgramNode) -> bool:
-    """Whether a product reads its weight as torch stores it: a row for each output."""
+def _stores_transposed(node: ProgramNode) -> bool:
+    """Whether a product reads its weight as torch stores it: [out, in]."""
     return node.op == "Gemm" and bool(node.attributes.get("transB"))

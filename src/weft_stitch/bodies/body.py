@@ -21,11 +21,11 @@ from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, ProgramNode
 
 WORTH = 4
-"""Both factors together hold at most a quarter of the weight's numbers; above that, sharing saves too little."""
+"""Both factors together must hold at most a quarter of the weight's numbers; above that, sharing saves too little."""
 _SKETCHES, _MORE = (8, 32), 8
-"""Ranks to try first, and the additional random vectors of a sketch (more: fewer misses, more time)."""
+"""Ranks to try first, and the number of additional random vectors per sketch (more: fewer misses, more time)."""
 _HOPELESS = 0.95
-"""A sketch that leaves more than this part of the norm ends the search: the difference has no low rank."""
+"""A sketch that leaves more than this fraction of the norm ends the search: the difference has no low rank."""
 
 
 class LowRank(NamedTuple):
@@ -38,14 +38,15 @@ class LowRank(NamedTuple):
     before: Array | None = None
     """[in]: factors on the rows of the weight."""
     after: Array | None = None
-    """[out]: factors on its columns."""
+    """[out]: factors on the columns of the weight."""
     kind: str = "low rank"
+    """What the difference is, for messages: low rank, columns, rows or scale."""
 
     @property
     def rank(self) -> int:
         return len(self.up)
 
-    def whole(self, weight: Array) -> Array:
+    def apply(self, weight: Array) -> Array:
         """Apply the difference to *weight*."""
         scaled = weight if self.before is None else self.before[:, None] * weight
         result: Array = (scaled if self.after is None else scaled * self.after) + self.down @ self.up
@@ -53,18 +54,18 @@ class LowRank(NamedTuple):
 
 
 def low_rank(difference: Array, allowed: float) -> LowRank | None:
-    """Factorise *difference* up to a rest of at most *allowed* (Frobenius); None where the rank would be too high.
+    """Factorise *difference* up to a rest of Frobenius norm *allowed*; None if its rank would be too high.
 
-    Multiplies slightly more than r random vectors (a randomised range finder; Halko, Martinsson and Tropp, 2011), and
+    A randomised range finder (Halko, Martinsson and Tropp, 2011) multiplies slightly more than r random vectors, and
     takes more vectors until the rest is negligible.
     """
     depth, width = difference.shape
     most = depth * width // (WORTH * (depth + width))
     rng = np.random.default_rng(0)
     for count in sorted({min(rank, most) for rank in (*_SKETCHES, most)}):
-        seen = difference @ rng.standard_normal((width, min(count + _MORE, width)), np.float32)
-        basis, _ = np.linalg.qr(difference @ (difference.T @ seen))  # once more, so that small ones count for less
-        part = _cut(basis, basis.T @ difference, difference, allowed)
+        sketch = difference @ rng.standard_normal((width, min(count + _MORE, width)), np.float32)
+        basis, _ = np.linalg.qr(difference @ (difference.T @ sketch))  # a power iteration damps small singular values
+        part = _project(basis, basis.T @ difference, difference, allowed)
         rest = float(np.linalg.norm(difference - part.down @ part.up))
         if part.rank <= count and rest <= allowed:
             return part
@@ -73,8 +74,8 @@ def low_rank(difference: Array, allowed: float) -> LowRank | None:
     return None
 
 
-def _cut(basis: Array, inner: Array, difference: Array, allowed: float) -> LowRank:
-    """Project *difference* onto *basis*, and drop directions that together with the rest stay below *allowed*."""
+def _project(basis: Array, inner: Array, difference: Array, allowed: float) -> LowRank:
+    """Project *difference* onto *basis*, without the weakest directions: these and the rest stay below *allowed*."""
     squares, left = np.linalg.eigh(inner.astype(np.float64) @ inner.T.astype(np.float64))
     rest = max(0.0, float(np.linalg.norm(difference)) ** 2 - float(squares.sum()))
     tails = np.cumsum(np.maximum(squares, 0)) + min(rest, 0.5 * allowed**2)
@@ -87,11 +88,13 @@ class OwnLines:
     """A table that differs from a shared one in some lines, or in their number (an extended vocabulary)."""
 
     count: int
+    """Number of lines of the whole table."""
     at: Array
-    """The numbers of its own lines."""
+    """Indices of its own lines."""
     lines: Array
+    """Its own lines."""
 
-    def whole(self, table: Array) -> Array:
+    def apply(self, table: Array) -> Array:
         """Apply the difference to *table*."""
         result = np.empty((self.count, table.shape[1]), table.dtype)
         result[: len(table)] = table[: self.count]
@@ -99,99 +102,104 @@ class OwnLines:
         return result
 
     def index(self, first: int) -> Array:
-        """The index of each line in a table where its own lines begin at *first* and the shared ones stay in place."""
+        """For each line of this table, its index in a joint table.
+
+        There the shared lines are in place, and the own lines begin at *first*.
+        """
         places = np.arange(self.count, dtype=np.int32)
         places[self.at] = np.arange(first, first + len(self.at))
         return places
 
 
 def own_lines(near: Array, mine: Array) -> OwnLines | None:
-    """Express the table *mine* by its own lines and *near*; None where too few lines are equal."""
+    """Express the table *mine* by *near* and own lines; None if too few lines are equal."""
     if near.shape[1] != mine.shape[1]:
         return None
     common = min(len(near), len(mine))
-    at = np.concatenate([_differing(near[:common].T, mine[:common].T), np.arange(common, len(mine))])
+    at = np.concatenate([_differing_columns(near[:common].T, mine[:common].T), np.arange(common, len(mine))])
     own = OwnLines(len(mine), at, mine[at])
     return own if WORTH * (own.lines.nbytes + 4 * own.count) <= mine.nbytes else None
 
 
-def replaced(near: Array, mine: Array) -> LowRank | None:
-    """Express *mine* as *near* with some replaced columns or rows, bit by bit; None where those are many."""
+def replace_columns(near: Array, mine: Array) -> LowRank | None:
+    """Express *mine* as *near* with some replaced columns, or else rows, bit by bit; None if these are many."""
     depth, width = mine.shape
     most = (mine.size // WORTH - depth - width) // (depth + width)
-    columns = _differing(near, mine)
+    columns = _differing_columns(near, mine)
     if len(columns) <= most:
-        return LowRank(mine[:, columns], _ones(width, columns), after=_without(width, columns), kind="columns")
-    rows = _differing(near.T, mine.T)
+        return LowRank(mine[:, columns], _unit_rows(width, columns), after=_zeros_at(width, columns), kind="columns")
+    rows = _differing_columns(near.T, mine.T)
     if len(rows) <= most:
-        return LowRank(_ones(depth, rows).T.copy(), mine[rows], before=_without(depth, rows), kind="rows")
+        return LowRank(_unit_rows(depth, rows).T.copy(), mine[rows], before=_zeros_at(depth, rows), kind="rows")
     return None
 
 
-def scaled(near: Array, mine: Array, allowed: float) -> LowRank | None:
-    """Express *mine* as *near* with scaled columns or rows, up to a rest of at most *allowed* (Frobenius)."""
+def scale_columns(near: Array, mine: Array, allowed: float) -> LowRank | None:
+    """Express *mine* as *near* with scaled columns, or else rows; None if more than *allowed* (Frobenius) is left."""
     depth, width = mine.shape
     nothing = LowRank(np.zeros((depth, 0), np.float32), np.zeros((0, width), np.float32), kind="scale")
-    after = _scales(near, mine)
+    after = _column_factors(near, mine)
     if np.linalg.norm(mine - near * after) <= allowed:
         return nothing._replace(after=after)
-    before = _scales(near.T, mine.T)
+    before = _column_factors(near.T, mine.T)
     return nothing._replace(before=before) if np.linalg.norm(mine - before[:, None] * near) <= allowed else None
 
 
-def _scales(near: Array, mine: Array) -> Array:
+def _column_factors(near: Array, mine: Array) -> Array:
     """Least-squares factors from the columns of *near* to those of *mine*."""
     squares = np.einsum("ij,ij->j", near, near)
     factors: Array = np.einsum("ij,ij->j", near, mine) / np.where(squares > 0, squares, 1)
     return factors.astype(np.float32)
 
 
-def _differing(one: Array, other: Array) -> Array:
-    """Numbers of the columns that differ in any bit."""
+def _differing_columns(one: Array, other: Array) -> Array:
+    """Indices of the columns that differ in any bit."""
     return np.flatnonzero((one.view(np.int32) != other.view(np.int32)).any(axis=0))
 
 
-def _ones(size: int, at: Array) -> Array:
-    """Rows of the identity matrix: one for each of *at*."""
+def _unit_rows(size: int, at: Array) -> Array:
+    """The rows *at* of the identity matrix of *size*."""
     lines = np.zeros((len(at), size), np.float32)
     lines[np.arange(len(at)), at] = 1
     return lines
 
 
-def _without(size: int, at: Array) -> Array:
+def _zeros_at(size: int, at: Array) -> Array:
+    """A vector of ones, with zeros *at* some indices."""
     mask = np.ones(size, np.float32)
     mask[at] = 0
     return mask
 
 
 Crew = tuple[int, ...]
-"""Numbers of models, in order."""
+"""Models for which a step runs once, by their numbers, in ascending order."""
 
 
 class BodyValue(NamedTuple):
-    """A tensor between steps."""
+    """A tensor between steps: an output of one of them, or an input of the models."""
 
     step: int
-    """The number of the step that writes it; -1 for an input of the models."""
+    """The index of the step that writes it; -1 for an input of the models."""
     output: int
+    """The index among the step's outputs, or among the inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class BodyStep:
-    """One operator, in all models that have it."""
+    """One operator, in all models that have it, with each model's constants."""
 
     node: ProgramNode
     """The node in the first of these models."""
     inputs: tuple[BodyValue | None, ...]
-    """The tensors it reads; None is a constant, or an input that is left out."""
+    """The values that it reads; None for a constant or an omitted input."""
     contents: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Model -> the keys of the constants that it reads here, empty where it reads a value."""
+    """Model -> for each input, the key of the constant; empty if the input is a value or omitted."""
     names: dict[int, str] = field(default_factory=dict)
-    """Model -> the name of its node, for messages."""
+    """Model -> the node's name in that model, for messages."""
     parts: dict[int, LowRank] = field(default_factory=dict)
-    """Model -> its difference to the shared weights, for the models that have one."""
+    """Model -> its difference to the shared weight, if it has one."""
     lines: dict[int, OwnLines] = field(default_factory=dict)
-    """Model -> its own lines of the shared table, for the models that have some."""
+    """Model -> its own lines of the shared table, if it has any."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,14 +210,14 @@ class Body:
     opset: int
     steps: tuple[BodyStep, ...]
     inputs: tuple[str, ...]
-    """Names of the inputs of all models, each once."""
+    """The names of all models' inputs, without duplicates."""
     ports: tuple[Mapping[str, GraphTensor], ...]
     """Each model's inputs, by name."""
     outputs: tuple[Mapping[str, BodyValue], ...]
     """Each model's outputs, by name."""
     constants: Constants
     exits: tuple[tuple[str, ...], ...]
-    """Each model's outputs that are early exits."""
+    """For each model, the names of the outputs that are early exits."""
 
     @property
     def tasks(self) -> int:
@@ -227,7 +235,10 @@ class Body:
 
 
 class Aligner:
-    """Collects the steps of programs, one program after another; a node without a matching step becomes a new one."""
+    """Collects the steps of programs, one program after another.
+
+    A node becomes a model's entry in the step of equal signature and inputs, or a new step.
+    """
 
     def __init__(self, constants: Constants) -> None:
         self.steps: list[BodyStep] = []
@@ -236,16 +247,17 @@ class Aligner:
         self._inputs: list[str] = []
         self._outputs: list[dict[str, BodyValue]] = []
         self._numbers: dict[object, int] = {}
+        """What a node computes and reads, and its occurrence in the model -> the index of its step."""
         self.walked: dict[int, tuple[int, ...]] = {}
-        """Model -> the step of each of its nodes."""
+        """Model -> the index of the step of each of its nodes."""
 
     def add(self, program: ModelProgram) -> int:
-        """Add a model and return its number."""
+        """Add a model and return its number; ``StitchError`` if its operator set differs."""
         first = self._programs[0] if self._programs else program
         if program.opset != first.opset:
-            said = f"{first.name} {first.opset}, {program.name} {program.opset}"
-            raise StitchError(f"the models are of different operator sets: {said}; export them alike")
-        self._outputs.append(self.over(len(self._programs), program))
+            opsets = f"{first.name} {first.opset}, {program.name} {program.opset}"
+            raise StitchError(f"the models are of different operator sets: {opsets}; export them alike")
+        self._outputs.append(self.assign(len(self._programs), program))
         self._programs.append(program)
         return len(self._programs) - 1
 
@@ -262,17 +274,17 @@ class Aligner:
             tuple(program.exits for program in self._programs),
         )
 
-    def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
-        """Assign the nodes of *program* to steps; return the values of its outputs."""
+    def assign(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
+        """Assign the nodes of *program* to steps, as model *task*; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
-        seen: Counter[object] = Counter()
+        occurrences: Counter[object] = Counter()
         walked = []
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
-            number = self._step(node, read, (kind, seen[kind]))
-            seen[kind] += 1
+            number = self._step(node, read, (kind, occurrences[kind]))
+            occurrences[kind] += 1
             walked.append(number)
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
@@ -285,6 +297,7 @@ class Aligner:
         return {name: values[name] for name in program.outputs}
 
     def _step(self, node: ProgramNode, read: tuple[BodyValue | None, ...], key: object) -> int:
+        """The index of the step for *key*; *node* becomes a new step if there is none."""
         if key not in self._numbers:
             self._numbers[key] = len(self.steps)
             self.steps.append(BodyStep(node, read))

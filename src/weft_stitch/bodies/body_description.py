@@ -21,25 +21,26 @@ from weft_stitch.reading.onnx_program import Constants, ProgramNode
 VERSION = 1
 """Version of the description; files with another one are refused."""
 UNKNOWN = "?"
-"""Stands for a constant that the file does not hold as it is."""
+"""In place of the name of a constant that the file does not store as it is."""
 _FEW = 8
-"""Integer constants of at most 8 numbers are written out: they may be sizes, which the graph need not hold."""
+"""Integer constants of up to this many numbers are written out: they may be sizes that the graph does not store."""
 _NOTHING = np.zeros(0, np.float32)
 
 Held = str | tuple[int, ...]
-"""The name of a constant, empty for none, or its numbers."""
+"""The name of a constant (empty: none), or its numbers."""
 
 
 class CrewNote(NotePart):
     """Models with equal constants in a step."""
 
     tasks: tuple[int, ...] = ()
-    """Empty: all models."""
+    """The models' numbers; empty for all models."""
     held: tuple[Held, ...]
+    """The constant of each input."""
 
 
 class PartNote(NotePart):
-    """The difference of a model's weight to the shared one."""
+    """The difference of a model's weight to the shared weight: its kind, and where a low-rank part is stored."""
 
     kind: str
     down: str = ""
@@ -56,23 +57,26 @@ class StepNote(NotePart):
     inputs: tuple[tuple[int, int] | None, ...]
     """Step and output of each value; step -1 is an input of the models."""
     settings: dict[str, float] = {}  # noqa: RUF012 (pydantic copies defaults)
+    """The operator's attributes that are numbers."""
     crews: tuple[CrewNote, ...]
     parts: dict[int, PartNote] = {}  # noqa: RUF012 (pydantic copies defaults)
+    """Model -> its difference to the shared weight."""
     lines: bool = False
-    """Whether models have lines of their own in a table."""
+    """Whether some model has lines of its own in a table."""
 
 
 class BodyNote(VersionedNote):
-    """The whole description."""
+    """The description of a body."""
 
     names: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[dict[str, tuple[int, int]], ...]
+    """For each model, name of an output -> step and output that write it."""
     steps: tuple[StepNote, ...]
 
 
 def body_metadata(body: Body, joined: JoinedBody) -> dict[str, str]:
-    """Return the metadata for the file of the graph that *body* was joined to."""
+    """The metadata for the file of the graph *joined*, to which *body* was joined."""
     outputs = tuple({port: (value.step, value.output) for port, value in ports.items()} for ports in body.outputs)
     steps = tuple(_describe_step(body, number, joined) for number in range(len(body.steps)))
     note = BodyNote(version=VERSION, names=body.names, inputs=body.inputs, outputs=outputs, steps=steps)
@@ -80,108 +84,122 @@ def body_metadata(body: Body, joined: JoinedBody) -> dict[str, str]:
 
 
 def _describe_step(body: Body, number: int, joined: JoinedBody) -> StepNote:
+    """Describe step *number*: the constants of each crew, and the differences of models to the shared weight."""
     step = body.steps[number]
     held = {
         task: _describe_contents(body.constants, step.contents[task], joined.held[number, task])
         for task in step.contents
     }
-    together = crews(held)
+    groups = crews(held)
     numbers = {name: value for name, value in step.node.attributes.items() if isinstance(value, (int, float))}
     return StepNote(
         op=step.node.op,
         name=step.names[min(step.names)],
         inputs=tuple(None if value is None else (value.step, value.output) for value in step.inputs),
         settings=numbers,
-        crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in together),
+        crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in groups),
         parts={
-            task: _part(part, joined, number, task)
+            task: _describe_part(part, joined, number, task)
             for task, part in step.parts.items()
-            if _apart(part, joined, number, task)
+            if _is_stored_apart(part, joined, number, task)
         },
         lines=bool(step.lines),
     )
 
 
-def _apart(part: LowRank, joined: JoinedBody, number: int, task: int) -> bool:
-    """Whether a difference is separate in the graph, and not merged into a weight of its model."""
+def _is_stored_apart(part: LowRank, joined: JoinedBody, number: int, task: int) -> bool:
+    """Whether a model's difference is stored in the graph by itself, and not merged into the model's weight."""
     return (number, task) in joined.parts or part.before is not None or part.after is not None
 
 
-def _part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote:
+def _describe_part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote:
+    """Describe the difference of model *task* in step *number*."""
     if part.before is not None or part.after is not None:
         return PartNote(kind=part.kind)
     return PartNote(kind=part.kind, rank=part.rank, **joined.parts[number, task]._asdict())
 
 
 def _describe_contents(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
+    """The constants of a model in a step: names in the graph, or small numbers."""
     return tuple(
         key and (name or _small_numbers(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True)
     )
 
 
 def _small_numbers(array: Array | None) -> Held:
+    """The numbers of a small integer constant; ``UNKNOWN`` for any other."""
     if array is None or array.dtype.kind != "i" or array.size > _FEW:
         return UNKNOWN
     return tuple(int(number) for number in array.reshape(-1))
 
 
 def read_body(path: Path) -> Body:
-    """Read the models in a file of one body; ``StitchError`` where it does not describe them."""
+    """Read the models in a file of one body; ``StitchError`` if the file does not describe them."""
     return rebuild_body(*read_note(path, BODY_KEY))
 
 
 def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
-    """Rebuild the body that *text* describes; *weights* looks constants up by name. Its ports stay empty."""
+    """Rebuild the body that *text* describes. *weights*: returns a constant by its name.
+
+    Attributes other than numbers, ports, exits and the operator set are not described and stay empty.
+    """
     note = parse_note(text, BodyNote, BODY_KEY, VERSION)
-    _check(note)
+    _check_note(note)
     constants = Constants()
-    steps = tuple(_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps))
+    steps = tuple(
+        _rebuild_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps)
+    )
     outputs = tuple({port: BodyValue(*value) for port, value in ports.items()} for ports in note.outputs)
     return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
 
 
-def _check(note: BodyNote) -> None:
+def _check_note(note: BodyNote) -> None:
     """Refuse steps that read values before they are written, and numbers of models that do not exist."""
     if not note.names or len(note.outputs) != len(note.names):
-        raise _unfit(f"has outputs of {len(note.outputs)} models, and names of {len(note.names)}")
+        raise _unfit_error(f"has outputs of {len(note.outputs)} models, and names of {len(note.names)}")
     for number, step in enumerate(note.steps):
-        where = _where(number, step)
+        where = _step_text(number, step)
         _check_read(note, where, number, step.inputs)
         if not step.crews or any(len(crew.held) != len(step.inputs) for crew in step.crews):
-            raise _unfit(f"does not say for each of its inputs what models hold there at {where}")
+            raise _unfit_error(f"does not say for each of its inputs what models hold there at {where}")
         for task in (*step.parts, *(task for crew in step.crews for task in crew.tasks)):
             if task not in range(len(note.names)):
-                raise _unfit(f"has {len(note.names)} models, and none of number {task} at {where}")
+                raise _unfit_error(f"has {len(note.names)} models, and none of number {task} at {where}")
     for name, outputs in zip(note.names, note.outputs, strict=True):
         _check_read(note, f"the outputs of {name}", len(note.steps), outputs.values())
 
 
 def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
-    """Require each value to be an input, or written by a step before number *before*."""
+    """Require each value to be an input of the models, or written by a step before number *before*."""
     for step, output in filter(None, values):
         known = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
         if not known:
-            raise _unfit(f"reads output {output} of step {step} at {where}, which is not made before")
+            raise _unfit_error(f"reads output {output} of step {step} at {where}, which is not made before")
 
 
-def _where(number: int, note: StepNote) -> str:
+def _step_text(number: int, note: StepNote) -> str:
     return f"step {number} ({note.name})"
 
 
-def _unfit(why: str) -> StitchError:
+def _unfit_error(why: str) -> StitchError:
+    """The error for a description that does not fit: *why*, and what to do."""
     return StitchError(f"its {BODY_KEY} {why}; stitch it again")
 
 
-def _step(number: int, note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+def _rebuild_step(
+    number: int, note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]
+) -> BodyStep:
+    """Rebuild step *number*; ``StitchError`` names it if its description is wrong."""
     try:
         return _build_step(note, tasks, constants, weights)
     except KeyError as error:
-        raise _unfit(f"names the constant {error}, which is not there, at {_where(number, note)}") from error
+        raise _unfit_error(f"names the constant {error}, which is not there, at {_step_text(number, note)}") from error
     except (IndexError, OverflowError, ValueError) as error:
-        raise _unfit(f"does not fit the constants at {_where(number, note)}: {error}") from error
+        raise _unfit_error(f"does not fit the constants at {_step_text(number, note)}: {error}") from error
 
 
 def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+    """Rebuild a step; ``KeyError`` or ``ValueError`` if its constants are not there or do not fit."""
     node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
     step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
@@ -199,7 +217,7 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
 
 
 def _store_constant(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
-    """Store a constant and return its key."""
+    """Store a constant under its name or its numbers, and return this key."""
     if isinstance(held, str):
         if held not in ("", UNKNOWN):
             constants.arrays.setdefault(held, weights(held))

@@ -39,28 +39,28 @@ from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_progr
 from weft_stitch.running.sessions import CLOSE, Difference, load_session, relative_difference, run_session
 
 MOST_RACED = 8
-"""Models that are loaded at once for timing, which bounds memory; all others are assumed to be as fast."""
+"""Number of models that are loaded at once for timing, which limits memory; the others are assumed as fast."""
 
 Alone = Callable[[Feed], list[Array]]
-"""A loaded model: inputs -> outputs, in order."""
+"""Runs a loaded model: inputs by name -> outputs, in order."""
 
 
 class BodyBench:
-    """Sessions of the models' files; one model is loaded at a time, since a body may be made of dozens."""
+    """Runs the models' files for comparison. One model is loaded at a time, since a body may be made of dozens."""
 
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
         self._body, self._files, self._threads = body, files, threads
-        self._held: tuple[int, Alone] | None = None
+        self._loaded: tuple[int, Alone] | None = None
 
     def alone(self, task: int, feed: Feed) -> dict[str, Array]:
-        """Run one model alone: its own file, or its adapter on the base's weights."""
-        if self._held is None or self._held[0] != task:
-            self._held = None
-            self._held = task, self._open_alone(task, optimise=False)
-        return dict(zip(self._body.outputs[task], self._held[1](feed), strict=True))
+        """Run one model alone: its own file, or the base with its adapter. Returns outputs by name."""
+        if self._loaded is None or self._loaded[0] != task:
+            self._loaded = None
+            self._loaded = task, self._open_alone(task, optimise=False)
+        return dict(zip(self._body.outputs[task], self._loaded[1](feed), strict=True))
 
     def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
-        """Return a function that runs a model and gives out all its intermediate values."""
+        """Return a function that runs model *task* on *rows* rows of *length*, and returns all intermediate values."""
 
         def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
             wanted = self._body.values(task)
@@ -77,7 +77,7 @@ class BodyBench:
         return run
 
     def outputs(self, samples: BodySamples) -> dict[str, BodyPlace]:
-        """Find the axes of rows and lengths in the outputs of every model, by the graph's names."""
+        """Find the axes of rows and lengths in all models' outputs, by the graph's names."""
 
         def run(task: int, rows: int, length: int) -> dict[str, Array]:
             return self.alone(task, samples.draw(np.random.default_rng(0), task, rows, length))
@@ -89,34 +89,37 @@ class BodyBench:
         }
 
     def difference(self, graph: Graph, samples: BodySamples) -> Difference:
-        """The largest difference to the models alone, over batches of mixed row counts and lengths."""
+        """The largest difference of *graph*'s outputs to those of the separate models.
+
+        Batches have different numbers of rows and, where padding is possible, different lengths.
+        """
         session, tasks = self._session(graph, optimise=True), range(self._body.tasks)
         names = [output.name for output in graph.outputs]
-        fed, results = [], []
-        for seed, lengths in enumerate(_lengths(samples, len(tasks))):
+        batches, results = [], []
+        for seed, lengths in enumerate(_length_sets(samples, len(tasks))):
             rng = np.random.default_rng(seed)
-            fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
-            outputs = run_session(session, names, self._join_feeds(fed[-1]), graph.name)
+            batches.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
+            outputs = run_session(session, names, self._join_feeds(batches[-1]), graph.name)
             results.append(dict(zip(names, outputs, strict=True)))
         worst = Difference(0.0, "")
         for task in tasks:
-            for feeds, together in zip(fed, results, strict=True):
+            for feeds, joined in zip(batches, results, strict=True):
                 for port, wanted in self.alone(task, feeds[task]).items():
                     name = port_name(self._body, task, port)
-                    worst = max(worst, Difference(relative_difference(together[name], wanted), name))
+                    worst = max(worst, Difference(relative_difference(joined[name], wanted), name))
         return worst
 
     def unchanged(self, task: int, samples: BodySamples, close: Callable[[Array, Array], bool]) -> bool:
-        """Whether a model computed from the body's weights answers as its own file does."""
+        """Whether a model, computed with the body's weights, has the outputs of its own file, as *close* judges."""
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(model_graph(self._body, task), optimise=False)
-        outputs = run_session(session, self._ours(task), self._rename_feed(task, feed), self._body.names[task])
+        outputs = run_session(session, self._output_names(task), self._rename_feed(task, feed), self._body.names[task])
         wanted = self.alone(task, feed).values()
         pairs = zip(outputs, wanted, strict=True)
-        return all(mine.shape == right.shape and close(mine, right) for mine, right in pairs)
+        return all(output.shape == right.shape and close(output, right) for output, right in pairs)
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
-        """Time a row of each model: one model after another, and all as one body, in turns."""
+        """Time one row of each model, in turns: "sequential" one model after another, "stitched" all as one body."""
         rng = np.random.default_rng(0)
         feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
         raced = [self._open_alone(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
@@ -129,11 +132,12 @@ class BodyBench:
         return seconds | {"sequential": seconds["sequential"] * len(feeds) / len(raced)}
 
     def _open_alone(self, task: int, *, optimise: bool) -> Alone:
+        """Load one model; a folder of an adapter is loaded as the base's weights with the adapter."""
         names, called = list(self._body.outputs[task]), self._body.names[task]
         if not self._files[task].is_dir():
             session = load_session(self._files[task], self._threads, self._files[task].name, optimise=optimise)
             return lambda feed: run_session(session, names, feed, called)
-        whole, ours = self._session(model_graph(self._body, task), optimise=optimise), self._ours(task)
+        whole, ours = self._session(model_graph(self._body, task), optimise=optimise), self._output_names(task)
         return lambda feed: run_session(whole, ours, self._rename_feed(task, feed), called)
 
     def _session(self, graph: Graph, *, optimise: bool) -> Any:
@@ -143,28 +147,30 @@ class BodyBench:
             write_onnx(graph, path)
             return load_session(path, self._threads, graph.name, optimise=optimise)
 
-    def _ours(self, task: int) -> list[str]:
+    def _output_names(self, task: int) -> list[str]:
         """The graph's names of a model's outputs."""
         return [port_name(self._body, task, name) for name in self._body.outputs[task]]
 
     def _join_feeds(self, feeds: Sequence[Feed]) -> Feed:
+        """The inputs of all models, by the graph's names."""
         return {name: array for task, feed in enumerate(feeds) for name, array in self._rename_feed(task, feed).items()}
 
     def _rename_feed(self, task: int, feed: Feed) -> Feed:
+        """The inputs of one model, by the graph's names."""
         return {port_name(self._body, task, name): array for name, array in feed.items()}
 
 
-def _lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
-    """Sets of lengths to compare at, one length for each model."""
+def _length_sets(samples: BodySamples, tasks: int) -> list[list[int]]:
+    """Sets of lengths to compare at, each with one length per model; unequal ones only if rows can be padded."""
     if samples.fill is None:
         return [[6] * tasks, [9] * tasks]
     return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]
 
 
 BASE = -1
-"""The number of the base model, where one is given."""
+"""The number of the base model while programs are aligned."""
 USUAL_LENGTH = 16
-"""Tokens of inputs for timing, and for the warm-up of a server."""
+"""Tokens per row for timing, and for the warm-up of a server."""
 
 OnStage = Callable[[str, int, int | None], None]
 """Progress callback: the stage, its finished steps, and the number of its steps if known."""
@@ -172,17 +178,17 @@ OnStage = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """A step with weights, and the groups of models that share them."""
+    """A step with weights, and the groups of models that share the weights."""
 
     name: str
     op: str
     bytes: int
-    """Size of one model's weights."""
+    """Bytes of one model's weights."""
     crews: tuple[Crew, ...]
     rank: int = 0
-    """The highest rank of the models' low-rank parts."""
+    """The highest rank of the models' low-rank parts; 0 if no model has one."""
     own: tuple[str, ...] = ()
-    """Other differences to the shared weights, in words."""
+    """Other differences to the shared weights, as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,18 +197,18 @@ class BodyStitching:
 
     body: Body
     files: Mapping[str, Path]
-    """The models' files, or the folders of their adapters, by their names."""
+    """Model -> its file, or the folder of its adapter."""
     joined: JoinedBody
     fill: Fill | None
     """The padding value of each input; None where all rows of a batch must have one length."""
     apart_bytes: int
-    """Weights of the separate models."""
+    """Bytes of the weights of the separate models."""
     difference: Difference | None
-    """The largest difference to the models alone; None where it was not checked."""
+    """The largest difference to the outputs of the separate models; None if it was not checked."""
     times_s: Mapping[str, float]
-    """Seconds for a row of each model, one model after another and as one body; empty where nothing was timed."""
+    """Seconds for one row of each model, separately and as one body; empty if nothing was timed."""
     reordered: int = 0
-    """Count of products whose weights equal another model's except for their order."""
+    """Number of products whose weights equal another model's except for the order of channels."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -214,12 +220,12 @@ class BodyStitching:
 
     @property
     def long(self) -> bool:
-        """Whether rows may be of any length."""
+        """Whether rows may have any length."""
         return any(port.long for ports in self.body.ports for port in ports.values())
 
     @property
     def weight_bytes(self) -> int:
-        """Size of the graph's constants."""
+        """Bytes of the graph's constants."""
         return sum(array.nbytes for array in self.graph.constants.values())
 
     @cached_property
@@ -229,11 +235,12 @@ class BodyStitching:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Metadata of its ONNX file: the models in it, and how they share weights."""
+        """Metadata of the ONNX file: the models in it, and how they share weights."""
         entries = tasks_metadata([self._task_entry(task) for task in range(self.body.tasks)])
         return entries | body_metadata(self.body, self.joined) if self.long else entries
 
     def _task_entry(self, task: int) -> dict[str, Any]:
+        """What the server reads about one model."""
         ports, outputs = self.body.ports[task], self.body.outputs[task]
         entry: dict[str, Any] = {
             "name": self.names[task],
@@ -252,7 +259,7 @@ class BodyStitching:
         return (Path(path),)
 
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
-        """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of."""
+        """Write an ONNX file, which ``weft serve`` serves as the separate models."""
         target = Path(path)
         keep_models(self.files.values(), [target])
         write_onnx(self.graph, target, self.metadata)
@@ -272,11 +279,12 @@ def stitch_body(
 ) -> BodyStitching:
     """Stitch models that share whole weights to one body.
 
-    files: ONNX files, and folders of adapters of *base*, which is then needed.
-    tolerance: the part of a weight that may be lost where models differ from *base*, or from the first of them, by
-    something of low rank; 0: only what is equal is shared, and answers are the models' own.
+    *files*: ONNX files, and folders of adapters, for which *base* is needed. *tolerance*: the fraction of a weight that
+    may be lost where a model differs from *base*, or else from the first model, by something of low rank. With 0 only
+    equal weights are shared, and answers are the models' own. Raises ``StitchError`` if models cannot be joined or,
+    without tolerance, answer differently.
     """
-    body, apart = _read(files, names, tolerance, base, on_stage)
+    body, apart = _read_body(files, names, tolerance, base, on_stage)
     bench = BodyBench(body, [Path(file) for file in files], threads)
     samples = find_padding(body, bench.alone, _close)
     places = locate_values(body, bench.values(samples))
@@ -297,20 +305,20 @@ def _close(one: Array, other: Array) -> bool:
     return relative_difference(one, other) <= CLOSE
 
 
-def _read(
+def _read_body(
     files: Sequence[str | os.PathLike[str]],
     names: Sequence[str] | None,
     tolerance: float,
     base: str | os.PathLike[str] | None,
     on_stage: OnStage,
 ) -> tuple[Body, int]:
-    """Return the body of the models, and the bytes that they hold separately."""
+    """Read the models into one body; return it, and the total bytes of the separate models."""
     constants, apart = Constants(), 0
     aligner = Aligner(constants)
     reference = adapted = None
     if base is not None:
         program = read_program(base, constants)
-        aligner.over(BASE, program)
+        aligner.assign(BASE, program)
         reference = Reference(aligner.steps, BASE, constants) if tolerance else None
         adapted = AdaptedBase(program, aligner.walked[BASE], constants)
     called: list[str] = []
@@ -335,6 +343,7 @@ def _read(
 
 
 def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter, file: str | os.PathLike[str]) -> None:
+    """Give model *task* the weights of its adapter; messages begin with the adapter's folder."""
     try:
         base.adapt(aligner.steps, task, adapter)
     except StitchError as error:
@@ -342,11 +351,12 @@ def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter,
 
 
 def _held_bytes(program: ModelProgram, constants: Constants) -> int:
-    """Bytes that a model stores, equal arrays once."""
+    """Bytes that a model stores; equal arrays count once."""
     return sum(constants.arrays[key].nbytes for key in constants.behind(program.constants.values()))
 
 
 def _shared_steps(body: Body) -> Iterator[SharedStep]:
+    """The steps that have weights, in order."""
     arrays = body.constants.arrays
     for step in body.steps:
         if not step.contents:
@@ -357,9 +367,9 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
         if size:
             parts, lines = step.parts.values(), max((len(table.at) for table in step.lines.values()), default=0)
             rank = max((part.rank for part in parts if part.kind == "low rank"), default=0)
-            own = dict.fromkeys(_part_text(part) for part in parts if part.kind != "low rank")
-            said = (*own, *([f"{lines} lines"] if step.lines else []))
-            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank, said)
+            differences = dict.fromkeys(_part_text(part) for part in parts if part.kind != "low rank")
+            own = (*differences, *([f"{lines} lines"] if step.lines else []))
+            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank, own)
 
 
 def _part_text(part: LowRank) -> str:

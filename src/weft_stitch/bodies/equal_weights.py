@@ -11,14 +11,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank, OwnLines, low_rank, own_lines, replaced, scaled
+from weft_stitch.bodies.body import (
+    Body,
+    BodyStep,
+    BodyValue,
+    LowRank,
+    OwnLines,
+    low_rank,
+    own_lines,
+    replace_columns,
+    scale_columns,
+)
 from weft_stitch.bodies.probing import BodyPlace
 from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants
 
 
 class Reference:
-    """The weights that others are compared with: those of the base or of the first model, by step."""
+    """The weights that other models' are compared with: those of the base or of the first model, by step."""
 
     def __init__(self, steps: Sequence[BodyStep], task: int, constants: Constants) -> None:
         self._constants = constants
@@ -28,55 +38,62 @@ class Reference:
             if (place := _weight_place(step, task)) is not None
         }
         self._differences: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
-        """Reference's key, model's key, place -> their difference; None where they are too different."""
+        """Reference's key, model's key and place -> their difference; None if they differ too much."""
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
-        """Replace weights of *task* by the reference's and a difference that is exact up to *tolerance* (relative)."""
-        left = set()
+        """Replace weights of *task* by the reference's and a difference, exact up to *tolerance* (relative)."""
+        replaced = set()
         for number, step in enumerate(steps):
             place = _weight_place(step, task)
             if place is None or number not in self._keys:
                 continue
-            mine, near = step.contents[task][place], self._keys[number]
-            part = self._part(near, mine, place, tolerance) if mine != near else None
+            own, near = step.contents[task][place], self._keys[number]
+            part = self._difference(near, own, place, tolerance) if own != near else None
             if part is None:
                 continue
-            left.add(mine)
+            replaced.add(own)
             step.contents[task] = ("", near) if place else (near, "")
             if isinstance(part, OwnLines):
                 step.lines[task] = part
             elif part.rank or part.kind != "low rank":
                 step.parts[task] = part
         read = {key for step in steps for keys in step.contents.values() for key in keys}
-        self._constants.forget(left - read - set(self._keys.values()))
+        self._constants.forget(replaced - read - set(self._keys.values()))
 
-    def _part(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
+    def _difference(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
+        """The difference between the constants with the keys *near* and *mine*; None if they differ too much."""
         key = near, mine, place
         if key not in self._differences:
-            one, other = self._weight(near), self._weight(mine)
-            self._differences[key] = None if one is None or other is None else _between(one, other, place, tolerance)
+            reference, other = self._matrix(near), self._matrix(mine)
+            self._differences[key] = (
+                None if reference is None or other is None else _find_difference(reference, other, place, tolerance)
+            )
         return self._differences[key]
 
-    def _weight(self, key: str) -> Array | None:
+    def _matrix(self, key: str) -> Array | None:
+        """The constant with *key* if it is a float32 matrix; else None."""
         array = self._constants.arrays.get(key)
         return array if array is not None and array.ndim == 2 and array.dtype == np.float32 else None
 
 
-def _between(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
-    """The first kind of difference that turns *near* into *mine*."""
+def _find_difference(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
+    """The first kind of difference that turns *near* into *mine*; None if they differ too much.
+
+    *place*: 0 for a table to look up, 1 for the weight of a product.
+    """
     if not place:
         return own_lines(near, mine)
     if near.shape != mine.shape:
         return None
     allowed = tolerance * float(np.linalg.norm(mine))
-    part = replaced(near, mine)
+    part = replace_columns(near, mine)
     if part is None and tolerance:
-        part = scaled(near, mine, allowed) or low_rank(mine - near, allowed)
+        part = scale_columns(near, mine, allowed) or low_rank(mine - near, allowed)
     return part
 
 
 def _weight_place(step: BodyStep, task: int) -> int | None:
-    """The input of a step that is a weight to multiply by or a table to look up; None if there is none."""
+    """The index of a step's input that is a weight to multiply by, or a table to look up; None if no input is."""
     if task not in step.contents or len(step.inputs) != 2:
         return None
     place = {"MatMul": 1, "Gather": 0}.get(step.node.op)
@@ -86,14 +103,14 @@ def _weight_place(step: BodyStep, task: int) -> int | None:
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
-    """Give models the weights of others where only the order of channels differs; return the number of products.
+    """Give models the weights of others from which only the order of channels differs; return how many products.
 
-    unchanged: checks whether a model still answers as it does alone.
+    *unchanged*: checks whether a model still answers as its own file does; if not, its changes are undone.
     """
     count = 0
     for task in range(1, body.tasks):
         kept = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
-        changed = list(_take_over(body, places, task))
+        changed = list(_reuse_weights(body, places, task))
         if changed and unchanged(task):
             count += sum(_weight(body, body.steps[number], task) is not None for number in set(changed))
         elif changed:
@@ -102,26 +119,29 @@ def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: C
     return count
 
 
-def _take_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
-    """Replace constants of *task* by those of an earlier model; yield the numbers of the steps."""
+def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
+    """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
-        mine = step.contents.get(task)
+        own = step.contents.get(task)
         others = {step.contents[other]: other for other in range(task) if other in step.contents}
-        for other in (other for held, other in others.items() if mine and held != mine):
-            if changes := _changes(body, places, number, task, other):
+        for other in (other for held, other in others.items() if own and held != own):
+            if changes := _reorder_changes(body, places, number, task, other):
                 for at, contents in changes.items():
                     body.steps[at].contents[task] = contents
                 yield from changes
                 break
 
 
-def _changes(
+def _reorder_changes(
     body: Body, places: Mapping[BodyValue, BodyPlace], number: int, task: int, other: int
 ) -> dict[int, tuple[str, ...]] | None:
-    """The constants of *task* with a product's input channels in the order of *other*; None where more differs."""
+    """Step -> the constants that *task* gets if a product's input channels take the order of *other*.
+
+    All steps that compute these channels must fit the new order; None if something else differs.
+    """
     step = body.steps[number]
     mine, theirs = _weight(body, step, task), _weight(body, step, other)
-    order = None if mine is None or theirs is None else _order(mine, theirs)
+    order = None if mine is None or theirs is None else _row_order(mine, theirs)
     if order is None:
         return None
     changes = {number: step.contents[other]}
@@ -132,14 +152,14 @@ def _changes(
             continue
         seen.add(value)
         writer = body.steps[value.step]
-        if not _fits(body, writer, task, other, order):
+        if not _fits_order(body, writer, task, other, order):
             return None
         changes[value.step] = writer.contents[other]
         left += [] if _weight(body, writer, task) is not None else list(writer.inputs)
     return changes
 
 
-def _fits(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bool:
+def _fits_order(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bool:
     """Whether the constants of two models in a step are equal except for the order of the last axis."""
     if other not in step.contents or {task, other} & (step.parts.keys() | step.lines.keys()):
         return False
@@ -156,15 +176,15 @@ def _fits(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bo
 
 
 def _weight(body: Body, step: BodyStep, task: int) -> Array | None:
-    """The weight of a plain product with a stored matrix on the right; None for other steps."""
+    """The weight of a plain product with a stored matrix on the right; None for any other step."""
     if step.node.op != "MatMul" or step.inputs[0] is None or step.inputs[1] is not None or task in step.parts:
         return None
     array = body.constants.arrays.get(step.contents[task][1])
     return array if array is not None and array.ndim == 2 else None
 
 
-def _order(mine: Array, theirs: Array) -> Array | None:
-    """The permutation that sorts the rows of *mine* like *theirs*; None where rows differ or the order is equal."""
+def _row_order(mine: Array, theirs: Array) -> Array | None:
+    """The permutation that sorts the rows of *mine* as in *theirs*; None if rows differ or are in order already."""
     if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
         return None
     rows = {row.tobytes(): at for at, row in enumerate(np.ascontiguousarray(mine))}

@@ -18,73 +18,77 @@ from weft_stitch.net import Array
 _ONE_BY_ONE = {"Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh"}
 """Elementwise operators of one input."""
 _PAIRED = {"Add", "Div", "Mul", "Pow", "Sub"}
+"""Elementwise operators of two inputs."""
 
 
 class Position(NamedTuple):
-    """One place along an axis."""
+    """One index along an axis."""
 
     axis: int
     at: int
 
 
 Cut = dict[str, Position]
-"""Input of a step -> the position that it reads of it."""
+"""Input of a step -> the position of it that the step reads."""
 
 
 def narrow_graph(graph: Graph) -> Graph:
-    """Remove unread positions from *graph*, as far as the shapes of its tensors are known."""
+    """Compute only positions that are read, as far as the shapes of the tensors in *graph* are known."""
     return _Narrower(graph).graph()
 
 
 class _Narrower:
-    """Finds the positions that are read of each tensor, from the outputs back, then rewrites the steps."""
+    """Finds which positions of each tensor are read, from the outputs back, then rewrites the steps."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._wanted: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
-        """Tensor -> the positions that its readers need; None is all of it."""
+        """Tensor -> the positions that its readers need; None in the set stands for the whole tensor."""
         self._narrow: dict[str, Position] = {}
-        """Tensors of which one position is computed."""
+        """Tensor -> the only position of it that is computed."""
         for step in reversed(graph.steps):
-            self._ask(step)
+            self._record_reads(step)
         self._constants = dict(graph.constants)
         self._steps: list[GraphStep] = []
         self._taken: dict[tuple[str, Position], str] = {}
 
     def graph(self) -> Graph:
+        """The rewritten graph."""
         if not self._narrow:
             return self._graph
         for step in self._graph.steps:
-            self._write(step)
+            self._write_step(step)
         read = {name for step in self._steps for name in step.inputs}
         constants = {name: array for name, array in self._constants.items() if name in read}
         return replace(self._graph, steps=tuple(self._steps), constants=constants)
 
-    def _ask(self, step: GraphStep) -> None:
+    def _record_reads(self, step: GraphStep) -> None:
+        """Record which positions of its inputs *step* needs, given those of its outputs that are needed."""
         wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
         picked = self._picked_position(step)
         position = next(iter(wanted)) if len(wanted) == 1 else None
-        cut = self._through(step, position) if position and not picked else {}
+        cut = self._needed_inputs(step, position) if position and not picked else {}
         if position and cut:
             self._narrow |= dict.fromkeys(filter(None, step.outputs), position)
         for place, name in enumerate(step.inputs):
             self._wanted.setdefault(name, set()).add(picked if picked and not place else cut.get(name))
 
-    def _write(self, step: GraphStep) -> None:
+    def _write_step(self, step: GraphStep) -> None:
+        """Write *step* for the position that is computed, or as it is."""
         position = self._narrow.get(step.outputs[0])
         picked = self._picked_position(step)
         if picked and step.inputs[0] in self._narrow:
             axis = self._numbers([picked.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:
-            cut = self._through(step, position)
-            read = tuple(self._at(name, cut[name], step.layer) if name in cut else name for name in step.inputs)
+            cut = self._needed_inputs(step, position)
+            read = tuple(self._tensor_at(name, cut[name], step.layer) if name in cut else name for name in step.inputs)
             self._steps.append(replace(step, inputs=read))
         else:
             self._steps.append(step)
 
-    def _at(self, name: str, position: Position, layer: str) -> str:
-        """A tensor at one position; one that is computed whole is sliced at its first such use."""
+    def _tensor_at(self, name: str, position: Position, layer: str) -> str:
+        """A tensor at one position; a tensor that is computed whole is sliced at its first such use."""
         if name in self._narrow:
             return name
         if (name, position) not in self._taken:
@@ -101,34 +105,35 @@ class _Narrower:
             return None
         return Position(axis, int(index))
 
-    def _through(self, step: GraphStep, position: Position) -> Cut:
-        """The inputs of which a step needs only *position* to compute *position*; empty if it needs more."""
+    def _needed_inputs(self, step: GraphStep, position: Position) -> Cut:
+        """Input -> the position of it that *step* needs to compute *position* of its output; empty if it needs more."""
         read, written = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
         if written is None or read is None or step.inputs[0] in self._graph.constants:
             return self._pair_cuts(step, position, written) if written and step.op in _PAIRED else {}
         if step.op in _PAIRED:
             return self._pair_cuts(step, position, written)
-        whole = _axis_of(step, len(written))
+        whole_axis = _whole_axis(step, len(written))
         if step.op == "Concat":
-            return dict.fromkeys(step.inputs, position) if whole != position.axis else {}
+            return dict.fromkeys(step.inputs, position) if whole_axis != position.axis else {}
         if step.op == "Transpose":
             order = step.attributes.get("perm", range(len(written))[::-1])
             return {step.inputs[0]: Position(order[position.axis], position.at)}
         fits = (
             step.op in _ONE_BY_ONE
-            or (step.op in ("LayerNormalization", "Softmax") and whole > position.axis)
-            or (step.op == "Split" and whole != position.axis)
+            or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
+            or (step.op == "Split" and whole_axis != position.axis)
             or (step.op == "MatMul" and len(read) == len(written) == position.axis + 2)
-            or (step.op == "Reshape" and self._copies(step, position.axis))
+            or (step.op == "Reshape" and self._copies_axes(step, position.axis))
         )
         return {step.inputs[0]: position} if fits else {}
 
-    def _copies(self, step: GraphStep, axis: int) -> bool:
-        """Whether a step leaves all axes up to one as they are."""
+    def _copies_axes(self, step: GraphStep, axis: int) -> bool:
+        """Whether a Reshape leaves all axes up to *axis* as they are."""
         sizes = self._graph.constants.get(step.inputs[1])
         return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
 
     def _pair_cuts(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> Cut:
+        """The same for an elementwise step of two inputs, of which one may be broadcast."""
         cut: Cut = {}
         for name in step.inputs:
             shape = self._shape(name)
@@ -143,13 +148,14 @@ class _Narrower:
         return self._graph.shapes.get(name) if held is None else held.shape
 
     def _numbers(self, numbers: Iterable[int]) -> str:
+        """Store integers as a constant and return its name, which depends on the integers only."""
         array = np.array(list(numbers), np.int64)
         name = f"position_{'_'.join(map(str, array))}"
         self._constants[name] = array
         return name
 
 
-def _axis_of(step: GraphStep, rank: int) -> int:
-    """The first axis that a step needs as a whole."""
+def _whole_axis(step: GraphStep, rank: int) -> int:
+    """The first axis along which *step* needs all positions."""
     axis: Any = step.attributes.get("axis", 0 if step.op == "Split" else -1)
     return int(axis) % rank

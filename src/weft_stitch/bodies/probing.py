@@ -20,41 +20,45 @@ from weft_stitch.bodies.body import Body, BodyValue
 from weft_stitch.graph import DYNAMIC
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
-"""Rows and lengths of the runs; all are prime, so that a grown axis has one explanation."""
+"""Rows and lengths of the runs. All are prime, so that a larger axis has one explanation."""
 
 
 class BodyPlace(NamedTuple):
-    """The observed layout of a value."""
+    """The observed layout of a value: which axes grow with the rows and the length."""
 
     sizes: tuple[int, ...]
-    """Its shape in the first run."""
+    """Its shape in the first run (``SMALL``)."""
     dtype: str
     rows: int | None
-    """The axis of the rows; None where the value has none, such as a shape."""
+    """The axis of the rows; None if the value has no rows, such as a shape."""
     per_row: int = 1
-    """Numbers along that axis for each row, and for each of its positions with *by_length*."""
+    """Numbers along that axis per row, or, with *by_length*, per row and token."""
     by_length: bool = False
+    """Whether the axis of the rows also grows with the length."""
     long: tuple[int, ...] = ()
-    """The other axes that grow with the length of the inputs."""
+    """The other axes that grow with the length."""
     inner: bool = False
-    """Whether rows are interleaved along that axis: it begins with the first number of every row."""
+    """Whether rows are interleaved along their axis: it begins with the first number of every row."""
 
     @property
     def as_long(self) -> bool:
-        """Whether these axes are as long as the inputs."""
+        """Whether the axes *long* are as long as the inputs."""
         return all(self.sizes[axis] == SMALL[1] for axis in self.long)
 
 
 Fill = Mapping[str, float]
 """Input -> its padding value."""
 ValueRuns = Callable[[int, int, int], Mapping[BodyValue, Array]]
-"""A model, rows, a length -> all its values; a run with more rows begins with the rows of the smaller one."""
+"""Runs a model on a number of rows of a length, and returns all its values.
+
+A run with more rows begins with the rows of the smaller run.
+"""
 OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
-"""The same for its outputs."""
+"""The same for its outputs, by name."""
 
 
 def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
-    """Find the layout of every value; a model is run only if it has values that earlier ones lack."""
+    """Find the layout of every value. A model is only run if it has values that no earlier model has."""
     places: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
         if all(value in places for value in body.values(task)):
@@ -64,24 +68,27 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
             if value not in places:
                 node = body.steps[value.step].node
                 name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
-                place = _place(name, [sample.shape for sample in arrays], str(array.dtype))
-                places[value] = place._replace(inner=_is_inner(name, place, array, more[value]))
+                place = _infer_place(name, [sample.shape for sample in arrays], str(array.dtype))
+                places[value] = place._replace(inner=_is_interleaved(name, place, array, more[value]))
     return places
 
 
 def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
-    """Find the layouts of a model's outputs; each must have a row for each input row, else ``StitchError``."""
+    """Find the layouts of a model's outputs; ``StitchError`` if an output has not one row per input row."""
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
     places = {}
     for name, array in small.items():
-        place = _place(f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype))
+        place = _infer_place(
+            f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype)
+        )
         if place[2:5] != (0, 1, False):
             raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
         places[name] = place
     return places
 
 
-def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
+def _infer_place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
+    """The layout of a value, by its shapes in the three runs; ``StitchError`` if they fit no layout."""
     one, more, longer = shapes
     if len(one) != len(more) or len(one) != len(longer):
         raise StitchError(f"{name} has other dimensions for other sizes; it cannot be stitched")
@@ -99,23 +106,24 @@ def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlac
     return BodyPlace(one, dtype, axis, per_row // SMALL[1] if by_length else per_row, by_length, rest)
 
 
-def _is_inner(name: str, place: BodyPlace, few: Array, more: Array) -> bool:
-    """Whether rows are interleaved along their axis and not consecutive, by the rows that both runs share."""
+def _is_interleaved(name: str, place: BodyPlace, few: Array, more: Array) -> bool:
+    """Whether rows are interleaved along their axis, by the numbers of the rows that both runs have."""
     if place.rows is None or not few.size:
         return False
     axis, per_row = place.rows, few.shape[place.rows] // SMALL[0]
-    if _same(few, more.take(range(per_row * SMALL[0]), axis)):
+    if _nearly_equal(few, more.take(range(per_row * SMALL[0]), axis)):
         return False
     before, after = few.shape[:axis], few.shape[axis + 1 :]
     apart = [array.reshape(*before, per_row, -1, *after) for array in (few, more)]
-    if _same(apart[0], apart[1].take(range(SMALL[0]), axis + 1)):
+    if _nearly_equal(apart[0], apart[1].take(range(SMALL[0]), axis + 1)):
         return True
     if few.dtype.kind == "f":
         raise StitchError(f"{name} mixes rows: the first ones are others where there are more; it cannot be stitched")
     return False
 
 
-def _same(one: Array, other: Array) -> bool:
+def _nearly_equal(one: Array, other: Array) -> bool:
+    """Whether two arrays are equal up to rounding."""
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
     seen = one[np.isfinite(one)]
@@ -123,42 +131,43 @@ def _same(one: Array, other: Array) -> bool:
 
 
 ROWS, SHORT, LONG = 2, 5, 7
-"""Rows, length and padded length of the runs that look for padding values."""
+"""Rows, length and padded length of the runs by which padding values are found."""
 _WAYS = ((1, 0), (0, 1), (0, 0), (1, 1))
 """Values that a mask may have at tokens and at padding, the usual ones first."""
 _FEW = 3
-"""Up to 3 masks are tried in all combinations, 4^3 runs at most; more masks must all use the same values."""
+"""Up to 3 masks are tried in all combinations, in at most 4^3 runs; more masks must all use the same values."""
 
 Feed = dict[str, Array]
 Answers = Callable[[int, Feed], Mapping[str, Array]]
-"""A model and its inputs -> its outputs."""
+"""Runs a model on inputs, by name, and returns its outputs by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class BodySamples:
-    """Random inputs for the models of a body."""
+    """Draws random inputs for the models of a body."""
 
     body: Body
     usual: Mapping[str, float]
     """Mask -> its value at tokens."""
     fill: Fill | None
-    """Input -> its padding value; None where padding changes answers."""
+    """Input -> its padding value; None if padding changes answers."""
 
     def draw(self, rng: np.random.Generator, task: int, rows: int, length: int) -> Feed:
-        """Draw inputs of one model; where padding is possible, each row has its own length."""
+        """Draw *rows* rows of inputs for model *task*: the first of *length*, others shorter if padding is possible."""
         ends = rng.integers(1, length + 1, rows) if self.fill else np.full(rows, length)
         ends[:1] = length
         return {name: self._draw_input(rng, task, name, ends, length) for name in self.body.ports[task]}
 
-    def lengthened(self, task: int, feed: Feed, length: int) -> Feed:
+    def pad(self, task: int, feed: Feed, length: int) -> Feed:
         """Pad *feed* to *length*."""
         padded = {}
         for name, port in self.body.ports[task].items():
-            room = [(0, length - size if axis in port.long else 0) for axis, size in enumerate(feed[name].shape)]
-            padded[name] = np.pad(feed[name], room, constant_values=(self.fill or {}).get(name, 0))
+            widths = [(0, length - size if axis in port.long else 0) for axis, size in enumerate(feed[name].shape)]
+            padded[name] = np.pad(feed[name], widths, constant_values=(self.fill or {}).get(name, 0))
         return padded
 
     def _draw_input(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
+        """Draw one input; *ends*: the length of each row."""
         port = self.body.ports[task][name]
         shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
         if port.dtype.startswith("float"):
@@ -171,7 +180,7 @@ class BodySamples:
 
 
 def tables(body: Body, task: int) -> dict[str, int]:
-    """The inputs that are indices into a table, with the number of its lines."""
+    """The inputs that are indices into a table of the model, with the number of the table's lines."""
     sizes: dict[str, int] = {}
     same = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
@@ -191,8 +200,8 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
     """Find the first padding values that change no answer of the first model."""
     known = tables(body, 0)
     whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
-    masks = [name for name in {**dict.fromkeys(whole), **_elsewhere(body)} if name not in known]
-    for ways in _ways(len(masks)):
+    masks = [name for name in {**dict.fromkeys(whole), **_new_integer_inputs(body)} if name not in known]
+    for ways in _mask_values(len(masks)):
         usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
         fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
         drawn = BodySamples(body, usual, fill)
@@ -201,13 +210,13 @@ def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], b
     return BodySamples(body, dict.fromkeys(masks, 1.0), None)
 
 
-def _ways(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yield combinations of values for *masks* masks; for many masks only those in which all are alike."""
+def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Combinations of values for *masks* masks; for many masks only those in which all masks are alike."""
     return product(_WAYS, repeat=masks) if masks <= _FEW else ((way,) * masks for way in _WAYS)
 
 
-def _elsewhere(body: Body) -> dict[str, None]:
-    """Integer inputs that the first model does not have."""
+def _new_integer_inputs(body: Body) -> dict[str, None]:
+    """The integer inputs that the first model does not have."""
     ports = [port for mine in body.ports[1:] for port in mine.values() if not port.dtype.startswith("float")]
     return {port.name: None for port in ports if port.name not in body.ports[0]}
 
@@ -215,12 +224,12 @@ def _elsewhere(body: Body) -> dict[str, None]:
 def _unchanged_by_padding(
     drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]
 ) -> Iterator[bool]:
-    """For each output, whether it stays the same when its inputs are padded."""
+    """For each output, whether it stays the same when the inputs are padded."""
     rng = np.random.default_rng(0)
     plain = BodySamples(drawn.body, drawn.usual, None)
     short = plain.draw(rng, 0, ROWS, SHORT)
-    before, after = answers(0, short), answers(0, drawn.lengthened(0, short, LONG))
+    before, after = answers(0, short), answers(0, drawn.pad(0, short, LONG))
     for name, wanted in before.items():
         answer = after[name]
-        cut = tuple(slice(0, size) for size in wanted.shape)
-        yield bool(np.isfinite(wanted).all()) and answer.ndim == wanted.ndim and close(answer[cut], wanted)
+        unpadded = tuple(slice(0, size) for size in wanted.shape)
+        yield bool(np.isfinite(wanted).all()) and answer.ndim == wanted.ndim and close(answer[unpadded], wanted)

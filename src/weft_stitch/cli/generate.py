@@ -19,7 +19,9 @@ ARCHITECTURES = (
 )
 
 _OF_NETS = ("pruning", "sharing", "norm", "widths", "batch", "resolution", "permute")
+"""Options that only apply to convolutional networks."""
 _OF_ENCODERS = ("rank", "frozen", "full")
+"""Options that only apply to encoders."""
 
 
 def command(
@@ -94,6 +96,7 @@ def _save(architecture: str, tasks: int, paths: Iterable[Path]) -> None:
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:
+    """The numbers of an option, separated by commas; None if it is not given."""
     if text is None:
         return None
     try:
@@ -103,4 +106,5 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> lis
 
 
 def _one_or_many(numbers: list[float] | None) -> Any:
+    """A single number, if *numbers* has one, else all of them."""
     return numbers[0] if numbers and len(numbers) == 1 else numbers

@@ -38,16 +38,19 @@ if TYPE_CHECKING:
 
 
 def _names(text: str) -> tuple[str, ...]:
+    """The names in a list with commas."""
     return tuple(part.strip() for part in text.split(","))
 
 
 def _seconds(milliseconds: float) -> float:
+    """--latency-target in seconds; ``InputError`` if it is not above 0."""
     if not 0 < milliseconds < inf:
         raise InputError(f"--latency-target {milliseconds:g}: give milliseconds above 0")
     return milliseconds / 1e3
 
 
 def _rows(text: str | None, count: int) -> tuple[int, ...] | None:
+    """The rows of each model out of --batch: one number for all, or a number for each."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -95,7 +98,7 @@ def command(
     keep_models([*models, *read], [output, json_file, sharing_file])  # before minutes of planning
     with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
         with told_in_options(context), stage_bars() as show:
-            files = tuple(_file(model, Path(scratch)) for model in models)
+            files = tuple(_model_file(model, Path(scratch)) for model in models)
             sizes, rows = _sizes(shapes, models) if shapes else None, _rows(typed.get("batches"), len(models))
             options = StitchOptions(**{**typed, "models": files, "shapes": sizes, "batches": rows})
             stitching = carry_out(_with_packaged_shapes(options, models), lambda progress: show(*progress))
@@ -114,8 +117,8 @@ def command(
             say_written("sharing", sharing_file)
 
 
-def _file(model: str, scratch: Path) -> str:
-    """The file of a model that is called by name, written into the folder *scratch*; any other path as it is."""
+def _model_file(model: str, scratch: Path) -> str:
+    """The file of a packaged model, written into the folder *scratch*; a path as it is."""
     from weft.models.sources import named_file
 
     if path := named_file(model, scratch):
@@ -126,17 +129,17 @@ def _file(model: str, scratch: Path) -> str:
 
 
 def _write(stitching: Stitching, output: Path) -> None:
-    """Write the graphs, and name files of earlier runs beside them."""
+    """Write the graphs, and report files of earlier runs beside them."""
     outputs = stitching.to_onnx(output)
     for group, path in zip(stitching.groups, outputs, strict=True):
         say_written("stitched", path, ", ".join(group.names))
-    for path in _stale(output):
+    for path in _earlier_outputs(output):
         if path not in (*outputs, *stitching.files.values()):
             say_written("left", path, "of an earlier run, and no part of this one")
 
 
 def _advise(stitching: Stitching, output: Path) -> list[Advice]:
-    """Run each group and its models as a server would, and say which to serve."""
+    """Time each group and its models as a server would run them, and print which to serve."""
     from weft_stitch.advice import advise
 
     advices = []
@@ -149,15 +152,15 @@ def _advise(stitching: Stitching, output: Path) -> list[Advice]:
     return advices
 
 
-def _stale(output: Path) -> list[Path]:
-    """Existing files that could be mistaken for groups of this run."""
+def _earlier_outputs(output: Path) -> list[Path]:
+    """Existing files whose names could be those of this run's groups."""
     numbered = output.parent.glob(f"{escape(output.stem)}.*{output.suffix}")
     names = [output, *(path for path in numbered if path.name[len(output.stem) + 1 : -len(output.suffix)].isdecimal())]
     return [path for path in sorted(names) if path.exists()]
 
 
 def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tuple[int, ...]] | None]:
-    """The shapes for each model; a text that names no model is for all of them."""
+    """The input shapes of each model; a text that names no model is for all of them."""
     given: list[str] = []
     for text in texts:
         named = any(text.startswith(f"{model}:") for model in models)
@@ -167,7 +170,7 @@ def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tup
 
 
 def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> StitchOptions:
-    """The options with the usual shapes of packaged models, below what was given; a body is made without shapes."""
+    """The options with the usual shapes of packaged models, unless given; a body needs no shapes."""
     from weft.models.packaged import PACKAGED
 
     usual = [PACKAGED[model].shapes if model in PACKAGED else {} for model in models]
@@ -180,17 +183,18 @@ def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> Stit
 
 
 LAYERS = ("layer", "form", "shared in", "shared out", "MMACs", "weights kB", "of separate", "launches", "predicted ms")
+"""Columns of the table of layers."""
 
 SPARE = ("tables MB", "launches", "shared in", "predicted ms", "activations MB", "MMACs", "shared out", "of separate")
 """Columns to leave out on a narrow terminal, in this order."""
 LONG_NAME = 40
-"""Characters of a first cell that stay on one line; longer ones wrap, so that number columns keep their room."""
+"""Width of the first column; longer names wrap, so that number columns keep their room."""
 GAP = 2
 """Characters between two columns, as ``plain_table`` pads them."""
 
 
 def print_stitching(stitching: Stitching, *, layers: bool) -> None:
-    """Print the result: tables, then sentences."""
+    """Print the result: a table of the ways to run the models, tables of layers if wanted, then sentences."""
     from weft_stitch.pages import sentences, ways_table
 
     ways = ways_table(stitching)
@@ -254,13 +258,17 @@ def _print_table(
 
 
 def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
+    """Whether the column *place* is the only shown one with a time."""
     times = [column for column in shown if columns[column].endswith(" ms")]
     return times == [place]
 
 
 def _print_layers(summary: Summary, where: str) -> None:
+    """Print the layers of one graph, and the time of each alone in every form that was tried."""
     console.print()
-    _print_table(f"{where}layers, each with what follows it", LAYERS, [_layer(row) for row in summary.layers], left=2)
+    _print_table(
+        f"{where}layers, each with what follows it", LAYERS, [_layer_cells(row) for row in summary.layers], left=2
+    )
     tried = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
     if tried:
         console.print()
@@ -268,7 +276,8 @@ def _print_layers(summary: Summary, where: str) -> None:
         _print_table("layers alone, in us", ("layer", *tried), rows)
 
 
-def _layer(row: LayerRow) -> tuple[str, ...]:
+def _layer_cells(row: LayerRow) -> tuple[str, ...]:
+    """The cells of a layer in the table of layers."""
     return (
         row.name,
         f"{row.form} in slabs" if row.slabs else row.form,
@@ -283,6 +292,7 @@ def _layer(row: LayerRow) -> tuple[str, ...]:
 
 
 def _print_spaces(summary: Summary) -> None:
+    """Print how many channels of each space the models share."""
     from weft_stitch.pages import percents
 
     console.print()

@@ -19,34 +19,39 @@ from weft_stitch.family import Family, FamilyLayer, Sharing, Writer, role, wire
 from weft_stitch.net import Array
 
 _CHUNK = 1 << 18
-"""Weights compared at a time: 1 MB, so that both sides and what is computed of them stay in the cache."""
+"""Weights compared at a time: 1 MB, so that both sides and the intermediate results stay in the cache."""
 
 
 class SharedChannels(NamedTuple):
     """The channels of a value that one set of tasks shares."""
 
     position: int
-    """Which of the spaces the value carries they are in."""
+    """Index of their space among those that the value carries."""
     tasks: tuple[int, ...]
     classes: Array
+    """Indices of their classes in the space's partition."""
     channels: Array
-    """[classes, tasks of the family]: where each task has them in its value."""
+    """[classes, tasks of the family]: the task's channel of the value."""
 
 
 class Mismatch(NamedTuple):
     """Output channels of a layer whose weights differ between two tasks that share them."""
 
     run: SharedChannels
+    """The shared output channels that were compared."""
     one: int
     two: int
     rows: Array
-    """Which of the run's classes."""
+    """Indices into the run's classes."""
     largest: float
     """Largest difference of two weights."""
 
 
 def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
-    """Check that tasks which share channels have the same weights for them, or say where the first are that differ."""
+    """Check that tasks have the same weights wherever *sharing* says so.
+
+    Raises ``StitchError``, which names the first channels that differ.
+    """
     wiring = wire(family)
     if strange := set(sharing.spaces) ^ set(wiring.widths):
         raise StitchError(f"space {min(strange)} is in the sharing or in the models, but not in both")
@@ -57,48 +62,55 @@ def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
             )
     evidence = Evidence(family, wiring, {name: Partition.from_space(space) for name, space in sharing.spaces.items()})
     for layer in evidence.layers:
-        for wrong in mismatches(evidence, layer, tolerance):
-            raise StitchError(_difference(evidence, layer, wrong))
+        for mismatch in mismatches(evidence, layer, tolerance):
+            raise StitchError(_mismatch_message(evidence, layer, mismatch))
 
 
-def _difference(evidence: Evidence, layer: FamilyLayer, wrong: Mismatch) -> str:
-    space = evidence.wiring.carries[layer.output][wrong.run.position]
-    members = evidence.partitions[space].members[wrong.run.classes[wrong.rows[0]]]
-    first, second = (f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (wrong.one, wrong.two))
+def _mismatch_message(evidence: Evidence, layer: FamilyLayer, mismatch: Mismatch) -> str:
+    """Say which channels are not the same in which layer."""
+    space = evidence.wiring.carries[layer.output][mismatch.run.position]
+    members = evidence.partitions[space].members[mismatch.run.classes[mismatch.rows[0]]]
+    first, second = (
+        f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (mismatch.one, mismatch.two)
+    )
     return (
         f"space {space}: {first} and {second} are not the same in {layer.name}: weights that both have differ by up to "
-        f"{wrong.largest:g}; take the channels out of the block or allow a tolerance"
+        f"{mismatch.largest:g}; take the channels out of the block or allow a tolerance"
     )
 
 
-def differing(mine: Array, theirs: Array, tolerance: float) -> Array:
-    """Where weights are not the same, or by more than *tolerance* if that is not zero."""
+def differ(mine: Array, theirs: Array, tolerance: float) -> Array:
+    """A mask of the weights that differ, by more than *tolerance* if it is above 0; NaN equals NaN."""
     different = np.asarray(mine != theirs)
     if tolerance == 0 and different.any():
         different &= ~(np.isnan(mine) & np.isnan(theirs))
     elif tolerance > 0:
-        different &= ~(_gap(mine, theirs) <= tolerance)
+        different &= ~(_distance(mine, theirs) <= tolerance)
     return different
 
 
-def _gap(mine: Array, theirs: Array) -> Array:
+def _distance(mine: Array, theirs: Array) -> Array:
+    """The absolute differences; NaN between equal infinities."""
     with np.errstate(invalid="ignore"):  # infinities
         return np.asarray(np.abs(mine - theirs))
 
 
 def mismatches(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> Iterator[Mismatch]:
-    """Where *layer* (dense or depthwise) contradicts the sharing: every task against the first that has the weights."""
+    """Compare the weights of *layer* (dense or depthwise) where the evidence says that they are shared.
+
+    Every task is compared with the first task that has the weights.
+    """
     weights = flat_weights(layer)
     sources = [None] if role(layer) == "depthwise" else list(runs(evidence, layer.inputs[0]))
     for run in runs(evidence, layer.output):
         for source in sources:
             tasks = run.tasks if source is None else tuple(sorted(set(run.tasks) & set(source.tasks)))
             if len(tasks) > 1:
-                yield from _compare(weights, run, source, tasks, tolerance)
+                yield from _compare_tasks(weights, run, source, tasks, tolerance)
 
 
 def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
-    """The parts of *value* that several tasks share."""
+    """The channels of *value* that several tasks share, by the set of tasks."""
     starts = np.zeros(evidence.tasks, np.int64)
     for position, space in enumerate(evidence.wiring.carries[value]):
         partition = evidence.partitions[space]
@@ -108,10 +120,13 @@ def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
         starts += np.array(partition.widths)
 
 
-def _compare(
+def _compare_tasks(
     weights: list[Array], run: SharedChannels, source: SharedChannels | None, tasks: tuple[int, ...], tolerance: float
 ) -> Iterator[Mismatch]:
-    """The first of *tasks* against the others."""
+    """Compare the weights of the first of *tasks* with those of each other.
+
+    *run*, *source*: the shared output and input channels; *source* is None for a depthwise layer.
+    """
     first, *others = tasks
     wrong = {two: np.zeros(len(run.classes), bool) for two in others}
     largest = dict.fromkeys(others, 0.0)
@@ -119,19 +134,20 @@ def _compare(
     step = max(1, _CHUNK // (inputs * weights[first].shape[2]))
     for start in range(0, len(run.classes), step):
         chunk = slice(start, start + step)
-        mine = _take_rows(weights[first], run.channels[chunk, first], source, first)
+        reference = _take_rows(weights[first], run.channels[chunk, first], source, first)
         for two in others:
-            theirs = _take_rows(weights[two], run.channels[chunk, two], source, two)
-            bad = differing(mine, theirs, tolerance)
+            compared = _take_rows(weights[two], run.channels[chunk, two], source, two)
+            bad = differ(reference, compared, tolerance)
             if bad.any():
                 wrong[two][chunk] = bad.any(axis=(1, 2))
-                largest[two] = max(largest[two], float(_gap(mine, theirs).max()))
+                largest[two] = max(largest[two], float(_distance(reference, compared).max()))
     for two in others:
         if wrong[two].any():
             yield Mismatch(run, first, two, np.flatnonzero(wrong[two]), largest[two])
 
 
 def _take_rows(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
+    """The weights of output channels *rows*, for the shared inputs of *source* as *task* has them."""
     return weight[rows] if source is None else weight[rows].take(source.channels[:, task], axis=1)
 
 
@@ -140,11 +156,11 @@ def _take_rows(weight: Array, rows: Array, source: SharedChannels | None, task: 
 _SAMPLE = 64
 """Disagreeing filters sampled to find the inputs at fault: more cost time in wide layers, fewer miss inputs."""
 _CLOSE = 0.9
-"""Rows and columns that disagree by this part of the worst are taken out with it, which saves rounds."""
+"""Rows and columns that disagree by at least this fraction of the worst are taken out with it, to save rounds."""
 
 
 class Dispute(NamedTuple):
-    """Channels of a value that tasks *one* and *two* do not share after all; the second is to leave the classes."""
+    """Channels of a value that tasks *one* and *two* do not share after all; task *two* leaves their classes."""
 
     one: int
     two: int
@@ -152,20 +168,23 @@ class Dispute(NamedTuple):
 
 
 def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bool:
-    """Take channels out of the classes of the layer's inputs and outputs until its weights agree; whether any were."""
+    """Take channels out of the classes of the layer's inputs or outputs until its weights agree.
+
+    Return whether any channel was taken out.
+    """
     changed = False
-    while wrong := _wrong(evidence, layer, tolerance):
-        blamed = [_inputs_to_blame(evidence, layer, claim, tolerance) for claim in wrong]
-        if any(len(claim.channels.classes) for claim in blamed):
+    while disputes := _output_disputes(evidence, layer, tolerance):
+        blamed = [_inputs_to_blame(evidence, layer, dispute, tolerance) for dispute in disputes]
+        if any(len(dispute.channels.classes) for dispute in blamed):
             _take_out(evidence, layer.inputs[0], blamed)
         else:
-            _take_out(evidence, layer.output, wrong)
+            _take_out(evidence, layer.output, disputes)
         changed = True
     return changed
 
 
-def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dispute]:
-    """The shared outputs that the weights of *layer* contradict, by pairs of tasks."""
+def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dispute]:
+    """The shared output channels that the weights of *layer* contradict, by pairs of tasks."""
     bad: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
         partition = evidence.partitions[space]
@@ -176,19 +195,22 @@ def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dis
             keys = evidence.pair_keys(space, [Writer(layer.output, position, layer)])
             table = keys.disagreeing(partition.members[shared])
         else:
-            table = _far_apart(evidence, layer, position, tolerance)[shared]
-        for index, one, two in np.argwhere(_firsts(table, partition.members[shared])).tolist():
+            table = _contradictions(evidence, layer, position, tolerance)[shared]
+        for index, one, two in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
             bad.setdefault((one, two), set()).add((position, int(shared[index])))
-    return [_claim(evidence, layer.output, pair, places) for pair, places in bad.items()]
+    return [_dispute(evidence, layer.output, pair, places) for pair, places in bad.items()]
 
 
-def _far_apart(evidence: Evidence, layer: FamilyLayer, position: int, tolerance: float) -> Array:
-    """[classes, tasks, tasks] of a space that *layer* writes: which differ by more than *tolerance*."""
+def _contradictions(evidence: Evidence, layer: FamilyLayer, position: int, tolerance: float) -> Array:
+    """A mask [classes, tasks, tasks] of a space that *layer* writes: which pairs of tasks it contradicts.
+
+    Their weights differ by more than *tolerance*, or, in a dense layer, they share no input by which they could agree.
+    """
     partition = evidence.partitions[evidence.wiring.carries[layer.output][position]]
     table = np.zeros((len(partition.members), evidence.tasks, evidence.tasks), bool)
-    for wrong in mismatches(evidence, layer, tolerance):
-        if wrong.run.position == position:
-            table[wrong.run.classes[wrong.rows], wrong.one, wrong.two] = True
+    for mismatch in mismatches(evidence, layer, tolerance):
+        if mismatch.run.position == position:
+            table[mismatch.run.classes[mismatch.rows], mismatch.one, mismatch.two] = True
     if role(layer) == "dense":
         parts = evidence.incidence(layer.inputs[0])
         table |= _present_pairs(partition) & (parts.T @ parts == 0)
@@ -196,12 +218,13 @@ def _far_apart(evidence: Evidence, layer: FamilyLayer, position: int, tolerance:
 
 
 def _present_pairs(partition: Partition) -> Array:
+    """A mask [classes, tasks, tasks] of the pairs of tasks in each class."""
     present = partition.members != NONE
     return np.asarray(np.triu(present[:, :, None] & present[:, None, :], 1))
 
 
-def _firsts(table: Array, members: Array) -> Array:
-    """The pairs with a class's first task among those that disagree in it, if there are any."""
+def _pairs_with_first(table: Array, members: Array) -> Array:
+    """Of the disagreeing pairs of each class in *table*, those with the class's first task; all if there are none."""
     first = np.argmax(members != NONE, axis=1)
     with_first = np.zeros_like(table)
     rows = np.arange(len(table))
@@ -209,47 +232,50 @@ def _firsts(table: Array, members: Array) -> Array:
     return np.where(with_first.any(axis=(1, 2), keepdims=True), with_first, table)
 
 
-def _claim(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> Dispute:
+def _dispute(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> Dispute:
+    """The channels of *value* that are at *places* (position of the space, class), for a pair of tasks."""
     common = evidence.common(value, *pair)
     chosen = [place in places for place in zip(common.positions.tolist(), common.classes.tolist(), strict=True)]
     return Dispute(*pair, Common(*(column[np.array(chosen, bool)] for column in common)))
 
 
-def _take_out(evidence: Evidence, value: str, claims: list[Dispute]) -> None:
+def _take_out(evidence: Evidence, value: str, disputes: list[Dispute]) -> None:
+    """Take task *two* of each dispute out of the classes of its channels of *value*."""
     for position, space in enumerate(evidence.wiring.carries[value]):
-        # a value may carry a space twice, and dropping renumbers classes: they are looked up by a channel
+        # a value may carry a space twice, and dropping renumbers classes: so classes are looked up by their channels
         partition = evidence.partitions[space]
         pairs: set[tuple[int, int]] = set()
-        for claim in claims:
-            here = claim.channels.positions == position
-            start = evidence.channels(value, position, claim.two).start
-            classes = partition.labels[claim.two][claim.channels.theirs[here] - start]
-            pairs.update((shared_class, claim.two) for shared_class in classes.tolist())
+        for dispute in disputes:
+            here = dispute.channels.positions == position
+            start = evidence.channels(value, position, dispute.two).start
+            classes = partition.labels[dispute.two][dispute.channels.theirs[here] - start]
+            pairs.update((shared_class, dispute.two) for shared_class in classes.tolist())
         if pairs:
             partition.drop(*np.array(sorted(pairs), np.int64).T)
 
 
-def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Dispute, tolerance: float) -> Dispute:
-    """The input channels that are to go rather than the outputs of *claim*."""
-    inputs = evidence.common(layer.inputs[0], claim.one, claim.two)
-    nothing = Dispute(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
+def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, tolerance: float) -> Dispute:
+    """The input channels to take out instead of the outputs of *dispute*, if they explain the differences better."""
+    inputs = evidence.common(layer.inputs[0], dispute.one, dispute.two)
+    nothing = Dispute(dispute.one, dispute.two, Common(*(column[:0] for column in inputs)))
     if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels
         return nothing
-    rows = claim.channels
+    rows = dispute.channels
     some = np.unique(np.linspace(0, len(rows.classes) - 1, _SAMPLE).astype(int))
     weights = flat_weights(layer)
-    mine = weights[claim.one][rows.mine[some][:, None], inputs.mine]
-    theirs = weights[claim.two][rows.theirs[some][:, None], inputs.theirs]
-    total = len(evidence.common(layer.output, claim.one, claim.two).classes)
-    wrong = np.asarray(differing(mine, theirs, tolerance).any(axis=2))
+    mine = weights[dispute.one][rows.mine[some][:, None], inputs.mine]
+    theirs = weights[dispute.two][rows.theirs[some][:, None], inputs.theirs]
+    total = len(evidence.common(layer.output, dispute.one, dispute.two).classes)
+    wrong = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
     bad = _worst_columns(wrong, len(rows.classes) / total)
-    return Dispute(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
+    return Dispute(dispute.one, dispute.two, Common(*(column[bad] for column in inputs)))
 
 
 def _worst_columns(wrong: Array, part: float) -> Array:
-    """Columns to take out, if the worst row or column of *wrong* is taken out until nothing wrong is left.
+    """Which columns are taken out if the worst row or column of *wrong* is, repeatedly, until nothing wrong is left.
 
-    *wrong* has only rows with something wrong, which are *part* of all rows.
+    *wrong*: a mask of the differing weights; it has only the rows with a difference, which are the fraction *part* of
+    all.
     """
     wrong = wrong.copy()
     bad = np.zeros(wrong.shape[1], bool)

@@ -24,6 +24,7 @@ from weft_stitch.family import Family, FamilyLayer, Wiring, Writer, role
 from weft_stitch.net import Array
 
 Keys = NDArray[np.uint64]
+"""Fingerprints: sums modulo 2**64."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio: the multiplier of splitmix64 and of Fibonacci hashing."""
@@ -34,7 +35,7 @@ _CHUNK = 1 << 17
 def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
     """For each output of *weight* [out, in, taps] and each of *count* blocks, the fingerprint over the block's inputs.
 
-    labels: [in]; blocks: [in], the block of each input, or -1 for inputs that count nothing.
+    *labels*: [in]. *blocks*: [in], the block of each input, or -1 for inputs that are left out.
     """
     taps = weight.shape[2]
     factors = multipliers(labels, taps)
@@ -45,7 +46,7 @@ def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
         if count == 1:
             result[chunk, 0] = np.einsum("oit,it->o", words, factors)
         elif count > 1:
-            result[chunk] = _by_block(np.einsum("oit,it->oi", words, factors), blocks, count)
+            result[chunk] = _sum_by_block(np.einsum("oit,it->oi", words, factors), blocks, count)
     return result
 
 
@@ -59,7 +60,7 @@ def column_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys
         if count == 1:
             result[:, 0] += np.einsum("oit,ot->i", products, factors[chunk])
         elif count > 1:
-            result += _by_block(np.einsum("oit,ot->io", products, factors[chunk]), blocks[chunk], count)
+            result += _sum_by_block(np.einsum("oit,ot->io", products, factors[chunk]), blocks[chunk], count)
     return result
 
 
@@ -70,16 +71,16 @@ def filter_keys(weight: Array) -> Keys:
 
 def multipliers(labels: Array, taps: int) -> Keys:
     """A random odd number for each label and tap: [labels, taps]."""
-    return mix(numbered(labels, taps)) | np.uint64(1)
+    return mix(number_labels(labels, taps)) | np.uint64(1)
 
 
-def numbered(labels: Array, count: int) -> Keys:
-    """*count* numbers for each label, none of them twice: [labels, count]."""
+def number_labels(labels: Array, count: int) -> Keys:
+    """*count* different numbers for each label: [labels, count]."""
     return np.asarray(labels[:, None] * count + np.arange(count), np.uint64)
 
 
 def mix(number: Keys) -> Keys:
-    """A well-spread number for each (the finaliser of splitmix64, by Steele, Lea and Flood)."""
+    """A pseudo-random number for each *number* (the finaliser of splitmix64, by Steele, Lea and Flood)."""
     number = (number + np.uint64(1)) * _GOLDEN
     number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -87,10 +88,10 @@ def mix(number: Keys) -> Keys:
 
 
 def scramble(weight: Array) -> Keys:
-    """The bits of each weight as a number whose low bits depend on all of them; 0 for zero.
+    """The bits of each weight as a 64-bit number whose low bits depend on all of them; 0 for zero.
 
-    Without it, weights that differ in their signs only would differ by multiples of 2**31. The multiplication by the
-    golden ratio keeps different words of 32 bits apart even after the shift.
+    Without scrambling, weights that differ only in their signs would differ by multiples of 2**31. The multiplication
+    by the golden ratio keeps different 32-bit words different even after the shift.
     """
     words: Keys = (weight + weight.dtype.type(0)).view(f"u{weight.dtype.itemsize}").astype(np.uint64)
     if weight.dtype.itemsize > 4:
@@ -101,8 +102,8 @@ def scramble(weight: Array) -> Keys:
     return words
 
 
-def _by_block(products: Keys, blocks: Array, count: int) -> Keys:
-    """Sums of the columns of *products* that belong to each block."""
+def _sum_by_block(products: Keys, blocks: Array, count: int) -> Keys:
+    """The sums of the columns of *products* that belong to each of *count* blocks: [rows, count]."""
     order = np.argsort(blocks, kind="stable")
     present, starts = np.unique(blocks[order], return_index=True)
     sums = np.add.reduceat(products[:, order], starts, axis=1)
@@ -113,6 +114,7 @@ def _by_block(products: Keys, blocks: Array, count: int) -> Keys:
 
 
 def _chunks(weight: Array) -> Iterator[slice]:
+    """Slices of the outputs of *weight* that have at most ``_CHUNK`` weights each."""
     step = max(1, _CHUNK // max(1, weight[0].size)) if len(weight) else 1
     return (slice(start, start + step) for start in range(0, len(weight), step))
 
@@ -120,42 +122,48 @@ def _chunks(weight: Array) -> Iterator[slice]:
 # --- what pairs of tasks share ----------------------------------------------------------------------------------------
 
 ByPart = Callable[[Array, Array, Array, int], Array]
-"""Sums over a weight [out, in, taps] by parts of one of its sides, given that side's labels, parts and their number."""
+"""Sums over a weight [out, in, taps], by parts of one of its sides.
+
+It gets the weight, that side's labels and parts (of each channel), and the number of parts.
+"""
 
 
 class Common(NamedTuple):
-    """The channels of a value that two tasks share, side by side; all of one length."""
+    """The channels of a value that two tasks share, side by side: all arrays have one length."""
 
     positions: Array
-    """Which of the spaces the value carries each is in."""
+    """Index of each channel's space among those that the value carries."""
     classes: Array
-    """The class of each channel in that space."""
+    """The class of each channel in its space."""
     mine: Array
-    """The first task's channel, counted through the value."""
+    """The first task's channel of the value."""
     theirs: Array
-    """The second task's."""
+    """The second task's channel of the value."""
 
 
 class PairKeys(NamedTuple):
     """Fingerprints of the channels of a space."""
 
     keys: Keys
-    """[task, channel, other task]: equal if the two tasks' channels agree. Zero if there is nothing but zeros."""
+    """[task, channel, other task]: equal if the channels of the two tasks agree; zero if only zeros are compared."""
     allowed: Array
-    """[task, task]: whether every writer says something about the two tasks (they share some of its inputs)."""
+    """[task, task]: whether every writer can compare the two tasks, which must share some of its inputs."""
 
     def agree(self, these: Array, those: Array) -> Array:
-        """Whether all tasks of one class agree with all of the other, for classes given by members ([n, tasks])."""
+        """For pairs of classes, whether all tasks of one agree with all tasks of the other.
+
+        *these*, *those*: the members of the classes, [pairs, tasks].
+        """
         result = np.ones(len(these), bool)
         for one in np.flatnonzero((these != NONE).any(axis=0)):
             for two in np.flatnonzero((those != NONE).any(axis=0)):
                 here = np.flatnonzero((these[:, one] != NONE) & (those[:, two] != NONE))
-                mine, theirs = self.keys[one, these[here, one], two], self.keys[two, those[here, two], one]
-                result[here] &= (mine == theirs) & self.allowed[one, two]
+                left, right = self.keys[one, these[here, one], two], self.keys[two, those[here, two], one]
+                result[here] &= (left == right) & self.allowed[one, two]
         return result
 
     def disagreeing(self, members: Array) -> Array:
-        """For classes given by their members ([n, tasks]), which two tasks in them disagree: [n, tasks, tasks]."""
+        """Which two tasks of a class disagree: [classes, tasks, tasks]. *members*: of the classes, [classes, tasks]."""
         tasks = np.arange(members.shape[1])
         present = members != NONE
         keys = self.keys[tasks, np.maximum(members, 0)]
@@ -164,15 +172,15 @@ class PairKeys(NamedTuple):
 
 
 class Evidence:
-    """Compares the tasks' weights by fingerprints, given a partition of each channel space of the family."""
+    """Compares tasks by the fingerprints of their weights, given a partition of each channel space."""
 
     def __init__(self, family: Family, wiring: Wiring, partitions: Mapping[str, Partition]) -> None:
         self.family, self.wiring, self.partitions = family, wiring, partitions
         self.tasks = family.tasks
         self.layers = [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
-        """The layers with weights to compare."""
+        """The layers whose weights are compared: dense and depthwise convolutions."""
         self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
-        """(function, layer output) -> the partitions' versions, and the result of ``by_part`` for these versions."""
+        """Function and layer output -> the partitions' versions, and the result of ``by_part`` for these versions."""
 
     def readers(self, space: str) -> list[FamilyLayer]:
         """The dense layers that read *space*."""
@@ -180,7 +188,7 @@ class Evidence:
         return [layer for layer in self.layers if role(layer) == "dense" and space in carries[layer.inputs[0]]]
 
     def pair_keys(self, space: str, writers: Iterable[Writer], readers: Iterable[FamilyLayer] = ()) -> PairKeys:
-        """The evidence of *writers* and *readers* on the channels of *space*."""
+        """The fingerprints of the channels of *space*, in the weights of *writers* and *readers*."""
         keys = np.zeros((self.tasks, max(self.wiring.widths[space]), self.tasks), np.uint64)
         allowed = ~np.eye(self.tasks, dtype=bool)
         for writer in writers:
@@ -188,7 +196,7 @@ class Evidence:
         for layer in readers:
             sums, parts = self.by_part(column_keys, layer, layer.output)
             for position in self.positions(layer.inputs[0], space):
-                self._add(keys, sums, parts, layer.inputs[0], position, f"{layer.output} reads")
+                self._add_keys(keys, sums, parts, layer.inputs[0], position, f"{layer.output} reads")
         return PairKeys(keys, allowed)
 
     def common(self, value: str, one: int, two: int) -> Common:
@@ -204,42 +212,44 @@ class Evidence:
         return Common(*np.concatenate(rows, axis=1))
 
     def incidence(self, value: str) -> Array:
-        """[parts of the value, tasks]: 1 where the task is in the part."""
+        """[parts of the value, tasks]: 1 if the task is in the part, a set of tasks that share channels."""
         parts = [part.tasks for space in self.wiring.carries[value] for part in self.partitions[space].parts]
         return np.array(parts, np.int64).reshape(len(parts), self.tasks)
 
     @property
     def stored(self) -> int:
-        """Weights of all layers when none that tasks share is stored twice."""
+        """Number of weights of all layers if shared weights are stored once."""
         return sum(self._count_stored(layer) for layer in self.layers)
 
     def _count_stored(self, layer: FamilyLayer) -> int:
-        tasks, counts = self._sets(layer.output)
+        """Number of weights of *layer* if shared weights are stored once."""
+        tasks, counts = self._class_counts(layer.output)
         taps = int(flat_weights(layer)[0].shape[2])
         if role(layer) == "depthwise":
             return int(counts.sum()) * taps
-        sources, channels = self._sets(layer.inputs[0])
+        sources, channels = self._class_counts(layer.inputs[0])
         return int(counts @ (tasks @ sources.T > 0) @ channels) * taps
 
-    def _sets(self, value: str) -> tuple[Array, Array]:
-        """The sets of tasks that have channels of *value* to themselves, [sets, tasks], and how many each has."""
+    def _class_counts(self, value: str) -> tuple[Array, Array]:
+        """Each set of tasks with classes of *value*, as a mask [sets, tasks], and its number of classes."""
         sets = [owners for space in self.wiring.carries[value] for owners in self.partitions[space].sets]
         counts = np.array([len(owners.classes) for owners in sets])
         return np.array([owners.tasks for owners in sets], np.int64), counts
 
     def versions(self, value: str) -> tuple[int, ...]:
+        """The versions of the partitions of the spaces that *value* carries."""
         return tuple(self.partitions[space].version for space in self.wiring.carries[value])
 
     def channels(self, value: str, position: int, task: int) -> slice:
-        """The task's channels of one of the spaces that *value* carries."""
+        """The range of *task*'s channels of *value* that belong to the space at *position*."""
         return list(self.wiring.slices(value, task))[position][1]
 
     def positions(self, value: str, space: str) -> list[int]:
-        """Where *space* stands among those that *value* carries."""
+        """The indices of *space* among those that *value* carries."""
         return [position for position, name in enumerate(self.wiring.carries[value]) if name == space]
 
     def _add_writer(self, keys: Keys, space: str, writer: Writer) -> Array | bool:
-        """Add the keys of *writer*; the pairs of tasks for which it has any."""
+        """Add the fingerprints of *writer* to *keys*; return for which pairs of tasks it can compare anything."""
         if writer.role == "separate":  # each task runs it alone, so nothing of its output is shared
             return False
         if writer.layer is None:
@@ -250,52 +260,56 @@ class Evidence:
             parts = np.ones((1, self.tasks), np.int64)
         else:
             sums, parts = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
-        self._add(keys, sums, parts, writer.value, writer.position, writer.value)
+        self._add_keys(keys, sums, parts, writer.value, writer.position, writer.value)
         return np.asarray(parts.T @ parts > 0)
 
-    def _add(self, keys: Keys, sums: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
-        """Add fingerprints by part, *sums*, of one of the spaces that *value* carries.
+    def _add_keys(self, keys: Keys, sums: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
+        """Add the fingerprints *sums*, by part, of the space at *position* of *value* to *keys*.
 
-        Each use of a space has an odd factor of its own, so that the sums of several uses do not cancel out.
+        Each use of a space is multiplied by an odd factor of its own (by *salt*), so that sums of several uses do not
+        cancel.
         """
         factor = _salt(f"{salt} {position}")
-        for task, mine in enumerate(sums):
-            own = mine[self.channels(value, position, task)] @ parts.astype(np.uint64)
-            keys[task, : len(own)] += own * factor
+        for task, task_sums in enumerate(sums):
+            pair_sums = task_sums[self.channels(value, position, task)] @ parts.astype(np.uint64)
+            keys[task, : len(pair_sums)] += pair_sums * factor
 
     def by_part(self, compute: ByPart, layer: FamilyLayer, over: str) -> tuple[list[Array], Array]:
-        """*compute* for each task, by part of *over*, which the layer reads or writes; the tasks of each part."""
+        """The result of *compute* for each task, by part of the value *over*, and ``incidence(over)``.
+
+        *over*: the value that the layer reads or writes. Results are cached until a partition of *over* changes.
+        """
         versions = self.versions(over)
         known = self._known.get((compute, layer.output))
         if known is None or known[0] != versions:
             parts = self.incidence(over)
-            sides = (self._side(over, task) for task in range(self.tasks))
+            sides = (self._labels_and_parts(over, task) for task in range(self.tasks))
             sums = [compute(weight, *side, len(parts)) for weight, side in zip(flat_weights(layer), sides, strict=True)]
             known = self._known[compute, layer.output] = versions, sums, parts
         return known[1], known[2]
 
-    def _side(self, value: str, task: int) -> tuple[Array, Array]:
-        """The classes of the channels of *value* as *task* has them, and their parts, counted through its spaces."""
+    def _labels_and_parts(self, value: str, task: int) -> tuple[Array, Array]:
+        """For each channel of *value* in *task*, its class and its part; both are numbered through all spaces."""
         labels, parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         label = part = 0
         for space in self.wiring.carries[value]:
             partition = self.partitions[space]
-            mine = partition.labels[task]
-            labels.append(mine + label)
-            parts.append(np.where(partition.part_of[mine] == NONE, NONE, partition.part_of[mine] + part))
+            classes = partition.labels[task]
+            labels.append(classes + label)
+            parts.append(np.where(partition.part_of[classes] == NONE, NONE, partition.part_of[classes] + part))
             label += len(partition.members)
             part += len(partition.parts)
         return np.concatenate(labels), np.concatenate(parts)
 
 
 def flat_weights(layer: FamilyLayer) -> list[Array]:
-    """Each task's weight as [out, in, taps], all of one type."""
+    """Each task's weight as [out, in, taps], all of one number type."""
     weights = [op.weight for op in layer.ops if op.weight is not None]
     dtype = np.result_type(*weights)
     return [weight.reshape(*weight.shape[:2], -1).astype(dtype, copy=False) for weight in weights]
 
 
 def _salt(name: str) -> np.uint64:
-    """An odd number that depends on *name*."""
+    """A pseudo-random odd number that depends on *name*."""
     number = np.array([int.from_bytes(name.encode(), "little") % (2**61 - 1)], np.uint64)
     return np.uint64(mix(number)[0] | np.uint64(1))

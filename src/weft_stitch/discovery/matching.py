@@ -12,39 +12,48 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.discovery.evidence import Evidence, Keys, PairKeys, flat_weights, mix, multipliers, numbered, scramble
+from weft_stitch.discovery.evidence import (
+    Evidence,
+    Keys,
+    PairKeys,
+    flat_weights,
+    mix,
+    multipliers,
+    number_labels,
+    scramble,
+)
 from weft_stitch.discovery.partition import NONE, Partition
 from weft_stitch.family import FamilyLayer, Writer
 from weft_stitch.net import Array
 
 
 def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, hopeful: bool = False) -> None:
-    """Join all classes that agree, task after task.
+    """Join all classes whose weights agree, pair of tasks by pair of tasks.
 
-    With *ties*, channels of one task that look the same are matched first with first; without, they are left alone, and
-    so are channels of which only zeros are known. *hopeful*: of two classes only one task each must agree; the others
-    may disagree because too much is held to be shared at the inputs.
+    *ties*: match channels of one task that look the same in order. Without it they are left alone, and so are channels
+    of which only zeros are known. *hopeful*: require agreement of only one task of each class; the others may disagree
+    because too much is held to be shared at the inputs.
     """
-    alike = _alike(partition, evidence)
-    if alike is not None and not ties:
-        _merge_alike(partition, alike)
+    common_keys = _keys_by_class(partition, evidence)
+    if common_keys is not None and not ties:
+        _merge_by_key(partition, common_keys)
         return
     for one, two in _pairs(partition, evidence):
-        _merge_pair(partition, evidence, one, two, ties, hopeful)
+        _merge_pair(partition, evidence, one, two, ties=ties, hopeful=hopeful)
 
 
 def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
-    """Join what agrees, ties and zeros too, of tasks that share nothing yet."""
+    """Join classes that agree, ties and zeros too, of tasks that share nothing in the space yet."""
     for one, two in _pairs(partition, evidence):
         if not len(partition.together(one, two)):
             _merge_pair(partition, evidence, one, two, ties=True, hopeful=False)
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
-    """Whether any two classes may agree."""
-    alike = _alike(partition, evidence)
-    if alike is not None:
-        return len(np.unique(alike)) < len(alike)
+    """Whether any two classes may agree. It is cheaper than ``merge``; a yes may be wrong, a no is not."""
+    common_keys = _keys_by_class(partition, evidence)
+    if common_keys is not None:
+        return len(np.unique(common_keys)) < len(common_keys)
     for one, two in _pairs(partition, evidence):
         mine, others = partition.apart(one, two), partition.apart(two, one)
         if np.isin(evidence.keys[one, mine, two], evidence.keys[two, others, one]).any():
@@ -52,8 +61,8 @@ def mergeable(partition: Partition, evidence: PairKeys) -> bool:
     return False
 
 
-def _alike(partition: Partition, evidence: PairKeys) -> Keys | None:
-    """One key for each class, where a channel has the same key for all other tasks and a class for all its channels."""
+def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
+    """One fingerprint per class; None if fingerprints of a class's channels differ, or depend on the other task."""
     keys = evidence.keys[:, :, 0]
     if evidence.allowed.sum() != len(keys) * (len(keys) - 1) or (evidence.keys != keys[:, :, None]).any():
         return None
@@ -63,8 +72,8 @@ def _alike(partition: Partition, evidence: PairKeys) -> Keys | None:
     return None if (present & (table != first[:, None])).any() else first
 
 
-def _merge_alike(partition: Partition, keys: Keys) -> None:
-    """Join all classes of one key, unless it is zero or some task has it twice."""
+def _merge_by_key(partition: Partition, keys: Keys) -> None:
+    """Join all classes of one key, unless the key is zero or some task has several of them."""
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.append(True, keys[order][1:] != keys[order][:-1])) if len(keys) else order
     present = (partition.members[order] != NONE).astype(np.int64)
@@ -76,13 +85,15 @@ def _merge_alike(partition: Partition, keys: Keys) -> None:
 
 
 def _pairs(partition: Partition, evidence: PairKeys) -> Iterator[tuple[int, int]]:
+    """All pairs of tasks that the evidence can compare."""
     tasks = range(len(partition.widths))
     return ((one, two) for two in tasks for one in range(two) if evidence.allowed[one, two])
 
 
-def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, ties: bool, hopeful: bool) -> None:
+def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, *, ties: bool, hopeful: bool) -> None:
+    """Join the classes of tasks *one* and *two* that agree; see ``merge`` for *ties* and *hopeful*."""
     mine, others = partition.apart(one, two), partition.apart(two, one)
-    left, right = pair_up(evidence.keys[one, mine, two], evidence.keys[two, others, one], ties)
+    left, right = pair_up(evidence.keys[one, mine, two], evidence.keys[two, others, one], ties=ties)
     if not len(left):
         return
     these, those = partition.labels[one][mine[left]], partition.labels[two][others[right]]
@@ -92,10 +103,11 @@ def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, ti
     partition.join(these[good], those[good])
 
 
-def pair_up(left: Keys, right: Keys, ties: bool) -> tuple[Array, Array]:
-    """Indices of equal keys on both sides, each used once.
+def pair_up(left: Keys, right: Keys, *, ties: bool) -> tuple[Array, Array]:
+    """Indices of equal keys on both sides, each index used once.
 
-    With *ties* the n-th index of a key goes with the n-th; without, only keys that both sides have once count.
+    With *ties* the n-th index of a key is paired with the n-th; without, only keys count that are not zero and that
+    each side has once.
     """
     order, back = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
     ours, theirs = left[order], right[back]
@@ -112,23 +124,23 @@ def pair_up(left: Keys, right: Keys, ties: bool) -> tuple[Array, Array]:
 # --- voting -----------------------------------------------------------------------------------------------------------
 
 _VOTERS = 8
-"""Inputs whose kernels are compared."""
+"""Number of inputs whose kernels are compared."""
 _HARDLY = 0.1
-"""Less than this part of the outputs in common is suspicious, and no vote with fewer matches counts."""
+"""Two tasks that share less than this fraction of the outputs are voted on; fewer matches do not decide a vote."""
 _LEADERS = 6
-"""The most tasks that another task is compared with; they have hardly anything in common with each other."""
+"""Limit on the tasks with which each task is compared; these share hardly anything with each other."""
 
 _COARSE = 64
-"""Tolerances to a step when weights are rounded: with fewer, more weights that are near fall into different steps."""
+"""Size of a rounding step, in tolerances: with smaller steps, more near weights round to different steps."""
 
 MAJORITY, MINORITY, NEVER = 0.5, 0.2, 1.0
-"""Quorums: filters belong together if more than this part of their kernels is the same."""
+"""Quorums of a vote: filters belong together if more than this fraction of their kernels is the same."""
 
 
 def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, tolerance: float = 0.0) -> set[float]:
-    """Join classes of *space* that the kernels of *writer*, a dense layer, vote for.
+    """Join classes of *space* by a vote of the kernels of *writer*, a dense layer.
 
-    The other quorums under which the outcome would have been different are returned.
+    Return the other quorums that would have decided otherwise.
     """
     others: set[float] = set()
     leaders: list[int] = []  # of each group of tasks that share something, only the first is compared with the rest
@@ -143,17 +155,20 @@ def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, toleranc
 
 
 def _share_enough(evidence: Evidence, space: str, one: int, two: int) -> bool:
+    """Whether two tasks share enough of *space* not to be voted on."""
     partition = evidence.partitions[space]
     return len(partition.together(one, two)) >= _few_channels(partition, one, two)
 
 
 def _few_channels(partition: Partition, one: int, two: int) -> float:
+    """The number of shared channels below which a result is suspicious."""
     return max(1.0, _HARDLY * min(partition.widths[one], partition.widths[two]))
 
 
 def _vote_pair(
     evidence: Evidence, space: str, writer: Writer, one: int, two: int, quorum: float, tolerance: float
 ) -> set[float]:
+    """Join classes of two tasks by vote; return the quorums that would have joined a different number."""
     assert writer.layer is not None
     partition = evidence.partitions[space]
     inputs = evidence.common(writer.layer.inputs[0], one, two)
@@ -163,13 +178,13 @@ def _vote_pair(
     weights = flat_weights(writer.layer)
     free = partition.apart(one, two), partition.apart(two, one)
     kernels = [
-        _kernels(
+        _kernel_keys(
             weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[some]], tolerance
         )
         for task, rows, columns in zip((one, two), free, (inputs.mine, inputs.theirs), strict=True)
     ]
-    mine, theirs, support = _count(*kernels)
-    these, those = partition.labels[one][free[0][mine]], partition.labels[two][free[1][theirs]]
+    left, right, support = _count_votes(*kernels)
+    these, those = partition.labels[one][free[0][left]], partition.labels[two][free[1][right]]
     good = partition.joinable(these, those)
     elected = {share: good & (support > share) for share in (MAJORITY, MINORITY, NEVER)}  # NEVER elects no pair
     few = _few_channels(partition, one, two)
@@ -179,18 +194,19 @@ def _vote_pair(
     return {share for share, count in counts.items() if count != counts[quorum]}
 
 
-def _kernels(weight: Array, tolerance: float) -> Keys:
-    """The fingerprint of every kernel of *weight* [out, in, taps]; it is its own in every column."""
-    if tolerance > 0:  # neighbours mostly round to the same
+def _kernel_keys(weight: Array, tolerance: float) -> Keys:
+    """The fingerprint of every kernel of *weight* [out, in, taps]; equal kernels in different columns differ."""
+    if tolerance > 0:  # near weights mostly round to the same step
         weight = np.rint(weight / (_COARSE * tolerance)).astype(np.float32)
     taps = multipliers(np.arange(weight.shape[1]), weight.shape[2])
     return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
 
 
-def _count(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
-    """Rows of both that have columns in common, each row once, and the part of the columns they have in common.
+def _count_votes(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
+    """Pairs of rows with equal keys in some columns, and the fraction of columns in which they are equal.
 
-    Pairs with more votes come first; of equal ones those of smaller rows, as the sort is stable.
+    Each row is in at most one pair. Pairs with more votes come first; of equal ones those of smaller rows, as the sort
+    is stable.
     """
     left, right = pair_up(mine.ravel(), theirs.ravel(), ties=False)
     voters = mine.shape[1]
@@ -198,41 +214,41 @@ def _count(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
     best = np.argsort(-votes, kind="stable")
     pairs, votes = pairs[best], votes[best]
     rows, partners = pairs // len(theirs), pairs % len(theirs)
-    first = np.zeros(len(pairs), bool)
-    first[np.unique(rows, return_index=True)[1]] = True
-    alone = np.zeros(len(pairs), bool)
-    alone[np.unique(partners, return_index=True)[1]] = True
-    kept = first & alone
+    best_of_row = np.zeros(len(pairs), bool)
+    best_of_row[np.unique(rows, return_index=True)[1]] = True
+    best_of_partner = np.zeros(len(pairs), bool)
+    best_of_partner[np.unique(partners, return_index=True)[1]] = True
+    kept = best_of_row & best_of_partner
     return rows[kept], partners[kept], votes[kept] / voters
 
 
 _DIRECTIONS = 16
-"""Numbers of a sketch: more make fewer false candidates, and cost time and memory."""
+"""Numbers per sketch: more give fewer false candidates, and cost time and memory."""
 _FARTHEST = 5.0
-"""Times the square of a distance that its sketch may show: with 16 directions, once in 10**9."""
+"""How many times the true squared distance a sketch may show: with 16 directions, more happens once in 10**9."""
 _ROUNDING = 1e-5
-"""How far off a squared distance may be, as a share: it is the small difference of large float32 numbers."""
+"""Relative error of squared distances: they are small differences of large float32 numbers."""
 _CHUNK = 1 << 20
 """Weights compared at a time: 4 MB."""
 
 
 class WeightView(NamedTuple):
-    """Weights of a space's channels that two tasks can compare, as one layer has them; sides: the first, the second."""
+    """The weights of one layer by which channels of two tasks are compared; a pair has an entry for each task."""
 
     sketches: tuple[Array, Array]
-    """Sketches of the channels' weights: [channels, directions]."""
+    """Sketches of the channels' weights, [channels, directions]."""
     weights: tuple[Array, Array]
-    """[channels, other side's channels, taps], not yet narrowed to what is shared."""
+    """[channels, channels of the layer's other side, taps], not yet narrowed to shared channels."""
     shared: tuple[Array, Array]
-    """What is shared of the other side."""
+    """The channels of the layer's other side that the two tasks share."""
 
     @property
     def size(self) -> int:
-        """Weights of a channel."""
+        """Number of weights compared per channel."""
         return len(self.shared[0]) * int(self.weights[0].shape[2])
 
     def distances(self, left: Array, right: Array) -> Array:
-        """The largest difference of each pair of channels."""
+        """The largest difference of weights for each pair of a channel of the first task and one of the second."""
         step = max(1, _CHUNK // max(1, self.size))
         distances = [np.zeros(0)]
         for start in range(0, len(left), step):
@@ -255,33 +271,37 @@ def merge_near(
     ties: bool = False,
     strangers: bool = False,
 ) -> None:
-    """Join classes of which no two weights differ by more than *tolerance*.
+    """Join classes whose weights differ by at most *tolerance*, pair of tasks by pair of tasks.
 
-    Only the two tasks at hand are compared, not the others of their classes. Without *ties*, channels of nothing but
-    zeros (within the tolerance) are left alone. *strangers*: only tasks that share nothing yet, with ties.
+    Only the two tasks are compared, not the others of their classes. Without *ties*, channels of nothing but zeros
+    (within the tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
 
     Candidates are found by *sketches*: the weights of a channel times a few random directions. Like fingerprints they
-    are sums that come apart by parts; the distance of two sketches is about that of the weights.
+    are sums that can be split by parts; the distance of two sketches is about that of the weights.
     """
     partition = evidence.partitions[space]
-    given = any(writer.role == "input" for writer in writers)
+    is_input = any(writer.role == "input" for writer in writers)
     filtered = [writer for writer in writers if writer.role in ("dense", "depthwise")]
-    if len(filtered) + given < len(writers) or not filtered or (given and len(set(partition.widths)) > 1):
+    if len(filtered) + is_input < len(writers) or not filtered or (is_input and len(set(partition.widths)) > 1):
         return
     for two in range(1, evidence.tasks):
         for one in range(two):
             if strangers and len(partition.together(one, two)):
                 continue
             mine, others = partition.apart(one, two), partition.apart(two, one)
-            views = [*_writer_weights(evidence, filtered, one, two), *_read(evidence, space, readers, one, two)]
+            views = [
+                *_writer_weights(evidence, filtered, one, two),
+                *_reader_weights(evidence, space, readers, one, two),
+            ]
             if len(mine) and len(others) and all(view.size for view in views[: len(filtered)]):
-                left, right = _nearest(views, mine, others, tolerance, ties=ties or strangers, in_place=given)
+                left, right = _nearest(views, mine, others, tolerance, ties=ties or strangers, in_place=is_input)
                 these, those = partition.labels[one][left], partition.labels[two][right]
                 good = partition.joinable(these, those)
                 partition.join(these[good], those[good])
 
 
 def _writer_weights(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[WeightView]:
+    """The weights with which *writers* compute the channels, for tasks *one* and *two*."""
     for writer in writers:
         assert writer.layer is not None
         cuts = [evidence.channels(writer.value, writer.position, task) for task in (one, two)]
@@ -299,7 +319,10 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], one: int, two
         yield WeightView((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), shared)
 
 
-def _read(evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: int, two: int) -> Iterator[WeightView]:
+def _reader_weights(
+    evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: int, two: int
+) -> Iterator[WeightView]:
+    """The weights with which *readers* read the channels of *space*, for tasks *one* and *two*."""
     for layer in readers:
         weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
         sums, parts = evidence.by_part(column_sketches, layer, layer.output)
@@ -314,7 +337,10 @@ def _read(evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: i
 
 
 def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
-    """For each output of *weight* [out, in, taps] its sketch over the inputs of each part: [out, parts, directions]."""
+    """For each output of *weight* [out, in, taps], its sketch over the inputs of each of *count* parts.
+
+    *labels*, *parts*: of each input. The result is [out, parts, directions].
+    """
     directions = _directions(labels, weight.shape[2])
     result = np.zeros((len(weight), count, _DIRECTIONS), np.float32)
     for part in range(count):
@@ -324,13 +350,13 @@ def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Arra
 
 
 def column_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
-    """For each input of *weight* its sketch over the outputs of each part."""
+    """For each input of *weight*, its sketch over the outputs of each part."""
     return row_sketches(weight.swapaxes(0, 1), labels, parts, count)
 
 
 def _directions(labels: Array, taps: int) -> Array:
-    """Random numbers of mean square one, the same for the same label: [labels, taps, directions]."""
-    number = mix(numbered(labels, taps * _DIRECTIONS))
+    """Random numbers of mean square one, equal for equal labels: [labels, taps, directions]."""
+    number = mix(number_labels(labels, taps * _DIRECTIONS))
     uniform = (number >> np.uint64(40)).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
     return (uniform * np.float32(12**0.5)).reshape(len(labels), taps, _DIRECTIONS)
 
@@ -338,14 +364,14 @@ def _directions(labels: Array, taps: int) -> Array:
 def _nearest(
     views: list[WeightView], mine: Array, others: Array, tolerance: float, *, ties: bool, in_place: bool
 ) -> tuple[Array, Array]:
-    """Pairs of *mine* and *others* that are near in every view, each in one pair, the nearest pairs first.
+    """Pairs of *mine* and *others* that are within *tolerance* in every view; nearest pairs are chosen first.
 
-    *in_place*: only channels of the same number.
+    Each channel is in one pair at most. *in_place*: only pair channels of the same index.
     """
     first, second = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
     mine, others = mine[np.isfinite(first[mine]).all(axis=1)], others[np.isfinite(second[others]).all(axis=1)]
-    near = _candidates(first[mine], second[others], tolerance, sum(view.size for view in views))
-    left, right = mine[near[0]], others[near[1]]
+    candidates = _candidates(first[mine], second[others], tolerance, sum(view.size for view in views))
+    left, right = mine[candidates[0]], others[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
     kept = (distance <= tolerance) & ((left == right) | (not in_place))
     if not ties:
@@ -363,7 +389,10 @@ def _nearest(
 
 
 def _candidates(mine: Array, theirs: Array, tolerance: float, count: int) -> tuple[Array, Array]:
-    """Pairs of sketches that may be near: first those within reach along one direction, then those along all."""
+    """Indices of sketches that may be within *tolerance*: near along one direction first, then along all.
+
+    *count*: the number of weights compared per channel.
+    """
     limit = _FARTHEST * tolerance**2 * count
     slack = _ROUNDING * max((mine * mine).max(initial=0), (theirs * theirs).max(initial=0))
     reach = np.sqrt(_DIRECTIONS * limit + slack)

@@ -10,34 +10,38 @@ from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.net import Array
 
 NONE = -1
-"""Instead of a channel or a part: there is none. It has to be below every number, as ``join`` takes the maximum."""
+"""Stands for no channel, or no part. It must be below every index, as ``join`` takes maxima."""
 
 
 class TaskClasses(NamedTuple):
-    """The classes of one set of tasks."""
+    """The classes whose channels belong to one set of tasks."""
 
     tasks: Array
-    """[tasks], whether each is in the set."""
+    """A mask [tasks]: which tasks are in the set."""
     classes: Array
+    """The indices of the classes."""
 
 
 class Partition:
-    """A space's classes. They only change through ``join`` and ``drop``, and each change makes a new *version*."""
+    """The classes of a space's channels.
+
+    They only change by ``join``, ``drop`` and ``replace``, which raise *version*.
+    """
 
     def __init__(self, widths: tuple[int, ...]) -> None:
         self.widths = widths
         self.version = 0
         self.members = np.full((sum(widths), len(widths)), NONE, np.int64)
-        """[classes, tasks]: the task's channel in the class, or NONE."""
+        """[classes, tasks]: the task's channel in the class, or ``NONE``."""
         start = 0
         for task, width in enumerate(widths):
             self.members[start : start + width, task] = np.arange(width)
             start += width
-        self._renew()
+        self._update_indices()
 
     @staticmethod
     def from_space(space: ChannelSpace) -> Partition:
-        """The classes of a known sharing."""
+        """The partition of a known sharing."""
         result = Partition(space.widths)
         members = np.full((space.stitched_width, len(space.widths)), NONE, np.int64)
         start = 0
@@ -50,56 +54,60 @@ class Partition:
 
     @property
     def shared(self) -> int:
-        """Channels that need not be stored again because another task's class has them."""
+        """Number of channels that need not be stored, as another task's channel is in the same class."""
         return sum(self.widths) - len(self.members)
 
     def join(self, these: Array, those: Array) -> None:
-        """Each class of *these* takes the members of its partners in *those*; no task may be in two of them."""
+        """Merge each class of *those* into the class at the same index of *these*.
+
+        *these* may contain a class several times, if no task is in two of its partners.
+        """
         if not len(these):
             return
         np.maximum.at(self.members, these, self.members[those])
         self.members = np.delete(self.members, those, axis=0)
-        self._renew()
+        self._update_indices()
 
     def drop(self, classes: Array, tasks: Array) -> None:
-        """Take tasks out of classes, pair by pair; each channel becomes a class of its own."""
-        loners = np.full((len(classes), len(self.widths)), NONE, np.int64)
-        loners[np.arange(len(classes)), tasks] = self.members[classes, tasks]
+        """Take *tasks* out of *classes*, pair by pair; each channel taken out becomes a class of its own."""
+        singles = np.full((len(classes), len(self.widths)), NONE, np.int64)
+        singles[np.arange(len(classes)), tasks] = self.members[classes, tasks]
         self.members[classes, tasks] = NONE
         kept = self.members[(self.members != NONE).any(axis=1)]
-        self.members = np.concatenate([kept, loners[(loners != NONE).any(axis=1)]])
-        self._renew()
+        self.members = np.concatenate([kept, singles[(singles != NONE).any(axis=1)]])
+        self._update_indices()
 
     def replace(self, members: Array) -> None:
-        """Take other classes of the same channels."""
+        """Set other classes of the same channels."""
         self.members = members
-        self._renew()
+        self._update_indices()
 
     def apart(self, one: int, two: int) -> Array:
-        """The channels of task *one* in whose class *two* has none."""
+        """The channels of task *one* whose class has no channel of task *two*."""
         return np.flatnonzero(self.members[self.labels[one], two] == NONE)
 
     def joinable(self, these: Array, those: Array) -> Array:
-        """Which pairs of classes have no task in common."""
+        """For each pair of classes, whether no task is in both."""
         return np.asarray(~((self.members[these] != NONE) & (self.members[those] != NONE)).any(axis=1))
 
     def together(self, one: int, two: int) -> Array:
-        """The classes that hold both tasks."""
+        """The classes with channels of both tasks."""
         return np.flatnonzero((self.members[:, one] != NONE) & (self.members[:, two] != NONE))
 
     def space(self) -> ChannelSpace:
-        """The blocks: classes of one set of tasks, in the first task's order; sets of many tasks come first."""
+        """The space with a block for each set of tasks, larger sets first, in the order of the set's first task."""
         ordered = sorted(self.sets, key=lambda part: (-part.tasks.sum(), np.flatnonzero(part.tasks).tolist()))
         return ChannelSpace(self.widths, tuple(self._block(part) for part in ordered))
 
     def _block(self, part: TaskClasses) -> Block:
+        """The block of the classes of one set of tasks."""
         tasks = np.flatnonzero(part.tasks)
         table = self.members[part.classes][:, tasks]
         table = table[np.argsort(table[:, 0], kind="stable")]
         return Block({int(task): table[:, column] for column, task in enumerate(tasks)})
 
-    def _sort(self) -> list[TaskClasses]:
-        """All classes by the set of their tasks."""
+    def _group_by_tasks(self) -> list[TaskClasses]:
+        """All classes, by the set of their tasks."""
         present = self.members != NONE
         packed = np.packbits(present, axis=1)
         keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}")[:, 0]
@@ -108,18 +116,18 @@ class Partition:
         ends = np.cumsum(np.bincount(which, minlength=len(first)))
         return [TaskClasses(present[at], group) for at, group in zip(first, np.split(order, ends[:-1]), strict=True)]
 
-    def _renew(self) -> None:
-        """Work out what follows from *members*."""
+    def _update_indices(self) -> None:
+        """Derive the other tables from *members*."""
         self.version += 1
         self.labels = [np.zeros(width, np.int64) for width in self.widths]
-        """The class of each channel, task by task."""
+        """For each task, the class of each channel."""
         for task, labels in enumerate(self.labels):
             present = np.flatnonzero(self.members[:, task] != NONE)
             labels[self.members[present, task]] = present
-        self.sets = self._sort()
+        self.sets = self._group_by_tasks()
         self.parts = [part for part in self.sets if part.tasks.sum() > 1]
-        """The sets of several tasks."""
+        """The sets of at least two tasks, with their classes."""
         self.part_of = np.full(len(self.members), NONE, np.int64)
-        """The part of each class, or NONE for a class of one task."""
+        """For each class, the index of its set in *parts*; ``NONE`` for a class of one task."""
         for number, part in enumerate(self.parts):
             self.part_of[part.classes] = number

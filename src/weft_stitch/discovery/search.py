@@ -19,22 +19,22 @@ from weft_stitch.discovery.partition import Partition
 from weft_stitch.family import Family, FamilyLayer, Sharing, Writer, wire
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and the number of steps."""
+"""Called with the number of finished steps and of all steps."""
 
 
 def discover(family: Family, *, tolerance: float = 0.0, on_progress: Progress = lambda done, total: None) -> Sharing:
-    """The sharing of *family*; every block of several tasks is checked number by number.
+    """Find the channels that the models of *family* share; weights are compared number by number at the end.
 
-    tolerance: 0 for the very same weights (0 and -0 are the same). Otherwise weights may differ by that much; the
-    nearest are matched first, and a stitched model computes all tasks of a block with the weights of the first of them
-    that has both ends of the weight, so that the others' outputs change a little.
+    *tolerance*: 0 for equal weights (0 and -0 are equal). Otherwise weights may differ by that much, and the nearest
+    channels are matched first. A stitched model then computes all tasks of a block by the weights of one task, so that
+    the outputs of the others change a little.
     """
     if not tolerance >= 0:
         raise StitchError(f"tolerance {tolerance}: give the largest difference of two weights, 0 for none")
     steps = _Steps(on_progress)
     search = _SharingSearch(family, tolerance, MAJORITY, steps)
-    # a vote that another quorum would have decided otherwise is repeated with that one; the result that stores least
-    # is kept, the first of equals
+    # Where another quorum would have decided a vote otherwise, the search is repeated with that quorum. The result
+    # that stores the fewest weights is kept, the first of equal ones.
     for quorum in sorted(search.doubts):
         search = min(search, _SharingSearch(family, tolerance, quorum, steps), key=lambda other: other.evidence.stored)
     search.check()
@@ -42,7 +42,7 @@ def discover(family: Family, *, tolerance: float = 0.0, on_progress: Progress = 
 
 
 class _Steps:
-    """Counts steps that are done and planned."""
+    """Counts finished and planned steps for the progress callback."""
 
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
@@ -57,7 +57,7 @@ class _Steps:
 
 
 class _SharingSearch:
-    """One search: the partitions of all spaces, true and such that nothing can be added."""
+    """One search for the partitions of all spaces: no weights contradict them, and no more channels can be joined."""
 
     def __init__(self, family: Family, tolerance: float, quorum: float, steps: _Steps) -> None:
         self.wiring = wire(family)
@@ -65,9 +65,11 @@ class _SharingSearch:
         self.partitions = {space: Partition(widths) for space, widths in self.wiring.widths.items()}
         self.evidence = Evidence(family, self.wiring, self.partitions)
         self.doubts: set[float] = set()
-        """Quorums that would have led elsewhere."""
+        """Quorums that would have decided some vote otherwise."""
         self._checked: dict[str, tuple[int, ...]] = {}
+        """Output of a layer -> the versions around it at its last repair."""
         self._tried: dict[str, tuple[int, ...]] = {}
+        """Space -> the versions around it when it was last grown."""
         self._steps = steps
         steps.plan(len(self.partitions))
         self.guess()
@@ -75,9 +77,12 @@ class _SharingSearch:
         self.grow()
 
     def guess(self) -> None:
-        """Guess each space from those of its writers whose inputs are known; the others repair it when theirs are."""
+        """Guess each space by those of its writers whose inputs are guessed already.
+
+        Its other writers repair the guess once their inputs are guessed.
+        """
         known: set[str] = set()
-        for space, writers in self._in_order():
+        for space, writers in self._guessing_order():
             self._guess(space, writers)
             known.add(space)
             ends = ((layer, {*self._spaces(layer)}) for layer in self.evidence.layers)
@@ -85,15 +90,15 @@ class _SharingSearch:
             self._steps.step()
 
     def settle(self) -> None:
-        """Repair until no layer disagrees."""
+        """Repair the partitions until no layer contradicts them."""
         while self._repair(self.evidence.layers):
             pass
 
     def grow(self) -> None:
-        """Join whatever agrees with all that is shared around it, as long as more and more is shared."""
+        """Join channels that agree with all that is shared around them, in rounds, as long as more becomes shared."""
         shared = -1
         while shared < self._shared_channels:
-            # a round may join what the repair takes apart again, and more; the last round that gained is restored
+            # the repair may take apart more than a round has joined; the state before such a round is restored
             best = {space: partition.members.copy() for space, partition in self.partitions.items()}
             shared = self._shared_channels
             for space in self.partitions:
@@ -106,7 +111,7 @@ class _SharingSearch:
             self.partitions[space].replace(members)
 
     def check(self) -> None:
-        """Compare what is shared number by number: fingerprints are only almost certain."""
+        """Compare the shared weights number by number: equal fingerprints are only almost certain."""
         self._steps.plan(len(self.evidence.layers))
         for layer in self.evidence.layers:
             for wrong in mismatches(self.evidence, layer, self.tolerance):
@@ -114,6 +119,7 @@ class _SharingSearch:
             self._steps.step()
 
     def _guess(self, space: str, writers: Sequence[Writer]) -> None:
+        """Guess which channels of *space* are shared, by the weights of *writers*."""
         partition, layers = self.partitions[space], [writer.layer for writer in writers if writer.layer is not None]
         merge(partition, self.evidence.pair_keys(space, writers), hopeful=True)
         self._merge_near(space, writers)
@@ -129,6 +135,7 @@ class _SharingSearch:
             merge_near(self.evidence, space, writers, (), self.tolerance, strangers=True)
 
     def _grow(self, space: str) -> None:
+        """Join the channels of *space* that agree in all its writers and readers."""
         partition, writers = self.partitions[space], self.wiring.writers[space]
         readers = self.evidence.readers(space)
         # keys of readers are costly to compute; mostly the writers already disagree
@@ -137,12 +144,13 @@ class _SharingSearch:
         self._merge_near(space, writers, readers)
 
     def _merge_near(self, space: str, writers: Sequence[Writer], readers: Sequence[FamilyLayer] | None = None) -> None:
+        """With a tolerance, join channels whose weights are near; with *readers*, ties are matched too."""
         if self.tolerance > 0:
             ties = readers is not None
             merge_near(self.evidence, space, writers, readers or (), self.tolerance, ties=ties)
 
     def _repair(self, layers: Sequence[FamilyLayer]) -> bool:
-        """Repair those of *layers* around which something has changed; whether any needed it."""
+        """Repair the layers around which something changed since their last repair; return whether any changed."""
         changed = False
         for layer in layers:
             if self._checked.get(layer.output) != self._versions(layer):
@@ -150,19 +158,22 @@ class _SharingSearch:
                 self._checked[layer.output] = self._versions(layer)
         return changed
 
-    def _in_order(self) -> Iterator[tuple[str, list[Writer]]]:
-        """Each space with the writers to guess it from: first one whose writers are all ready, or else the next."""
+    def _guessing_order(self) -> Iterator[tuple[str, list[Writer]]]:
+        """Each space, with the writers to guess it by.
+
+        Next is a space all of whose writers are ready; if there is none, the first that is left.
+        """
         left, known = list(self.partitions), set[str]()
         while left:
-            ready = {space: self._ready(space, known) for space in left}
+            ready = {space: self._ready_writers(space, known) for space in left}
             complete = (space for space in left if len(ready[space]) == len(self.wiring.writers[space]))
             space = next(complete, left[0])
             left.remove(space)
             known.add(space)
             yield space, ready[space]
 
-    def _ready(self, space: str, known: set[str]) -> list[Writer]:
-        """The writers of *space* that read *known* spaces only; only dense layers depend on what they read."""
+    def _ready_writers(self, space: str, known: set[str]) -> list[Writer]:
+        """The writers of *space* that can be compared: dense layers only if the spaces they read are *known*."""
         return [
             writer
             for writer in self.wiring.writers[space]
@@ -171,15 +182,19 @@ class _SharingSearch:
         ]
 
     def _spaces(self, layer: FamilyLayer) -> tuple[str, ...]:
+        """The spaces that *layer* reads and writes."""
         return (*self.wiring.carries[layer.inputs[0]], *self.wiring.carries[layer.output])
 
     def _versions(self, layer: FamilyLayer) -> tuple[int, ...]:
+        """The versions of the partitions that *layer* reads and writes."""
         return tuple(self.partitions[space].version for space in self._spaces(layer))
 
     def _versions_around(self, space: str) -> tuple[int, ...]:
+        """The versions of *space* and of all spaces of the layers that read or write it."""
         around = [layer for layer in self.evidence.layers if space in self._spaces(layer)]
         return (self.partitions[space].version, *(version for layer in around for version in self._versions(layer)))
 
     @property
     def _shared_channels(self) -> int:
+        """Number of channels that need not be stored twice."""
         return sum(partition.shared for partition in self.partitions.values())

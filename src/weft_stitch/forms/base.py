@@ -16,34 +16,38 @@ from weft_stitch.net import Array
 
 
 class Lowered(NamedTuple):
-    """The result of lowering a layer in a form."""
+    """A layer's output in a form, and what was fused into it."""
 
     placed: PlacedValue
-    """The output of the layer, or of the last following layer that was fused into it."""
+    """The output of the layer, or of the last layer fused into it."""
     used: int = 0
-    """The number of following layers that were fused into it."""
+    """Number of following layers that were fused into it."""
 
 
 class Form(Protocol):
-    """A way to compute a convolution, dense or depthwise, of all tasks."""
+    """A way to compute a convolution, dense or depthwise, for all tasks."""
 
     @property
     def name(self) -> str: ...
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:
-        """Why it cannot do *layer*; empty if it can."""
+        """Why the form cannot compute *layer*; empty if it can."""
         return ""
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
-        """Add the steps of *layer*; *chain* (affine, unary, add) follows it, and nothing else reads between.
+        """Add the steps of *layer*, and of as many layers of *chain* as the form can fuse into it.
 
-        The other operands of an add in the chain are in the room already.
+        *chain*: the layers that follow (affine, unary, add), each the only reader of the one before. The other operands
+        of an addition in the chain are in the room already.
         """
         ...
 
 
 def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
-    """Join the affines that follow *layer*; return their product and count. Tuned weights are never scaled."""
+    """Combine the affines that follow *layer* to one; return it, and how many were combined.
+
+    An affine that scales tuned weights ends them.
+    """
     widths = room.channels(layer.output).widths
     affine, used = Affine.identity(widths), 0
     while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
@@ -53,7 +57,7 @@ def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer])
 
 
 def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
-    """Whether folding *affine* would move tuned weights out of their number format."""
+    """Whether folding *affine* into *layer* would move tuned weights out of their number format."""
     return any(op.tuned for op in layer.ops) and any(map(scales, affine.ops))
 
 
@@ -66,7 +70,7 @@ def conv(
     groups: int = 1,
     origin: KernelOrigin | None = None,
 ) -> str:
-    """A convolution with the window of *layer*; a bias of zeros is left out."""
+    """Add a convolution with the window of *layer*; a bias of zeros is omitted."""
     dtype = kernel(layer, 0).dtype
     shift = None if bias is None or not bias.any() else bias.astype(dtype)
     return convolve(
@@ -74,7 +78,7 @@ def conv(
     )
 
 
-def origin(
+def kernel_origin(
     room: Room,
     layer: FamilyLayer,
     outs: Sequence[BlockPart],
@@ -83,25 +87,32 @@ def origin(
     task: int | None = None,
     folded: int = 0,
 ) -> KernelOrigin:
-    """Record the origin of the kernels from some input parts of *layer* to some output parts."""
-    rows = _numbers(room.channels(layer.output), outs)
-    columns = () if layer.op.depthwise else _numbers(room.channels(layer.inputs[0]), ins)
+    """The origin of the kernels from the input parts *ins* of *layer* to its output parts *outs*.
+
+    *task*, *folded*: see ``KernelOrigin``.
+    """
+    rows = _part_numbers(room.channels(layer.output), outs)
+    columns = () if layer.op.depthwise else _part_numbers(room.channels(layer.inputs[0]), ins)
     return KernelOrigin(layer.op, outs=rows, ins=columns, task=task, folded=folded)
 
 
-def _numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:
+def _part_numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:
+    """The indices of *parts* in ``Channels.parts``."""
     places = {part: number for number, part in enumerate(channels.parts)}
     return tuple(places[part] for part in parts)
 
 
-def covers(room: Room, layer: FamilyLayer) -> bool:
-    """Whether the window of a dense layer sees the whole picture at once: a product of matrices."""
+def covers_picture(room: Room, layer: FamilyLayer) -> bool:
+    """Whether the window of a dense layer covers the whole picture, so that it is a product of matrices."""
     window, size = layer.op.window, room.family.values[layer.inputs[0]][0]
     return layer.op.groups == 1 and window.kernel == (size.height, size.width) and not any(window.pads)
 
 
 def batched_product(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array) -> str:
-    """The rows of each task times its own matrix; *weight* [tasks, out, in, height, width], *bias* [tasks, out]."""
+    """Multiply the rows of each task by its own matrix, and add its bias.
+
+    *weight*: [tasks, out, in, height, width]. *bias*: [tasks, out]. All tasks have equally many rows.
+    """
     builder, tasks = room.builder, len(weight)
     rows, channels, height, width = builder.shape(tensor)
     outs, depth = weight.shape[1], channels * height * width
@@ -115,13 +126,16 @@ def batched_product(room: Room, layer: FamilyLayer, tensor: str, weight: Array, 
     return reshape(builder, product, (rows, outs, 1, 1))
 
 
-def scaled(weight: Array, scale: Array) -> Array:
-    """*weight* with its output channels scaled."""
+def scale_outputs(weight: Array, scale: Array) -> Array:
+    """*weight* with each output channel multiplied by its *scale*."""
     return weight if (scale == 1).all() else weight * scale[:, None, None, None]
 
 
-def by_table(room: Room, tensor: str, operator: str, table: Array, tasks: Sequence[int] | None = None) -> str:
-    """Mul or Add of a table [tasks, columns], each row with its task's."""
+def apply_table(room: Room, tensor: str, operator: str, table: Array, tasks: Sequence[int] | None = None) -> str:
+    """Multiply ("Mul") or add ("Add") to each row its task's line of *table* [tasks, columns].
+
+    *tasks*: those whose rows *tensor* has, by default all.
+    """
     neutral = 1.0 if operator == "Mul" else 0.0
     if (table == neutral).all():
         return tensor

@@ -22,14 +22,16 @@ from weft_stitch.net import Array
 
 
 class TaskRows:
-    """The rows of all tasks, one task after another; *batches* has the rows of each, or ``DYNAMIC``."""
+    """The rows of all tasks, one task after another. *batches*: the rows of each, or ``DYNAMIC``."""
 
     def __init__(self, builder: Builder, batches: Sequence[int]) -> None:
         self.batches = tuple(batches)
         self._builder = builder
         self._inputs: list[str] = []
         self._split: dict[str, list[str]] = {}
+        """Tensor -> its parts by task, once it has been split."""
         self._sizes: dict[tuple[int, ...], str] = {}
+        """Tasks -> the tensor with their numbers of rows."""
         self._task_of_row = ""
 
     @property
@@ -42,31 +44,32 @@ class TaskRows:
 
     @property
     def total(self) -> int:
+        """Number of all rows, or ``DYNAMIC``."""
         return DYNAMIC if self.dynamic else sum(self.batches)
 
     @property
     def equal(self) -> bool:
-        """Every task has as many rows, and they are known."""
+        """Whether all tasks have the same number of rows, known in advance."""
         return not self.dynamic and len(set(self.batches)) == 1
 
     def start(self, inputs: Sequence[str]) -> None:
-        """Set an input of each task; dynamic row counts are read from these."""
+        """Set one input tensor of each task, from which dynamic row counts are read at run time."""
         self._inputs = list(inputs)
 
     def split(self, tensor: str, tasks: Iterable[int] | None = None) -> list[str]:
-        """*tensor*, which has the rows of all tasks or of these, cut into a tensor for each."""
-        mine = range(self.tasks) if tasks is None else sorted(tasks)
-        if len(mine) == 1:
+        """Cut *tensor* into one tensor per task. It has the rows of all tasks, or of *tasks* in order."""
+        owners = range(self.tasks) if tasks is None else sorted(tasks)
+        if len(owners) == 1:
             return [tensor]
         if tensor not in self._split:
             rest = self._builder.shape(tensor)[1:]
-            shapes = [(self.batches[task], *rest) for task in mine]
-            counts = self._counts(tuple(mine))
+            shapes = [(self.batches[task], *rest) for task in owners]
+            counts = self._row_counts(tuple(owners))
             self._split[tensor] = self._builder.add_many("Split", tensor, counts, shapes=shapes, axis=0)
         return self._split[tensor]
 
     def take(self, tensor: str, tasks: frozenset[int]) -> str:
-        """The rows of *tasks*."""
+        """The rows of *tasks* out of *tensor*, which has the rows of all tasks."""
         if len(tasks) == self.tasks:
             return tensor
         if len(tasks) == 1 or self.dynamic or max(tasks) - min(tasks) >= len(tasks):
@@ -76,7 +79,7 @@ class TaskRows:
         return slice_axis(self._builder, tensor, 0, int(ends[min(tasks)]), int(ends[max(tasks) + 1]))
 
     def join(self, tensors: Sequence[str]) -> str:
-        """The tensors of some tasks stacked."""
+        """Stack the tensors of several tasks along the rows."""
         if len(tensors) == 1:
             return tensors[0]
         shapes = [self._builder.shape(tensor) for tensor in tensors]
@@ -84,21 +87,24 @@ class TaskRows:
         return self._builder.add("Concat", *tensors, shape=(rows, *shapes[0][1:]), axis=0)
 
     def table(self, values: Array, tasks: Sequence[int] | None = None) -> str:
-        """[rows or 1, columns, 1, 1] of *values* [tasks, columns]: each row has those of its task."""
-        mine = list(range(self.tasks)) if tasks is None else list(tasks)
+        """A tensor [rows or 1, columns, 1, 1] in which each row has its task's line of *values* [tasks, columns].
+
+        *tasks*: whose rows and lines these are, in order; by default all.
+        """
+        owners = list(range(self.tasks)) if tasks is None else list(tasks)
         shaped = values[..., None, None]
         if (shaped == shaped[:1]).all():
             return self._builder.constant(shaped[:1], "table")
         if not self.dynamic:
-            return self._builder.constant(np.repeat(shaped, [self.batches[task] for task in mine], axis=0), "table")
+            return self._builder.constant(np.repeat(shaped, [self.batches[task] for task in owners], axis=0), "table")
         whole = np.zeros((self.tasks, *shaped.shape[1:]), shaped.dtype)
-        whole[mine] = shaped
+        whole[owners] = shaped
         table = self._builder.constant(whole, "table")
         looked_up = self._builder.add("Gather", table, self._row_tasks(), shape=(DYNAMIC, *shaped.shape[1:]), axis=0)
-        return self.take(looked_up, frozenset(mine))
+        return self.take(looked_up, frozenset(owners))
 
-    def _counts(self, tasks: tuple[int, ...]) -> str:
-        """The name of the rows of each of *tasks*."""
+    def _row_counts(self, tasks: tuple[int, ...]) -> str:
+        """The tensor with the number of rows of each of *tasks*."""
         if not self.dynamic:
             return self._builder.constant(np.array([self.batches[task] for task in tasks], np.int64), "rows")
         if tasks not in self._sizes:
@@ -107,12 +113,13 @@ class TaskRows:
         return self._sizes[tasks]
 
     def _size(self, task: int) -> str:
+        """The tensor [1] with the dynamic number of rows of *task*."""
         if (task,) not in self._sizes:
             self._sizes[task,] = self._builder.add("Shape", self._inputs[task], shape=(1,), start=0, end=1)
         return self._sizes[task,]
 
     def _row_tasks(self) -> str:
-        """The name of the task of each row, [rows]."""
+        """The tensor [rows] with the task of each row."""
         if not self._task_of_row:
             numbers = [self._builder.constant(np.array([task], np.int64), "task") for task in range(self.tasks)]
             columns = [
@@ -124,7 +131,7 @@ class TaskRows:
 
 
 def slice_axis(builder: Builder, tensor: str, axis: int, first: int, end: int) -> str:
-    """The entries *first* to *end* of an axis."""
+    """The entries *first* to *end* (exclusive) of *tensor* along *axis*."""
     shape = list(builder.shape(tensor))
     if (first, end) == (0, shape[axis]):
         return tensor
@@ -134,7 +141,7 @@ def slice_axis(builder: Builder, tensor: str, axis: int, first: int, end: int) -
 
 
 def select(builder: Builder, tensor: str, columns: Array) -> str:
-    """These channels of *tensor*, in this order."""
+    """The channels *columns* of *tensor*, in this order."""
     shape = builder.shape(tensor)
     if len(columns) and (np.diff(columns) == 1).all():
         return slice_axis(builder, tensor, 1, int(columns[0]), int(columns[-1]) + 1)
@@ -143,14 +150,14 @@ def select(builder: Builder, tensor: str, columns: Array) -> str:
 
 
 def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
-    """A tensor of *width* channels that has those of *tensor* at *columns* and zeros elsewhere."""
+    """A tensor of *width* channels with those of *tensor* at *columns*, and zeros elsewhere."""
     rows, channels, *picture = builder.shape(tensor)
     if channels == width:
         return select(builder, tensor, np.argsort(columns))
     prefix = (columns == np.arange(channels)).all()
-    more = width - channels if prefix else 1
-    ends = builder.constant(np.array([0, 0, 0, 0, 0, more, 0, 0], np.int64), "pads")
-    padded = builder.add("Pad", tensor, ends, shape=(rows, channels + more, *picture))
+    padding = width - channels if prefix else 1  # otherwise one channel of zeros, which all gaps select
+    ends = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
+    padded = builder.add("Pad", tensor, ends, shape=(rows, channels + padding, *picture))
     if prefix:
         return padded
     index = np.full(width, channels)
@@ -159,7 +166,7 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
 
 
 def reshape(builder: Builder, tensor: str, shape: tuple[int, ...]) -> str:
-    """*tensor* in another shape (all known, or the first dynamic)."""
+    """*tensor* in another shape, of which at most the first size is dynamic."""
     if builder.shape(tensor) == shape:
         return tensor
     target = builder.constant(np.array([-1 if size == DYNAMIC else size for size in shape], np.int64), "shape")
@@ -167,7 +174,7 @@ def reshape(builder: Builder, tensor: str, shape: tuple[int, ...]) -> str:
 
 
 def side_by_side(builder: Builder, tensors: Sequence[str]) -> str:
-    """The channels of all *tensors*, one after another."""
+    """Concatenate *tensors* along the channels."""
     if len(tensors) == 1:
         return tensors[0]
     shapes = [builder.shape(tensor) for tensor in tensors]
@@ -180,13 +187,13 @@ class PlacedValue(NamedTuple):
 
     layout: Layout
     tensors: tuple[str, ...]
-    """One, or one for each task when apart."""
+    """One tensor, or one per task in the layout ``APART``."""
     clean: bool = True
-    """Columns that are not the row's own hold zeros; if not, anything."""
+    """Whether columns that hold no channel of the row's task are zero; if not, they hold anything."""
 
 
 class Room:
-    """The state of the lowering of one family."""
+    """The state of the lowering of one family: every value in the layouts computed so far."""
 
     def __init__(
         self,
@@ -202,15 +209,20 @@ class Room:
         self.rows = TaskRows(builder, batches)
         self._channels: dict[str, Channels] = {}
         self._placed: dict[str, dict[Layout, PlacedValue]] = {}
+        """Value -> layout -> the value in that layout."""
         self._order_of: dict[str, int] = {}
+        """Value -> when it was computed; later values have higher numbers."""
         self._selected: dict[tuple[str, bytes], str] = {}
+        """Tensor and columns -> the tensor of these channels."""
 
     def channels(self, value: str) -> Channels:
+        """The channels of *value* in all tasks."""
         if value not in self._channels:
             self._channels[value] = Channels(tuple(self.sharing[space] for space in self.wiring.carries[value]))
         return self._channels[value]
 
     def has(self, value: str) -> bool:
+        """Whether *value* is computed already."""
         return value in self._placed
 
     def put(self, value: str, placed: PlacedValue) -> None:
@@ -219,18 +231,18 @@ class Room:
         self._order_of[value] = len(self._order_of)
 
     def enter(self, value: str, tensors: Sequence[str]) -> None:
-        """Register *value* as computed for each task alone, with the channels in the task's own order."""
+        """Register *value* as computed for each task alone, with channels in the order of the task's own model."""
         channels = self.channels(value)
-        moved = [select(self.builder, tensor, channels.order(task)) for task, tensor in enumerate(tensors)]
-        self.put(value, PlacedValue(APART, tuple(moved)))
+        ordered = [select(self.builder, tensor, channels.order(task)) for task, tensor in enumerate(tensors)]
+        self.put(value, PlacedValue(APART, tuple(ordered)))
 
     def own(self, value: str, task: int) -> str:
-        """*value* of one task alone, in the order of its own channels."""
+        """The tensor of *value* for one task, with channels in the order of the task's own model."""
         tensor = self.get(value, APART).tensors[task]
         return select(self.builder, tensor, np.argsort(self.channels(value).order(task)))
 
     def layout(self, *values: str) -> Layout:
-        """A layout in which to work on *values* together: one that all have, or that of the last one made."""
+        """The layout in which to combine *values*: one that all have, else the first one of the value computed last."""
         last = max(values, key=lambda value: self._order_of[value])
         for layout in self._placed[last]:
             if all(layout in self._placed[value] for value in values):
@@ -238,11 +250,11 @@ class Room:
         return next(iter(self._placed[last]))
 
     def tensor(self, value: str, layout: Layout) -> str:
-        """*value* in a layout of one tensor, with zeros where it has no channels."""
+        """The tensor of *value* in *layout* (not ``APART``), with zeros where a row has no channel."""
         return self.get(value, layout, clean=True).tensors[0]
 
     def get(self, value: str, layout: Layout, *, clean: bool = False) -> PlacedValue:
-        """*value* in *layout*, converted if need be."""
+        """*value* in *layout*, converted if need be; with *clean*, zero where a row has no channel."""
         known = self._placed[value]
         if layout not in known:
             known[layout] = self._convert(self.channels(value), known, layout)
@@ -251,7 +263,10 @@ class Room:
         return known[layout]
 
     def _clean(self, channels: Channels, placed: PlacedValue) -> PlacedValue:
-        """Zeros by selection, never by a product: what is not a row's own may be infinite."""
+        """Set columns without a channel of the row's task to zero.
+
+        This is done by selection: they may hold infinities, which a product with zero would make NaN.
+        """
         if placed.layout == APART:
             return placed._replace(clean=True)
         owned: Array = channels.owned(placed.layout)
@@ -265,7 +280,7 @@ class Room:
         return PlacedValue(placed.layout, (self.builder.add("Where", mask, placed.tensors[0], zero, shape=shape),))
 
     def part(self, value: str, tasks: frozenset[int], parts: Sequence[BlockPart]) -> str:
-        """Some parts of *value* for the rows of *tasks*, which all have them."""
+        """The channels of *parts* of *value*, for the rows of *tasks*, which all have these parts."""
         channels = self.channels(value)
         columns = [channels.columns(COMPACT, task, parts) for task in sorted(tasks)]
         if len(tasks) > 1 and all(np.array_equal(other, columns[0]) for other in columns):
@@ -275,25 +290,26 @@ class Room:
         return self.rows.join(picked)
 
     def select(self, tensor: str, columns: Array) -> str:
-        """These channels of *tensor*, taken once."""
+        """The channels *columns* of *tensor*; equal selections are computed once."""
         key = (tensor, columns.tobytes())
         if key not in self._selected:
             self._selected[key] = select(self.builder, tensor, columns)
         return self._selected[key]
 
     def _convert(self, channels: Channels, known: dict[Layout, PlacedValue], target: Layout) -> PlacedValue:
+        """Convert a value, present in the layouts *known*, to *target*: directly, or by way of ``COMPACT``."""
         if target == APART:
             return PlacedValue(APART, self._apart(channels, next(iter(known.values()))))
         for placed in known.values():
-            if (moved := self.moved(channels, placed, target)) is not None:
-                return moved
+            if (converted := self.convert_directly(channels, placed, target)) is not None:
+                return converted
         if APART in known:
             return PlacedValue(target, (self._join_rows(channels, known[APART].tensors, target),))
         known[COMPACT] = self._convert(channels, known, COMPACT)
         return self._convert(channels, {COMPACT: known[COMPACT]}, target)
 
-    def moved(self, channels: Channels, placed: PlacedValue, target: Layout) -> PlacedValue | None:
-        """A conversion between two layouts of one tensor, if there is a direct one."""
+    def convert_directly(self, channels: Channels, placed: PlacedValue, target: Layout) -> PlacedValue | None:
+        """Convert between two layouts of one tensor; None if there is no direct way."""
         source = placed.layout
         if {source, target} == {COMPACT, STACKED}:
             return PlacedValue(target, (self._restack(placed.tensors[0], target),), placed.clean)
@@ -306,20 +322,20 @@ class Room:
         return PlacedValue(target, (self._gather_columns(channels, placed, target),), clean=False)
 
     def _gather_columns(self, channels: Channels, placed: PlacedValue, target: Layout) -> str:
-        """Each row's channels moved from their columns in one layout to those in another; the rest is arbitrary."""
+        """Move each row's channels from their columns to those in the layout *target*; other columns hold anything."""
         tensor = placed.tensors[0]
         rows, width, *picture = self.builder.shape(tensor)
         index = np.zeros((channels.tasks, channels.width(target)), np.int64)
         for task in range(channels.tasks):
             index[task, channels.columns(target, task)] = channels.columns(placed.layout, task)
-        moved = np.repeat(index, self.rows.batches, axis=0) + width * np.arange(rows)[:, None]
+        sources = np.repeat(index, self.rows.batches, axis=0) + width * np.arange(rows)[:, None]
         flat = reshape(self.builder, tensor, (rows * width, *picture))
-        name = self.builder.constant(moved.ravel(), "index")
-        taken = self.builder.add("Gather", flat, name, shape=(moved.size, *picture), axis=0)
-        return reshape(self.builder, taken, (rows, moved.shape[1], *picture))
+        name = self.builder.constant(sources.ravel(), "index")
+        taken = self.builder.add("Gather", flat, name, shape=(sources.size, *picture), axis=0)
+        return reshape(self.builder, taken, (rows, sources.shape[1], *picture))
 
     def _restack(self, tensor: str, target: Layout) -> str:
-        """A tensor [tasks x batch, width] as [batch, tasks x width], or back; a view where the batch is one."""
+        """Convert [tasks x batch, width] to [batch, tasks x width], or back; a view if the batch is 1."""
         tasks, batch = self.rows.tasks, self.rows.batches[0]
         _, width, *picture = self.builder.shape(tensor)
         stacking = target == STACKED
@@ -333,6 +349,7 @@ class Room:
         return reshape(self.builder, tensor, (*flat, *picture))
 
     def _apart(self, channels: Channels, placed: PlacedValue) -> tuple[str, ...]:
+        """The value as one tensor per task."""
         if placed.layout == APART:
             return placed.tensors
         if placed.layout == STACKED:
@@ -343,6 +360,7 @@ class Room:
         )
 
     def _unstack(self, channels: Channels, tensor: str) -> tuple[str, ...]:
+        """Cut a tensor [batch, tasks x width] into one tensor per task."""
         rows, width, *picture = self.builder.shape(tensor)
         per_task = width // channels.tasks
         parts = [tensor]
@@ -353,6 +371,7 @@ class Room:
         return tuple(select(self.builder, part, channels.columns(COMPACT, task)) for task, part in enumerate(parts))
 
     def _join_rows(self, channels: Channels, tensors: Sequence[str], target: Layout) -> str:
+        """Join one tensor per task to a tensor in the layout *target*."""
         inside = COMPACT if target == STACKED else target
         width = channels.width(inside)
         if channels.common and target.name == FUSED and len(channels.spaces) == 1:

@@ -17,23 +17,24 @@ from weft_stitch.family import FamilyLayer
 from weft_stitch.forms.base import (
     Form,
     Lowered,
+    apply_table,
     batched_product,
-    by_table,
     conv,
-    covers,
+    covers_picture,
+    kernel_origin,
     leading_affine,
-    origin,
-    scaled,
+    scale_outputs,
 )
 from weft_stitch.forms.room import PlacedValue, Room, reshape, select, side_by_side, spread
-from weft_stitch.layouts import APART, COMPACT, STITCHED, Affine, BlockPart, agree, agreed, kernel
+from weft_stitch.layouts import APART, COMPACT, STITCHED, Affine, BlockPart, all_agree, kernel, tasks_agree
 from weft_stitch.net import Array
 
 Tasks = frozenset[int]
+"""A set of tasks."""
 
 
 class Cell(NamedTuple):
-    """What the rows of *tasks* get at the output parts from these input parts, with weights that the tasks share."""
+    """A part of a layer: some input and some output parts, for the rows of the tasks that share these weights."""
 
     tasks: Tasks
     outs: tuple[BlockPart, ...]
@@ -54,7 +55,7 @@ class CellWriter:
         self.all = frozenset(range(self.outputs.tasks))
 
     def cells(self, tasks: Tasks, outs: tuple[BlockPart, ...]) -> dict[Tasks, Cell]:
-        """The cells of output parts that *tasks* share, by the tasks that have the inputs too."""
+        """The cells for the output parts *outs* that *tasks* share, by the subset of tasks that has the inputs too."""
         if self.layer.op.depthwise:
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
         cell_inputs: dict[Tasks, list[BlockPart]] = {}
@@ -63,38 +64,45 @@ class CellWriter:
                 cell_inputs.setdefault(both, []).append(part)
         return {both: Cell(both, outs, tuple(ins)) for both, ins in cell_inputs.items()}
 
-    def agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
-        return all(agree(values, part, tasks) for part in parts)
+    def values_agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
+        """Whether *tasks* have the same *values* for all channels of *parts*."""
+        return all(tasks_agree(values, part, tasks) for part in parts)
 
     def write(self, cell: Cell, *, shift: bool) -> str:
-        """The convolution of one cell with its scale, and with its shift if asked for."""
+        """Write the convolution of one cell with its scale, and its shift if *shift*; return the tensor."""
         first = min(cell.tasks)
-        fold = self.agree(self.affine.scales, cell.outs, cell.tasks)
+        fold = self.values_agree(self.affine.scales, cell.outs, cell.tasks)
         weight = self._weight(cell, first, fold=fold)
-        bias = self._of(self.affine.shifts, cell, first) if shift else None
+        bias = self._cell_values(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1
         source = self.room.part(self.value, cell.tasks, cell.ins)
-        held = origin(self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0)
+        held = kernel_origin(
+            self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0
+        )
         tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups, held)
         if fold:
             return tensor
-        tensor = self.by_table(tensor, "Mul", self.affine.scales, cell)
-        return self.by_table(tensor, "Add", self.affine.shifts, cell) if shift else tensor
+        tensor = self.apply_table(tensor, "Mul", self.affine.scales, cell)
+        return self.apply_table(tensor, "Add", self.affine.shifts, cell) if shift else tensor
 
-    def by_table(self, tensor: str, operator: str, values: tuple[Array, ...], cell: Cell) -> str:
+    def apply_table(self, tensor: str, operator: str, values: tuple[Array, ...], cell: Cell) -> str:
+        """Multiply by or add the *values* of each row's task, for the outputs of *cell*."""
         tasks = sorted(cell.tasks)
-        table = np.stack([self._of(values, cell, task) for task in tasks])
-        return by_table(self.room, tensor, operator, table, tasks)
+        table = np.stack([self._cell_values(values, cell, task) for task in tasks])
+        return apply_table(self.room, tensor, operator, table, tasks)
 
     def write_own(self, cells: Mapping[int, Cell], *, shift: bool) -> list[str]:
-        """A cell of each of some tasks: one grouped convolution if they are alike, else one by one; by task."""
-        if not self._alike(cells):
+        """Write a cell for each of several tasks: as one grouped convolution if they match, else one by one.
+
+        Return a tensor per task, in order.
+        """
+        if not self._match_for_grouping(cells):
             return [self.write(cells[task], shift=shift) for task in sorted(cells)]
         return self.room.rows.split(self._group_tasks(cells, shift=shift))
 
     def stack_own(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
-        """What ``write_own`` writes, as one tensor of all these tasks' rows, filled up to the widest."""
-        if self._alike(cells):
+        """Write the cells as ``write_own`` does, as one tensor of all their rows, padded with zeros to the widest."""
+        if self._match_for_grouping(cells):
             return self._group_tasks(cells, shift=shift)
         width = max(cell.width for cell in cells.values())
         tensors = [
@@ -103,8 +111,11 @@ class CellWriter:
         ]
         return self.room.rows.join(tensors)
 
-    def _alike(self, cells: Mapping[int, Cell]) -> bool:
-        """Whether all tasks have one picture, and read and write as many channels at the same columns."""
+    def _match_for_grouping(self, cells: Mapping[int, Cell]) -> bool:
+        """Whether one grouped convolution can compute the cells.
+
+        Every task must have one row, and its cell must have the same width and the same input columns.
+        """
         rows = self.room.rows
         if not (rows.equal and rows.batches[0] == 1 and len(cells) == rows.tasks > 1):
             return False
@@ -112,15 +123,18 @@ class CellWriter:
         return len(shapes) == 1
 
     def _group_tasks(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
-        """One group for each task; a view, as every task has one row."""
+        """Write the cells as one convolution with a group per task.
+
+        Every task has one row, so that grouping is a view.
+        """
         room, tasks = self.room, sorted(cells)
         columns = self.inputs.columns(COMPACT, 0, cells[0].ins)
         source = room.select(room.get(self.value, COMPACT).tensors[0], columns)
         weight = np.stack([self._weight(cells[task], task, fold=True) for task in tasks])
-        bias = np.stack([self._of(self.affine.shifts, cells[task], task) for task in tasks])
+        bias = np.stack([self._cell_values(self.affine.shifts, cells[task], task) for task in tasks])
         if not shift:
             bias = np.zeros_like(bias)
-        if covers(room, self.layer):
+        if covers_picture(room, self.layer):
             return batched_product(room, self.layer, source, weight, bias)
         rows, width, *picture = room.builder.shape(source)
         flat = reshape(room.builder, source, (1, rows * width, *picture))
@@ -129,153 +143,167 @@ class CellWriter:
         return reshape(room.builder, tensor, (rows, cells[0].width, *room.builder.shape(tensor)[2:]))
 
     def _weight(self, cell: Cell, task: int, *, fold: bool) -> Array:
+        """The kernel of *cell*, as *task* has it; scaled if *fold*."""
         outs, ins = members(cell.outs, task), members(cell.ins, task)
         whole = kernel(self.layer, task)
         weight = whole[outs] if self.layer.op.depthwise else whole[np.ix_(outs, ins)]
-        return scaled(weight, self._of(self.affine.scales, cell, task)) if fold else weight
+        return scale_outputs(weight, self._cell_values(self.affine.scales, cell, task)) if fold else weight
 
-    def _of(self, values: tuple[Array, ...], cell: Cell, task: int) -> Array:
+    def _cell_values(self, values: tuple[Array, ...], cell: Cell, task: int) -> Array:
+        """The *values* of *task* for the outputs of *cell*."""
         return values[task][members(cell.outs, task)]
 
 
 def members(parts: Iterable[BlockPart], task: int) -> Array:
-    """The channels of the task's own model that *parts* are."""
+    """The channels of *parts* in the task's own model."""
     return np.concatenate([part.members[task] for part in parts])
 
 
 Classes = Mapping[Tasks, tuple[BlockPart, ...]]
+"""Set of tasks -> the output parts that exactly these tasks share."""
 
 
 class Split(Form):
-    """The shared part on the rows of all tasks at once, the own parts grouped."""
+    """Compute what tasks share for all their rows at once, and the rest task by task or grouped."""
 
     name = "split"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write a cell for each set of tasks, and put their outputs together."""
         affine, used = leading_affine(room, layer, chain)
-        bench = CellWriter(room, layer, affine)
+        writer = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
-        for part in bench.outputs.parts:
+        for part in writer.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
-        placed = _compact(bench, classes) if _by_strips(bench, classes) else _apart(bench, classes)
+        placed = _write_compact(writer, classes) if _has_one_shape(writer, classes) else _write_apart(writer, classes)
         return Lowered(placed, used)
 
 
-def _by_strips(bench: CellWriter, classes: Classes) -> bool:
-    """Whether the rows of all tasks look alike: shared columns, then own ones."""
-    own = [tasks for tasks in classes if _is_own(bench, tasks)]
+def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
+    """Whether all tasks' rows have the same shape: the channels that all share, then each task's own."""
+    own = [tasks for tasks in classes if _is_own(writer, tasks)]
     shared = set(classes) - set(own)
-    return len(bench.outputs.spaces) == 1 and shared <= {bench.all} and len(own) in (0, len(bench.all))
+    return len(writer.outputs.spaces) == 1 and shared <= {writer.all} and len(own) in (0, len(writer.all))
 
 
-def _is_own(bench: CellWriter, tasks: Tasks) -> bool:
-    return len(tasks) == 1 and tasks != bench.all
+def _is_own(writer: CellWriter, tasks: Tasks) -> bool:
+    """Whether *tasks* is a single one of several."""
+    return len(tasks) == 1 and tasks != writer.all
 
 
-def _compact(bench: CellWriter, classes: Classes) -> PlacedValue:
-    tensors = [_shared_rows(bench, bench.all, classes[bench.all])] if bench.all in classes else []
-    if own := _own(bench, classes):
-        tensors.append(bench.stack_own(own, shift=True))
-    return PlacedValue(COMPACT, (side_by_side(bench.room.builder, tensors),))
+def _write_compact(writer: CellWriter, classes: Classes) -> PlacedValue:
+    """Write the layer in the layout compact: shared columns, then own ones."""
+    tensors = [_shared_rows(writer, writer.all, classes[writer.all])] if writer.all in classes else []
+    if own := _own_cells(writer, classes):
+        tensors.append(writer.stack_own(own, shift=True))
+    return PlacedValue(COMPACT, (side_by_side(writer.room.builder, tensors),))
 
 
-def _apart(bench: CellWriter, classes: Classes) -> PlacedValue:
-    """Each task's columns put together by themselves: sets of tasks cross, or a task has no channels of its own."""
-    room = bench.room
-    pieces: dict[int, list[str]] = {task: [] for task in bench.all}
-    order: dict[int, list[BlockPart]] = {task: [] for task in bench.all}
+def _write_apart(writer: CellWriter, classes: Classes) -> PlacedValue:
+    """Write the layer task by task: sets of tasks overlap, or some task has no channels of its own."""
+    room = writer.room
+    pieces: dict[int, list[str]] = {task: [] for task in writer.all}
+    order: dict[int, list[BlockPart]] = {task: [] for task in writer.all}
     for tasks, outs in classes.items():
-        if not _is_own(bench, tasks):
+        if not _is_own(writer, tasks):
             for task, tensor in zip(
-                sorted(tasks), room.rows.split(_shared_rows(bench, tasks, outs), tasks), strict=True
+                sorted(tasks), room.rows.split(_shared_rows(writer, tasks, outs), tasks), strict=True
             ):
                 pieces[task].append(tensor)
                 order[task] += outs
-    own = _own(bench, classes)
-    for task, tensor in zip(sorted(own), bench.write_own(own, shift=True), strict=True) if own else ():
+    own = _own_cells(writer, classes)
+    for task, tensor in zip(sorted(own), writer.write_own(own, shift=True), strict=True) if own else ():
         pieces[task].append(tensor)
         order[task] += own[task].outs
     tensors = []
-    for task in sorted(bench.all):
+    for task in sorted(writer.all):
         places = np.argsort(members(order[task], task))
-        wanted = places[bench.outputs.order(task)]
+        wanted = places[writer.outputs.order(task)]
         tensors.append(select(room.builder, side_by_side(room.builder, pieces[task]), wanted))
     return PlacedValue(APART, tuple(tensors))
 
 
-def _own(bench: CellWriter, classes: Classes) -> dict[int, Cell]:
-    return {min(tasks): bench.cells(tasks, outs)[tasks] for tasks, outs in classes.items() if _is_own(bench, tasks)}
+def _own_cells(writer: CellWriter, classes: Classes) -> dict[int, Cell]:
+    """Task -> the cell of its own outputs."""
+    return {min(tasks): writer.cells(tasks, outs)[tasks] for tasks, outs in classes.items() if _is_own(writer, tasks)}
 
 
-def _shared_rows(bench: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str:
-    """The rows of *tasks* at the channels they share."""
-    cells = bench.cells(tasks, outs)
+def _shared_rows(writer: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str:
+    """Write the channels *outs* that *tasks* share, for the rows of these tasks.
+
+    The shift is added once: with the common inputs if it is the same for all tasks, with the own inputs if every task
+    has some, or by a table at the end.
+    """
+    cells = writer.cells(tasks, outs)
     common = cells.pop(tasks, None)
     own = {min(sharers): cell for sharers, cell in cells.items() if len(sharers) == 1}
     complete = len(own) == len(cells) in (0, len(tasks))
-    early = common is not None and bench.agree(bench.affine.shifts, outs, tasks)
-    late = not early and len(own) == len(tasks)
-    terms = [] if common is None else [bench.write(common, shift=early)]
+    shift_in_common = common is not None and writer.values_agree(writer.affine.shifts, outs, tasks)
+    shift_in_own = not shift_in_common and len(own) == len(tasks)
+    terms = [] if common is None else [writer.write(common, shift=shift_in_common)]
     if own and complete:
-        terms.append(bench.stack_own(own, shift=late))
+        terms.append(writer.stack_own(own, shift=shift_in_own))
     elif cells:
-        terms = [_by_task(bench, tasks, terms, cells, shift=late)]
-    tensor = reduce(lambda a, b: bench.room.builder.add("Add", a, b, shape=bench.room.builder.shape(a)), terms)
-    if early or late:
+        terms = [_add_by_task(writer, tasks, terms, cells, shift=shift_in_own)]
+    tensor = reduce(lambda a, b: writer.room.builder.add("Add", a, b, shape=writer.room.builder.shape(a)), terms)
+    if shift_in_common or shift_in_own:
         return tensor
-    return bench.by_table(tensor, "Add", bench.affine.shifts, Cell(tasks, outs, ()))
+    return writer.apply_table(tensor, "Add", writer.affine.shifts, Cell(tasks, outs, ()))
 
 
-def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[Tasks, Cell], *, shift: bool) -> str:
-    """The sum of what all of *tasks* get and of what some of them do."""
-    rows, add = bench.room.rows, bench.room.builder.add
+def _add_by_task(
+    writer: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[Tasks, Cell], *, shift: bool
+) -> str:
+    """Add up, task by task, *terms* for all of *tasks* and the *cells* of some of them; return the joined rows."""
+    rows, add = writer.room.rows, writer.room.builder.add
     sums: dict[int, str] = {}
     written = [(tasks, term) for term in terms]
-    written += [(sharers, bench.write(cell, shift=shift and len(sharers) == 1)) for sharers, cell in cells.items()]
+    written += [(sharers, writer.write(cell, shift=shift and len(sharers) == 1)) for sharers, cell in cells.items()]
     for sharers, tensor in written:
-        for task, mine in zip(sorted(sharers), rows.split(tensor, sharers), strict=True):
-            known = sums.get(task)
-            sums[task] = mine if known is None else add("Add", known, mine, shape=bench.room.builder.shape(mine))
+        for task, term in zip(sorted(sharers), rows.split(tensor, sharers), strict=True):
+            before = sums.get(task)
+            sums[task] = term if before is None else add("Add", before, term, shape=writer.room.builder.shape(term))
     return rows.join([sums[task] for task in sorted(tasks)])
 
 
 class Half(Form):
-    """Shared inputs to all outputs at once, own inputs grouped."""
+    """Compute all outputs from the shared inputs at once, and from own inputs grouped by task."""
 
     name = "half"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write the shared inputs for all outputs, and add the own inputs' part; as ``Split`` if that is impossible."""
         affine, used = leading_affine(room, layer, chain)
-        bench = CellWriter(room, layer, affine)
-        parts = bench.inputs.parts
-        common = tuple(part for part in parts if part.tasks == bench.all)
-        own = {task: tuple(part for part in parts if task in part.tasks and part not in common) for task in bench.all}
-        if layer.op.depthwise or not common or not all(own.values()) or len(bench.outputs.spaces) > 1:
+        writer = CellWriter(room, layer, affine)
+        parts = writer.inputs.parts
+        common = tuple(part for part in parts if part.tasks == writer.all)
+        own = {task: tuple(part for part in parts if task in part.tasks and part not in common) for task in writer.all}
+        if layer.op.depthwise or not common or not all(own.values()) or len(writer.outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
-        first = _everywhere(bench, common)
-        outs = {task: tuple(part for part in bench.outputs.parts if task in part.tasks) for task in bench.all}
-        cells = {task: Cell(frozenset({task}), outs[task], own[task]) for task in bench.all}
-        second = bench.stack_own(cells, shift=True)
+        first = _from_shared_inputs(writer, common)
+        outs = {task: tuple(part for part in writer.outputs.parts if task in part.tasks) for task in writer.all}
+        cells = {task: Cell(frozenset({task}), outs[task], own[task]) for task in writer.all}
+        second = writer.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", first, second, shape=room.builder.shape(first))
-        whole = bool(bench.outputs.owned(COMPACT).all())
+        whole = bool(writer.outputs.owned(COMPACT).all())
         return Lowered(PlacedValue(COMPACT, (tensor,), clean=whole), used)
 
 
-def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
-    """The shared inputs' share of all outputs, each row's own columns taken out."""
-    outputs, layer, scales = bench.outputs, bench.layer, bench.affine.scales
-    fold = agreed(outputs, scales)
+def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> str:
+    """The contribution of the shared inputs, *common*, to all outputs, of which each row keeps its own columns."""
+    outputs, layer, scales = writer.outputs, writer.layer, writer.affine.scales
+    fold = all_agree(outputs, scales)
     weight = np.zeros(
         (outputs.width(STITCHED), sum(part.width for part in common), *layer.op.window.kernel), kernel(layer, 0).dtype
     )
-    for task in bench.all:
-        mine = scaled(kernel(layer, task), scales[task]) if fold else kernel(layer, task)
-        weight[outputs.columns(STITCHED, task)] = mine[np.ix_(outputs.order(task), members(common, task))]
-    source = bench.room.part(bench.value, bench.all, common)
-    held = origin(bench.room, layer, outputs.parts, common, folded=bench.affine.layers if fold else 0)
-    whole = conv(bench.room, layer, source, weight, None, origin=held)
-    taken = bench.room.moved(outputs, PlacedValue(STITCHED, (whole,), clean=False), COMPACT)
-    assert taken is not None
+    for task in writer.all:
+        own_kernel = scale_outputs(kernel(layer, task), scales[task]) if fold else kernel(layer, task)
+        weight[outputs.columns(STITCHED, task)] = own_kernel[np.ix_(outputs.order(task), members(common, task))]
+    source = writer.room.part(writer.value, writer.all, common)
+    held = kernel_origin(writer.room, layer, outputs.parts, common, folded=writer.affine.layers if fold else 0)
+    whole = conv(writer.room, layer, source, weight, None, origin=held)
+    compacted = writer.room.convert_directly(outputs, PlacedValue(STITCHED, (whole,), clean=False), COMPACT)
+    assert compacted is not None
     if fold:
-        return taken.tensors[0]
-    return by_table(bench.room, taken.tensors[0], "Mul", outputs.table(COMPACT, scales, 1.0))
+        return compacted.tensors[0]
+    return apply_table(writer.room, compacted.tensors[0], "Mul", outputs.table(COMPACT, scales, 1.0))

@@ -12,13 +12,13 @@ from weft_stitch.family import FamilyLayer
 from weft_stitch.forms.base import (
     Form,
     Lowered,
+    apply_table,
     batched_product,
-    by_table,
     conv,
-    covers,
+    covers_picture,
+    kernel_origin,
     leading_affine,
-    origin,
-    scaled,
+    scale_outputs,
 )
 from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.forms.split import Split
@@ -31,48 +31,49 @@ from weft_stitch.layouts import (
     Affine,
     Channels,
     Layout,
-    agreed,
+    all_agree,
     kernel,
-    merged,
+    merge_values,
 )
 from weft_stitch.net import Array, Op
-from weft_stitch.packing import LARGEST, Activation, aligned, pack
+from weft_stitch.packing import LARGEST, Activation, align_up, pack
 
 
 class Mts(Form):
-    """One convolution of all blocks with all, zeros where no task has the pair (the paper's form).
+    """One convolution from all blocks to all blocks, with zeros where no task has the pair (the form of the paper).
 
-    [P Q_1 ... Q_T] meets a matrix with the shared U at its head, X_t beside, Y_t below it and Z_t on its diagonal. Its
-    weights take (stitched inputs) x (stitched outputs) x taps, zero blocks included. A row's foreign blocks come out as
-    garbage; they are set to zero by selection before anything mixes channels.
+    Its matrix has the shared U first, X_t beside U, Y_t below it, and Z_t on the diagonal. Its weights take (stitched
+    inputs) x (stitched outputs) x taps, zero blocks included. A row's columns of other tasks' blocks contain garbage,
+    which is set to zero by selection before any operation mixes channels.
     """
 
     name = "mts"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one convolution over all blocks; scales and shifts that tasks do not agree on follow as tables."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
-        fold = agreed(outputs, affine.scales)
-        weight = _matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
-        into_bias = fold and agreed(outputs, affine.shifts)
+        fold = all_agree(outputs, affine.scales)
+        weight = _stitched_matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
+        into_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
-        bias = merged(outputs, affine.shifts) if into_bias else None
-        held = origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
+        bias = merge_values(outputs, affine.shifts) if into_bias else None
+        held = kernel_origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
         tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
         if not fold:
-            tensor = by_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
+            tensor = apply_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
         if not into_bias:
-            tensor = by_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
-        quiet = layer.op.depthwise and source.clean and (bias is None or not bias.any())
-        return Lowered(PlacedValue(STITCHED, (tensor,), clean=quiet), used)
+            tensor = apply_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
+        zeros_stay = layer.op.depthwise and source.clean and (bias is None or not bias.any())
+        return Lowered(PlacedValue(STITCHED, (tensor,), clean=zeros_stay), used)
 
 
-def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
-    """Every block with every block; columns of a block are the same in all its tasks."""
-    kernels = [scaled(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
+def _stitched_matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """The matrix from every block to every block, zero where no task has the pair."""
+    kernels = [scale_outputs(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
     if layer.op.depthwise:
-        return merged(outputs, kernels)
+        return merge_values(outputs, kernels)
     matrix = np.zeros((outputs.width(STITCHED), inputs.width(STITCHED), *layer.op.window.kernel), kernels[0].dtype)
     for task in reversed(range(outputs.tasks)):
         target = np.ix_(outputs.columns(STITCHED, task), inputs.columns(STITCHED, task))
@@ -81,7 +82,7 @@ def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Aff
 
 
 class Grouped:
-    """One grouped convolution, as in NetFuse; it needs equal batches."""
+    """One grouped convolution with a group per task, as in NetFuse; it needs equal batches."""
 
     name = "grouped"
 
@@ -91,11 +92,12 @@ class Grouped:
         return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one grouped convolution, or a batched product if the window covers the whole picture."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
-        weight = _matrices(layer, inputs, outputs, affine)
+        weight = _padded_matrices(layer, inputs, outputs, affine)
         bias = outputs.table(COMPACT, affine.shifts)
-        if covers(room, layer):
+        if covers_picture(room, layer):
             source = room.tensor(layer.inputs[0], COMPACT)
             return Lowered(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
         tensor = room.tensor(layer.inputs[0], STACKED)
@@ -104,55 +106,59 @@ class Grouped:
         return Lowered(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
 
 
-def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
-    """[tasks, widest output, widest input, height, width], zeros where a task is narrower."""
+def _padded_matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """The tasks' matrices [tasks, widest output, widest input, height, width], with zeros where a task is narrower."""
     depthwise = layer.op.depthwise
     shape = (outputs.tasks, outputs.width(COMPACT), 1 if depthwise else inputs.width(COMPACT))
     weight = np.zeros((*shape, *layer.op.window.kernel), kernel(layer, 0).dtype)
     for task in range(outputs.tasks):
-        mine, order = scaled(kernel(layer, task), affine.scales[task]), outputs.order(task)
+        own_kernel, order = scale_outputs(kernel(layer, task), affine.scales[task]), outputs.order(task)
         columns = outputs.columns(COMPACT, task)
         if depthwise:
-            weight[task, columns] = mine[order]
+            weight[task, columns] = own_kernel[order]
         else:
-            weight[task][np.ix_(columns, inputs.columns(COMPACT, task))] = mine[np.ix_(order, inputs.order(task))]
+            weight[task][np.ix_(columns, inputs.columns(COMPACT, task))] = own_kernel[np.ix_(order, inputs.order(task))]
     return weight
 
 
 class Separate(Form):
-    """One convolution per task, as in the models."""
+    """One convolution per task, as in the separate models."""
 
     name = "separate"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write a convolution for each task."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         tensors = []
         for task, tensor in enumerate(room.get(layer.inputs[0], APART).tensors):
             order = outputs.order(task)
-            weight = scaled(kernel(layer, task), affine.scales[task])
+            weight = scale_outputs(kernel(layer, task), affine.scales[task])
             weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
             groups = len(order) if layer.op.depthwise else 1
-            held = origin(room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers)
+            held = kernel_origin(
+                room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers
+            )
             tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
         return Lowered(PlacedValue(APART, tuple(tensors)), used)
 
 
 WIDEST = 31
-"""Taps along one side: the Triton kernel has a bit of a 32-bit integer for each."""
+"""Widest kernel, in taps: the Triton kernel has one bit of a 32-bit integer for each."""
 
 
 class Fused:
     """One step for a layer of all tasks, each row with its own weights; CUDA runs it as one kernel.
 
-    It has no extra multiplications, stores every weight once, and takes what follows along: scales and shifts per task
-    and channel, a residual, an activation. ``packing`` lays its weights out, ``running.module`` runs it. A depthwise
-    layer has nothing to gain from it and is split, as is one whose output carries several spaces.
+    It multiplies nothing by zero and stores every weight once. The following scales and shifts per task and channel, a
+    residual addition and an activation are fused into it. ``packing`` lays out its weights, ``running.module`` runs it.
+    A depthwise layer, which would gain nothing, and one whose output carries several spaces are lowered as ``split``.
     """
 
     name = "fused"
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        """Why the kernel cannot compute *layer*; empty if it can."""
         if room.rows.dynamic:
             return "its rows are only known at run time"
         if max(layer.op.window.kernel) > WIDEST:
@@ -161,10 +167,11 @@ class Fused:
         return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
+        """Write one ``FusedConv`` with the affines, the residual and the activation that follow in *chain*."""
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         if layer.op.depthwise or len(outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
-        before, after = layout(room, inputs), layout(room, outputs)
+        before, after = fused_layout(room, inputs), fused_layout(room, outputs)
         kernels = [kernel(layer, task) for task in range(outputs.tasks)]
         spaces = (inputs.spaces, outputs.spaces[0])
         packed = pack(kernels, *spaces, layer.op.window, align=after.align, input_align=before.align)
@@ -195,20 +202,20 @@ class Fused:
 
 
 def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
-    """Upper bound on the numbers that ``pack`` stores."""
+    """Upper bound on the count of numbers that ``pack`` stores."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
-    return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
+    return sum(align_up(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
 
 
-def layout(room: Room, channels: Channels) -> Layout:
-    """Few channels, as of a picture, are not filled up to the full alignment."""
+def fused_layout(room: Room, channels: Channels) -> Layout:
+    """The layout of *channels* for the form ``fused``; few channels, as those of a picture, get a smaller alignment."""
     most = 1 << (max(channels.widths) - 1).bit_length()
     return Layout(FUSED, min(room.align, most))
 
 
 def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> str:
-    """The other operand of an addition of equals that comes next."""
+    """The other operand if *chain* begins with an addition of two values of one size; else empty."""
     if not chain or chain[0].op.kind != "add" or len(chain[0].inputs) != 2:
         return ""
     values = room.family.values
@@ -218,7 +225,7 @@ def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> s
 
 
 def _activation(op: Op) -> Activation | None:
-    """The kernel's activation for a unary; None where it has none."""
+    """The kernel's activation for *op*; None if the kernel cannot compute it."""
     if op.kind != "unary":
         return None
     if op.function == "HardSigmoid":

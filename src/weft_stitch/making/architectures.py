@@ -17,15 +17,16 @@ from weft.base.errors import StitchError
 from weft_stitch.net import Window
 
 IMAGE, INNER, CLASSES = "image", "inner", "classes"
-"""The role of a space: shared by all tasks; shared in part; not shared."""
+"""Roles of a space: the input, shared by all tasks; inner, shared in part; classes, not shared."""
 
 MEAN_SQUARE = {"Relu": 0.5, "Sigmoid": 0.29, "HardSigmoid": 0.28, "HardSwish": 0.37, "Tanh": 0.39, "Silu": 0.36}
-"""Mean square of each function of a standard normal number."""
+"""Function -> the mean square of its result for a standard normal number."""
 
 SUMMED = 0.9
-"""What an activation keeps of the mean square of a sum with something that was activated before: most."""
+"""Fraction of the mean square that an activation keeps of a sum: most of it, as one operand was activated before."""
 
 ONE = Window()
+"""The window of a 1x1 convolution."""
 
 GATE = {"alpha": 1 / 6, "beta": 0.5}
 """Settings of the HardSigmoid in squeeze-excite."""
@@ -33,7 +34,7 @@ GATE = {"alpha": 1 / 6, "beta": 0.5}
 
 @dataclass(frozen=True, slots=True)
 class SketchNode:
-    """An operation; it writes the value of its own name."""
+    """An operation without weights; it writes the value of its own name."""
 
     name: str
     kind: str
@@ -43,12 +44,12 @@ class SketchNode:
     function: str = ""
     settings: Mapping[str, float] = field(default_factory=dict)
     power: float = 1.0
-    """conv, depthwise: guessed mean square of what it reads."""
+    """conv, depthwise: the estimated mean square of its input."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A space before pruning."""
+    """A space of channels before pruning: its width and its role."""
 
     width: int
     role: str = INNER
@@ -56,10 +57,10 @@ class Wire:
 
 @dataclass(frozen=True, eq=False)
 class NetSketch:
-    """One network's operations; *carries* has the names of the spaces in each value."""
+    """A network's operations without weights."""
 
     resolution: int
-    """Height and width of its pictures."""
+    """Height and width of the input pictures."""
     nodes: tuple[SketchNode, ...]
     output: str
     carries: Mapping[str, tuple[str, ...]]
@@ -67,7 +68,7 @@ class NetSketch:
 
 
 class Sketch:
-    """Collects operations and keeps account of spaces, sizes and mean squares; ends as a ``NetSketch``."""
+    """Collects operations, and tracks spaces, sizes and mean squares of values; ``finish`` returns a ``NetSketch``."""
 
     def __init__(self, resolution: int, activation: str, channels: int = 3) -> None:
         self._resolution = resolution
@@ -76,101 +77,117 @@ class Sketch:
         self._carries: dict[str, tuple[str, ...]] = {"image": ("image",)}
         self._wires: dict[str, Wire] = {"image": Wire(channels, IMAGE)}
         self._joined: dict[str, str] = {}
+        """Space -> the space that it was joined to."""
         self._side = {"image": resolution}
+        """Value -> its height and width."""
         self._power = {"image": 1.0}
+        """Value -> its estimated mean square."""
         self._sums: set[str] = set()
 
     def conv(self, name: str, source: str, width: int, kernel: int = 1, stride: int = 1, role: str = INNER) -> str:
-        """A convolution that keeps the size of the picture but for its stride; it begins a space."""
+        """A convolution padded to keep the picture's size, divided by *stride*; its output is a new space."""
         window = Window((kernel, kernel), (stride, stride), (kernel // 2,) * 4)
-        return self._mix(name, source, width, window, role)
+        return self._convolve(name, source, width, window, role)
 
     def dense(self, name: str, source: str, width: int, role: str = INNER) -> str:
-        """A fully connected layer over the whole picture, with its bias."""
+        """A fully connected layer over the whole picture, with a bias."""
         side = self._side[source]
-        return self.bias(f"{name}.bias", self._mix(name, source, width, Window((side, side)), role))
+        return self.bias(f"{name}.bias", self._convolve(name, source, width, Window((side, side)), role))
 
-    def _mix(self, name: str, source: str, width: int, window: Window, role: str) -> str:
+    def _convolve(self, name: str, source: str, width: int, window: Window, role: str) -> str:
+        """Add a convolution, whose output is a new space of *width* channels."""
         self._nodes.append(SketchNode(name, "conv", (source,), window, power=self._power[source]))
         self._wires[name] = Wire(width, role)
-        return self._wrote(name, (name,), window.output(self._side[source], 1)[0], 1.0)
+        return self._record(name, (name,), window.output(self._side[source], 1)[0], 1.0)
 
     def depthwise(self, name: str, source: str, kernel: int, stride: int) -> str:
+        """A depthwise convolution padded to keep the picture's size, divided by *stride*."""
         window = Window((kernel, kernel), (stride, stride), (kernel // 2,) * 4)
         self._nodes.append(SketchNode(name, "depthwise", (source,), window, power=self._power[source]))
-        return self._wrote(name, self._carries[source], window.output(self._side[source], 1)[0], 1.0)
+        return self._record(name, self._carries[source], window.output(self._side[source], 1)[0], 1.0)
 
     def norm(self, name: str, source: str) -> str:
-        return self._keep(name, "norm", source)
+        """A batch normalisation."""
+        return self._add_channelwise(name, "norm", source)
 
     def bias(self, name: str, source: str) -> str:
-        return self._keep(name, "bias", source)
+        return self._add_channelwise(name, "bias", source)
 
     def act(self, name: str, source: str, function: str = "") -> str:
-        """*function*, or the sketch's activation."""
+        """An activation: *function*, or by default the sketch's."""
         return self._unary(name, source, function or self._activation)
 
     def gate(self, name: str, source: str) -> str:
+        """The HardSigmoid of squeeze-excite."""
         return self._unary(name, source, "HardSigmoid", GATE)
 
     def _unary(self, name: str, source: str, function: str, settings: Mapping[str, float] | None = None) -> str:
+        """An elementwise function, whose result has the mean square of ``MEAN_SQUARE``."""
         self._nodes.append(SketchNode(name, "unary", (source,), function=function, settings=settings or {}))
         kept = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
         power = kept * self._power[source]
-        return self._wrote(name, self._carries[source], self._side[source], power)
+        return self._record(name, self._carries[source], self._side[source], power)
 
     def add(self, name: str, left: str, right: str) -> str:
+        """The sum of two values, whose spaces become one."""
         self._sums.add(name)
-        return self._pair(name, "add", left, right, self._power[left] + self._power[right])
+        return self._combine(name, "add", left, right, self._power[left] + self._power[right])
 
     def scale(self, name: str, picture: str, factor: str) -> str:
-        """A picture times one factor per channel."""
-        return self._pair(name, "mul", picture, factor, self._power[picture] * self._power[factor])
+        """*picture* times one factor per channel."""
+        return self._combine(name, "mul", picture, factor, self._power[picture] * self._power[factor])
 
-    def _pair(self, name: str, kind: str, left: str, right: str, power: float) -> str:
+    def _combine(self, name: str, kind: str, left: str, right: str, power: float) -> str:
+        """Add an operation of two operands with the same channels; their spaces are joined."""
         for ours, theirs in zip(self._carries[left], self._carries[right], strict=True):
-            self._join(ours, theirs)
+            self._join_spaces(ours, theirs)
         self._nodes.append(SketchNode(name, kind, (left, right)))
-        return self._wrote(name, self._carries[left], self._side[left], power)
+        return self._record(name, self._carries[left], self._side[left], power)
 
     def concat(self, name: str, *parts: str) -> str:
+        """The concatenation of *parts* along the channels."""
         self._nodes.append(SketchNode(name, "concat", parts))
         spaces = tuple(space for part in parts for space in self._carries[part])
         power = sum(self._power[part] for part in parts) / len(parts)
-        return self._wrote(name, spaces, self._side[parts[0]], power)
+        return self._record(name, spaces, self._side[parts[0]], power)
 
     def pool(self, name: str, source: str, kind: str, kernel: int, stride: int, pad: int = 0) -> str:
+        """A pool of *kind* "max_pool" or "avg_pool"; its effect on the mean square is estimated."""
         window = Window((kernel, kernel), (stride, stride), (pad,) * 4)
         self._nodes.append(SketchNode(name, kind, (source,), window))
         power = self._power[source] * (2.2 if kind == "max_pool" else 0.6)
-        return self._wrote(name, self._carries[source], window.output(self._side[source], 1)[0], power)
+        return self._record(name, self._carries[source], window.output(self._side[source], 1)[0], power)
 
     def global_pool(self, name: str, source: str) -> str:
         self._nodes.append(SketchNode(name, "global_pool", (source,)))
-        return self._wrote(name, self._carries[source], 1, 0.4 * self._power[source])
+        return self._record(name, self._carries[source], 1, 0.4 * self._power[source])
 
     def finish(self, output: str) -> NetSketch:
+        """The network that has been drawn, with *output* as its output."""
         carries = {value: tuple(map(self._root, spaces)) for value, spaces in self._carries.items()}
         spaces = {name: wire for name, wire in self._wires.items() if name not in self._joined}
         return NetSketch(self._resolution, tuple(self._nodes), output, carries, spaces)
 
-    def _keep(self, name: str, kind: str, source: str) -> str:
+    def _add_channelwise(self, name: str, kind: str, source: str) -> str:
+        """Add an operation that changes neither size nor mean square."""
         self._nodes.append(SketchNode(name, kind, (source,)))
-        return self._wrote(name, self._carries[source], self._side[source], self._power[source])
+        return self._record(name, self._carries[source], self._side[source], self._power[source])
 
-    def _wrote(self, name: str, spaces: tuple[str, ...], side: int, power: float) -> str:
+    def _record(self, name: str, spaces: tuple[str, ...], side: int, power: float) -> str:
+        """Record spaces, size and mean square of the value *name*, and return its name."""
         if side < 1:
             raise StitchError(f"a picture of {self._resolution} pixels ends before {name}; take a larger resolution")
         self._carries[name], self._side[name], self._power[name] = spaces, side, power
         return name
 
     def _root(self, space: str) -> str:
+        """The space to which *space* was joined, or itself."""
         while space in self._joined:
             space = self._joined[space]
         return space
 
-    def _join(self, left: str, right: str) -> None:
-        """The space that was there first gives its name."""
+    def _join_spaces(self, left: str, right: str) -> None:
+        """Make two spaces one, with the name of the older space."""
         names = list(self._wires)
         first, second = sorted((self._root(left), self._root(right)), key=names.index)
         if first != second:
@@ -178,26 +195,33 @@ class Sketch:
 
 
 def _conv_norm(sketch: Sketch, name: str, source: str, width: int, kernel: int = 1, stride: int = 1) -> str:
+    """A convolution and its batch normalisation."""
     return sketch.norm(f"{name}.norm", sketch.conv(f"{name}.conv", source, width, kernel, stride))
 
 
 def _conv_act(sketch: Sketch, name: str, source: str, width: int, kernel: int = 1, stride: int = 1) -> str:
+    """A convolution, its batch normalisation and the activation."""
     return sketch.act(f"{name}.act", _conv_norm(sketch, name, source, width, kernel, stride))
 
 
 def _residual(sketch: Sketch, name: str, source: str, branch: str, project: tuple[int, int] | None) -> str:
-    """*branch* added to its source, through a 1x1 convolution of (width, stride) where they differ."""
+    """*branch* plus *source*, activated.
+
+    *project*: width and stride of a 1x1 convolution of *source*, if it needs one.
+    """
     kept = _conv_norm(sketch, f"{name}.project", source, project[0], 1, project[1]) if project else source
     return sketch.act(f"{name}.act", sketch.add(f"{name}.add", branch, kept))
 
 
 def _basic(sketch: Sketch, name: str, source: str, width: int, stride: int, project: bool) -> str:
+    """ResNet's block of two 3x3 convolutions; *project*: whether the shortcut has a convolution."""
     inner = _conv_act(sketch, f"{name}.1", source, width, 3, stride)
     branch = _conv_norm(sketch, f"{name}.2", inner, width, 3)
     return _residual(sketch, name, source, branch, (width, stride) if project else None)
 
 
 def _bottleneck(sketch: Sketch, name: str, source: str, width: int, stride: int, project: bool) -> str:
+    """ResNet's block of 1x1, 3x3 and 1x1 convolutions, four times *width* at the end."""
     inner = _conv_act(sketch, f"{name}.1", source, width)
     inner = _conv_act(sketch, f"{name}.2", inner, width, 3, stride)
     branch = _conv_norm(sketch, f"{name}.3", inner, 4 * width)
@@ -205,6 +229,7 @@ def _bottleneck(sketch: Sketch, name: str, source: str, width: int, stride: int,
 
 
 def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], widens: bool) -> str:
+    """A ResNet of *blocks* per stage; *widens*: whether the first stage's blocks are wider than the stem."""
     value = _conv_act(sketch, "stem", "image", 64, 7, 2)
     value = sketch.pool("stem.pool", value, "max_pool", 3, 2, 1)
     for stage, count in enumerate(blocks):
@@ -227,30 +252,32 @@ def _vgg16(sketch: Sketch) -> str:
 
 
 def _squeeze_excite(sketch: Sketch, name: str, source: str, width: int) -> str:
-    """A factor for each channel, from the mean of them all."""
+    """*source* times a factor per channel, which is computed from the means of all channels."""
     means = sketch.global_pool(f"{name}.pool", source)
     squeezed = sketch.act(f"{name}.act", sketch.dense(f"{name}.1", means, max(1, width // 4)), "Relu")
     factor = sketch.gate(f"{name}.gate", sketch.dense(f"{name}.2", squeezed, width))
     return sketch.scale(f"{name}.scale", source, factor)
 
 
-class _Bottle(Protocol):
-    def __call__(self, sketch: Sketch, name: str, source: str, has: int) -> str: ...
+class _MobileBlock(Protocol):
+    """Draws a block after *source*, which has *source_width* channels."""
+
+    def __call__(self, sketch: Sketch, name: str, source: str, source_width: int) -> str: ...
 
 
-def _inverted_bottleneck(kernel: int, wide: int, width: int, excite: bool, function: str, stride: int) -> _Bottle:
-    """MobileNetV3's block: widen, filter each channel alone, weigh the channels, narrow."""
+def _inverted_bottleneck(kernel: int, wide: int, width: int, excite: bool, function: str, stride: int) -> _MobileBlock:
+    """MobileNetV3's block: widen to *wide*, filter each channel, weight the channels (*excite*), narrow to *width*."""
 
-    def block(sketch: Sketch, name: str, source: str, has: int) -> str:
+    def block(sketch: Sketch, name: str, source: str, source_width: int) -> str:
         value = source
-        if wide != has:
+        if wide != source_width:
             value = sketch.act(f"{name}.1.act", _conv_norm(sketch, f"{name}.1", value, wide), function)
         value = sketch.depthwise(f"{name}.2.conv", value, kernel, stride)
         value = sketch.act(f"{name}.2.act", sketch.norm(f"{name}.2.norm", value), function)
         if excite:
             value = _squeeze_excite(sketch, f"{name}.excite", value, wide)
         value = _conv_norm(sketch, f"{name}.3", value, width)
-        return sketch.add(f"{name}.add", value, source) if stride == 1 and has == width else value
+        return sketch.add(f"{name}.add", value, source) if stride == 1 and source_width == width else value
 
     return block
 
@@ -262,13 +289,14 @@ MOBILE_BLOCKS = (
     (3, 184, 80, False, "HardSwish", 1), (3, 480, 112, True, "HardSwish", 1), (3, 672, 112, True, "HardSwish", 1),
     (5, 672, 160, True, "HardSwish", 2), (5, 960, 160, True, "HardSwish", 1), (5, 960, 160, True, "HardSwish", 1),
 )  # fmt: skip
-"""MobileNetV3-Large: kernel, widened to, width, squeeze-excite, activation, stride."""
+"""Blocks of MobileNetV3-Large: kernel, widened to, width, squeeze-excite, activation, stride."""
 
 
 def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, str, int], ...], wide: int) -> str:
-    value, has = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
+    """A MobileNetV3 up to the pooled features, which are *wide*."""
+    value, source_width = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
     for number, row in enumerate(blocks, start=1):
-        value, has = _inverted_bottleneck(*row)(sketch, f"block{number}", value, has), row[2]
+        value, source_width = _inverted_bottleneck(*row)(sketch, f"block{number}", value, source_width), row[2]
     return sketch.global_pool("pool", _conv_act(sketch, "last", value, wide))
 
 
@@ -294,7 +322,7 @@ def _tiny_vgg(sketch: Sketch) -> str:
 
 
 def _tiny_dense(sketch: Sketch) -> str:
-    """DenseNet in small: normalise, convolve, and put the result beside what was read."""
+    """A small DenseNet: normalise, convolve, and concatenate the result with the input."""
     value = sketch.conv("stem.conv", "image", 20, 3)
     for number in (1, 2):
         inner = sketch.act(f"dense{number}.act", sketch.norm(f"dense{number}.norm", value))
@@ -313,7 +341,7 @@ def _tiny_mobile(sketch: Sketch) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A named network, how large its pictures are and how many classes it tells apart unless told otherwise."""
+    """A named network with its default picture size, classes and activation."""
 
     draw: Callable[[Sketch], str]
     resolution: int = 224
@@ -332,10 +360,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "tiny-dense": Architecture(_tiny_dense, 8, 4),
     "tiny-mobile": Architecture(_tiny_mobile, 8, 4, "HardSwish"),
 }
-"""The names a user may write."""
+"""Name that a user may give -> network."""
 
 
-def named(architecture: str) -> Architecture:
+def find_architecture(architecture: str) -> Architecture:
+    """The architecture called *architecture*; ``StitchError`` with a suggestion if there is none."""
     if architecture not in ARCHITECTURES:
         near = get_close_matches(architecture.lower(), ARCHITECTURES, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(ARCHITECTURES)}"
@@ -346,7 +375,10 @@ def named(architecture: str) -> Architecture:
 def plan(
     architecture: str, resolution: int | None = None, activation: str | None = None, channels: int = 3
 ) -> NetSketch:
-    """The plan of a named network; *activation* in place of its own, *channels* those of its pictures."""
-    known = named(architecture)
+    """The sketch of a named network.
+
+    *resolution*, *activation*: instead of the architecture's own. *channels*: of its pictures.
+    """
+    known = find_architecture(architecture)
     sketch = Sketch(resolution or known.resolution, activation or known.activation, channels)
     return sketch.finish(known.draw(sketch))

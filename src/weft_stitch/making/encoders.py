@@ -21,13 +21,13 @@ from weft_stitch.net import Array
 
 
 class EncoderSize(NamedTuple):
-    """How large an encoder is."""
+    """The size of an encoder."""
 
     layers: int
     width: int
     heads: int
     tokens: int
-    """Lines of the table of words."""
+    """Number of tokens in the vocabulary."""
     positions: int
 
 
@@ -36,26 +36,27 @@ ENCODERS = {
     "encoder": EncoderSize(6, 384, 12, 8192, 512),
     "base-encoder": EncoderSize(12, 768, 12, 30522, 512),
 }
+"""Name that a user may give -> size."""
 SPREAD = 0.02
-"""Standard deviation of a base's weights; tuning moves them by a tenth of it."""
+"""Standard deviation of the base's weights; tuning changes them by a tenth of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderRecipe:
-    """All that says which models to make; ``graph`` makes one of them."""
+    """Describes the models to generate; ``graph`` generates one of them."""
 
     architecture: str
     tasks: int
     frozen: float | None = None
-    """The part of the layers, from the first, that is the base's; all, where nothing else is said."""
+    """Fraction of the layers, from the first, that equal the base's; all by default, unless *full* is given."""
     full: float | None = None
-    """The part of the layers, spread over the depth, that each model has of its own."""
+    """Fraction of the layers, spread over the depth, that are each model's own."""
     rank: int | None = None
-    """Of what is added to the products of queries and values."""
+    """Rank of the update that is added to the products of queries and values."""
     classes: int | tuple[int, ...] = 3
     seed: int = 0
     drawn: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
-    """The base's numbers, by what they are for; all models begin with them."""
+    """The base's numbers, by name and shape; all models begin with them."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -76,7 +77,7 @@ class EncoderRecipe:
 
     @property
     def tuned(self) -> frozenset[int]:
-        """The layers that each model has of its own."""
+        """The indices of the layers that are each model's own."""
         count = self.size.layers
         if self.full is not None:
             own = round(self.full * count)
@@ -85,10 +86,10 @@ class EncoderRecipe:
 
     def graph(self, task: int) -> Graph:
         """The model of *task*."""
-        return _Writer(self, task).graph()
+        return _EncoderWriter(self, task).graph()
 
     def save(self, folder: Path) -> Iterator[Path]:
-        """Write one model after another."""
+        """Write one model after another, and yield the files."""
         from weft_stitch.onnx_writer import write_onnx
 
         make_folder(folder)
@@ -98,16 +99,17 @@ class EncoderRecipe:
             yield path
 
 
-class _Writer:
-    """One model."""
+class _EncoderWriter:
+    """Writes the graph of one model."""
 
     def __init__(self, recipe: EncoderRecipe, task: int) -> None:
         self._recipe, self._task, self._size = recipe, task, recipe.size
         self._builder = Builder(f"{recipe.architecture}-{task}")
         self._own = False
-        """Whether what is drawn is the model's and not the base's."""
+        """Whether numbers drawn now are the model's own and not the base's."""
 
     def graph(self) -> Graph:
+        """The whole model: embeddings, layers, pooler and classifier."""
         builder, size = self._builder, self._size
         ids = builder.input("input_ids", (DYNAMIC, DYNAMIC))
         shown = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
@@ -128,6 +130,7 @@ class _Writer:
         return replace(finished, inputs=inputs)
 
     def _embed(self, ids: str) -> str:
+        """The embeddings of tokens and positions, summed."""
         builder, size = self._builder, self._size
         words = self._op("Gather", self._weight("words", (size.tokens, size.width)), ids)
         zero, one = builder.constant(np.array([0])), builder.constant(np.array([1]))
@@ -136,13 +139,14 @@ class _Writer:
         return self._op("Add", words, self._op("Slice", table, zero, length, one))
 
     def _mask(self, shown: str) -> str:
-        """A large negative number where there is nothing to see."""
+        """The attention mask to add to scores: a very negative number at padding, else 0."""
         builder = self._builder
         wide = self._op("Unsqueeze", shown, builder.constant(np.array([1, 2])))
         hidden = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", wide, to=1))
         return self._op("Mul", hidden, builder.constant(np.array(np.finfo(np.float32).min)))
 
     def _layer(self, name: str, hidden: str, mask: str) -> str:
+        """One layer: attention and feed-forward, each with a residual sum and a norm."""
         width = self._size.width
         attended = self._attention(name, hidden, mask)
         hidden = self._normalise(f"{name}.attention", self._op("Add", hidden, attended))
@@ -151,20 +155,22 @@ class _Writer:
         return self._normalise(f"{name}.output", self._op("Add", hidden, outer))
 
     def _attention(self, name: str, hidden: str, mask: str) -> str:
+        """Multi-head self-attention with its output product."""
         builder, (_, width, heads, *_) = self._builder, self._size
-        apart = builder.constant(np.array([0, 0, heads, width // heads]))
+        by_head = builder.constant(np.array([0, 0, heads, width // heads]))
         parts = []
         for what, order in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
             dense = self._dense(f"{name}.{what}", hidden, width, width, adapted=what != "key")
-            parts.append(self._op("Transpose", self._op("Reshape", dense, apart), perm=order))
+            parts.append(self._op("Transpose", self._op("Reshape", dense, by_head), perm=order))
         scale = builder.constant(np.array((width // heads) ** -0.5, np.float32))
         scores = self._op("Mul", self._op("MatMul", parts[0], parts[1]), scale)
-        seen = self._op("Softmax", self._op("Add", scores, mask), axis=-1)
-        mixed = self._op("Transpose", self._op("MatMul", seen, parts[2]), perm=(0, 2, 1, 3))
+        weights = self._op("Softmax", self._op("Add", scores, mask), axis=-1)
+        mixed = self._op("Transpose", self._op("MatMul", weights, parts[2]), perm=(0, 2, 1, 3))
         joined = self._op("Reshape", mixed, builder.constant(np.array([0, 0, width])))
         return self._dense(f"{name}.mixed", joined, width, width)
 
     def _normalise(self, name: str, value: str) -> str:
+        """A layer norm with scale and shift."""
         width = self._size.width
         scale = self._builder.constant(1 + self._draw_weight(f"{name}.scale", (width,)))
         shift = self._builder.constant(self._draw_weight(f"{name}.shift", (width,)))
@@ -173,6 +179,7 @@ class _Writer:
     def _dense(
         self, name: str, value: str, depth: int, width: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
     ) -> str:
+        """A product with a bias; with *adapted*, a low-rank update is added to the weight if the recipe says so."""
         weight = self._draw_weight(f"{name}.weight", (depth, width), depth**-0.5)
         rank = self._recipe.rank
         if adapted and rank:
@@ -186,10 +193,11 @@ class _Writer:
         )
 
     def _weight(self, name: str, shape: tuple[int, ...]) -> str:
+        """The name of a weight of the graph, drawn with standard deviation 1."""
         return self._builder.constant(self._draw_weight(name, shape, 1.0), "weight", weight=True)
 
     def _draw_weight(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
-        """The base's numbers, moved a little where the model was tuned; never to be written to."""
+        """The base's numbers, changed a little if the model's own are drawn. The array must not be written to."""
         known, key = self._recipe.drawn, f"{name} {shape}"
         if key not in known:
             known[key] = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
@@ -199,7 +207,9 @@ class _Writer:
         return drawn
 
     def _random(self, name: str, *, own: bool = False) -> np.random.Generator:
+        """A random generator for the base (by *name*), or for this model's *own* numbers."""
         return np.random.default_rng([self._recipe.seed, zlib.crc32(name.encode()), self._task + 1 if own else 0])
 
     def _op(self, op: str, *inputs: str, shape: tuple[int, ...] = (), **attributes: Any) -> str:
+        """Add a step, and return the name of its output."""
         return self._builder.add(op, *inputs, shape=shape, **attributes)

@@ -24,60 +24,64 @@ from weft.base.files import make_folder
 from weft_stitch.family import Block, ChannelSpace, Sharing
 from weft_stitch.graph import Builder, Graph
 from weft_stitch.graph_steps import begin_graph, convolve, emit, finish_graph
-from weft_stitch.making.architectures import CLASSES, IMAGE, NetSketch, SketchNode, Wire, named, plan
+from weft_stitch.making.architectures import CLASSES, IMAGE, NetSketch, SketchNode, Wire, find_architecture, plan
 from weft_stitch.net import Array, Net, Op, Port, assemble
 
 PER_TASK, SHARED, FOLDED = "per_task", "shared", "folded"
+"""Kinds of normalisation; see ``FamilyRecipe.norm``."""
 
 RATIO = 0.9
-"""Channels that all tasks share, of the narrowest's, where nothing else is said."""
+"""Default sharing: the fraction of the narrowest task's channels that all tasks share."""
 
 
 @dataclass(frozen=True, eq=False)
 class Generated:
-    """The models and the sharing that was put into them."""
+    """Generated models, and the sharing that was built into them."""
 
     nets: tuple[Net, ...]
     planted: Sharing
 
 
 def generate(architecture: str, tasks: int, **settings: Any) -> Generated:
-    """*tasks* models of one architecture that share part of their weights; *settings*: fields of ``FamilyRecipe``."""
+    """Generate *tasks* models of one architecture that share weights. *settings*: fields of ``FamilyRecipe``."""
     recipe = FamilyRecipe(architecture, tasks, **settings)
     return Generated(tuple(recipe.nets()), recipe.planted)
 
 
 @dataclass(frozen=True, eq=False)
 class FamilyRecipe:
-    """All that says which models to make; ``net`` makes one of them, without the others."""
+    """Describes the models to generate; ``net`` generates one of them without the others."""
 
     architecture: str
     tasks: int
     pruning: float = 0.0
-    """The part of every inner width that is missing."""
+    """The fraction of every inner width that is pruned."""
     sharing: float | Mapping[str, float] | Callable[[str], float] = RATIO
-    """Channels that all tasks share, of the narrowest's: of every space, or by its name (one not in a mapping: .9)."""
+    """Channels that all tasks share, as a fraction of the narrowest task's.
+
+    One number for every space, or by the space's name (a space that a mapping lacks: 0.9).
+    """
     norm: str = PER_TASK
-    """``per_task``: each has its own normalisations; ``shared``: equal on shared channels; ``folded``: only biases."""
+    """``per_task``: each task has its own; ``shared``: equal on shared channels; ``folded``: only biases."""
     widths: Sequence[float] | None = None
-    """Per task, a factor on every inner width."""
+    """For each task, a factor on every inner width."""
     classes: int | Sequence[int] | None = None
     batches: int | Sequence[int] = 1
     resolution: int | None = None
-    """Height and width of the pictures; the architecture's own where nothing is said, as with *classes*."""
+    """Height and width of the pictures; by default, as for *classes*, the architecture's."""
     channels: int = 3
     """Channels of the pictures."""
     seed: int = 0
     permute: bool = True
-    """Whether each task has its channels in an order of its own."""
+    """Whether each task has its channels in a random order of its own."""
     multiple: int = 1
-    """The shared channels of a space are rounded to a multiple of this, if the narrowest task has as many."""
+    """Shared channels of a space are rounded to a multiple of this, if the narrowest task has at least as many."""
     clusters: Sequence[Sequence[int]] | None = None
-    """Subsets of the tasks that share more: one after another, each takes a part of what is not shared yet."""
+    """Subsets of the tasks that share more, in turn: each shares a fraction of the channels not shared yet."""
     cluster_sharing: float = 0.5
-    """That part, of what its narrowest task has left."""
+    """That fraction, of what the subset's narrowest task has left."""
     activation: str | None = None
-    """An operator in place of the architecture's activation."""
+    """Activation to use instead of the architecture's."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -101,15 +105,16 @@ class FamilyRecipe:
 
     @cached_property
     def plan(self) -> NetSketch:
+        """The architecture's operations, without weights."""
         return plan(self.architecture, self.resolution, self.activation, self.channels)
 
     @cached_property
     def planted(self) -> Sharing:
-        """The sharing that the models have."""
+        """The sharing that is built into the models."""
         return Sharing({name: self._space(name, wire) for name, wire in self.plan.spaces.items()})
 
     def nets(self) -> Iterator[Net]:
-        """One model after another: 32 of the large ones need not be in memory together."""
+        """Generate one model after another, so that many large ones need not be in memory together."""
         return (self.net(task) for task in range(self.tasks))
 
     def net(self, task: int) -> Net:
@@ -121,6 +126,7 @@ class FamilyRecipe:
         return assemble(name, (picture,), ops, (answer,), _one_per_task("batches", self.batches, self.tasks)[task])
 
     def _space(self, name: str, wire: Wire) -> ChannelSpace:
+        """The space of *wire*: which channels which tasks share."""
         widths = self._widths(wire)
         if wire.role == IMAGE:
             return ChannelSpace.common(wire.width, self.tasks)
@@ -136,11 +142,11 @@ class FamilyRecipe:
         return ChannelSpace(widths, tuple(blocks))
 
     def _shares(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The blocks of a space: whose they are and how wide; those of many tasks come first."""
+        """The blocks of a space, as tasks and width; blocks of many tasks come first."""
         left = list(widths)
         blocks: Counter[tuple[int, ...]] = Counter()
-        everyone = tuple(range(self.tasks))
-        for tasks in (everyone, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
+        all_tasks = tuple(range(self.tasks))
+        for tasks in (all_tasks, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
             least = min(left[task] for task in tasks)
             width = round(self.cluster_sharing * least) if blocks else self._shared_width(name, least)
             blocks[tasks] += width
@@ -150,6 +156,7 @@ class FamilyRecipe:
         yield from ((tasks, width) for tasks, width in sorted(blocks.items(), key=_most_tasks_first) if width)
 
     def _shared_width(self, name: str, narrowest: int) -> int:
+        """Number of channels of the space *name* that all tasks share; *narrowest*: the least width of a task."""
         ratio = self.sharing
         if callable(ratio):
             ratio = ratio(name)
@@ -161,18 +168,21 @@ class FamilyRecipe:
         return min(round(ratio * narrowest / multiple), narrowest // multiple) * multiple
 
     def _widths(self, wire: Wire) -> tuple[int, ...]:
+        """Each task's width of *wire*, after pruning."""
         if wire.role == IMAGE:
             return (wire.width,) * self.tasks
         if wire.role == CLASSES:
-            given = named(self.architecture).classes if self.classes is None else self.classes
+            given = find_architecture(self.architecture).classes if self.classes is None else self.classes
             return _one_per_task("classes", given, self.tasks)
         factors = self.widths or (1.0,) * self.tasks
         return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
 
     def _order(self, name: str, task: int, width: int) -> Array:
+        """The order of a task's channels in the space *name*."""
         return self._random("order", name, task).permutation(width) if self.permute else np.arange(width)
 
     def _op(self, node: SketchNode, task: int) -> Op:
+        """The operation *node* with the weights of *task*."""
         if node.kind == "conv":
             return Op(node.name, "conv", node.inputs, node.name, self._weight(node, task), window=node.window)
         if node.kind == "depthwise":
@@ -186,7 +196,7 @@ class FamilyRecipe:
         )
 
     def _weight(self, node: SketchNode, task: int) -> Array:
-        """[out, in, kernel, kernel], piece by piece."""
+        """The weight [out, in, height, width] of *task*, drawn by pieces so that shared ones are equal in all tasks."""
         (out,), read = self._spaces(node.name), self._spaces(node.inputs[0])
         height, width = node.window.kernel
         channels = sum(space.widths[task] for space in read)
@@ -203,7 +213,7 @@ class FamilyRecipe:
         return weight
 
     def _filters(self, node: SketchNode, task: int) -> Array:
-        """[channels, 1, kernel, kernel] of a depthwise convolution."""
+        """The weight [channels, 1, height, width] of a depthwise convolution."""
         height, width = node.window.kernel
         size = self._spread(node, height * width)
         return size * self._blockwise(
@@ -211,11 +221,12 @@ class FamilyRecipe:
         )
 
     def _affine(self, node: SketchNode, task: int) -> Op:
-        own = task if self.norm == PER_TASK else -1
-        shift = self._blockwise(node, task, lambda rng, count: 0.2 * rng.standard_normal(count, np.float32), own)
+        """A bias or a normalisation of *task*."""
+        owner = task if self.norm == PER_TASK else -1
+        shift = self._blockwise(node, task, lambda rng, count: 0.2 * rng.standard_normal(count, np.float32), owner)
         scale = np.ones_like(shift)
         if node.kind == "norm" and self.norm != FOLDED:
-            scale = self._blockwise(node, task, lambda rng, count: rng.uniform(0.7, 1.3, count), own, "scale")
+            scale = self._blockwise(node, task, lambda rng, count: rng.uniform(0.7, 1.3, count), owner, "scale")
         return Op(node.name, "affine", node.inputs, node.name, scale=scale, shift=shift)
 
     def _blockwise(
@@ -226,7 +237,10 @@ class FamilyRecipe:
         own: int = -1,
         what: str = "shift",
     ) -> Array:
-        """Something for each channel of what *node* writes, the same for all tasks of a block unless *own* is one."""
+        """Draw numbers for each channel that *node* writes, equal for all tasks of a block.
+
+        *own*: a task that gets numbers of its own instead; -1: none. *what*: tells several draws for one node apart.
+        """
         parts = []
         for number, space in enumerate(self._spaces(node.name)):
             drawn = [
@@ -238,22 +252,26 @@ class FamilyRecipe:
         return np.concatenate(parts).astype(np.float32)
 
     def _spread(self, node: SketchNode, sources: float) -> np.float32:
-        """Standard deviation of weights whose output has a mean square of one."""
+        """The standard deviation of weights that gives an output of mean square one; *sources*: inputs per output."""
         return np.float32((node.power * sources) ** -0.5)
 
     def _spaces(self, value: str) -> list[ChannelSpace]:
+        """The spaces that *value* carries."""
         return [self.planted[name] for name in self.plan.carries[value]]
 
     def _random(self, what: str, name: str, *numbers: int) -> np.random.Generator:
+        """A random generator that depends on the seed and the arguments only."""
         key = [zlib.crc32(f"{what} {name}".encode()), *(number + 1 for number in numbers)]
         return np.random.default_rng([self.seed, *key])
 
 
 def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[int, ...]]:
+    """Sort key of blocks."""
     return -len(share[0]), share[0]
 
 
 def _one_per_task(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
+    """*given* for each task; ``StitchError`` unless there is a positive number for each."""
     numbers = (given,) * tasks if isinstance(given, int) else tuple(given)
     if len(numbers) != tasks or min(numbers) < 1:
         raise StitchError(f"{what} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
@@ -261,11 +279,12 @@ def _one_per_task(what: str, given: int | Sequence[int], tasks: int) -> tuple[in
 
 
 def _number_blocks(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
+    """The blocks that *task* has, with their indices in *space*."""
     return ((at, block) for at, block in enumerate(space.blocks) if task in block.tasks)
 
 
 def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
-    """The blocks of several spaces one after another: their numbers, and where the task has their channels."""
+    """The blocks of several spaces that *task* has: indices of space and block, and the task's channels."""
     start = 0
     for number, space in enumerate(spaces):
         for at, block in _number_blocks(space, task):
@@ -274,19 +293,19 @@ def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple
 
 
 def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tuple[Path, ...]:
-    """Write each net to a file of its name; *dynamic* leaves the number of rows open."""
+    """Write each net to a file of its name, and return the files; *dynamic* leaves the number of rows open."""
     from weft_stitch.onnx_writer import write_onnx
 
     make_folder(folder)
     paths = []
     for net in nets:
         paths.append(folder / f"{net.name}.onnx")
-        write_onnx(unfolded(net, dynamic=dynamic), paths[-1])
+        write_onnx(unfolded_graph(net, dynamic=dynamic), paths[-1])
     return tuple(paths)
 
 
-def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
-    """The net alone, each of its weights as it is."""
+def unfolded_graph(net: Net, *, dynamic: bool = False) -> Graph:
+    """The graph of *net* alone, without folding: biases are the convolutions' own, normalisations stay operators."""
     builder, tensors = begin_graph(net, dynamic=dynamic)
     biases = _biases(net)
     for op in net.ops:
@@ -306,7 +325,7 @@ def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
 
 
 def _biases(net: Net) -> dict[str, Op]:
-    """The values of convolutions that only a bias reads, with that bias."""
+    """Output of a convolution that only a bias reads -> that bias."""
     convolved = {op.output for op in net.ops if op.kind == "conv"} - {port.value for port in net.outputs}
     readers = {value: list(net.readers(value)) for value in convolved}
     alone = {value: ops[0] for value, ops in readers.items() if len(ops) == 1}
@@ -314,6 +333,7 @@ def _biases(net: Net) -> dict[str, Op]:
 
 
 def _normalise(builder: Builder, op: Op, value: str) -> str:
+    """An affine as a batch normalisation with mean 0 and variance 1."""
     channels = builder.shape(value)[1]
     scale = np.ones(channels, np.float32) if op.scale is None else op.scale
     shift = np.zeros_like(scale) if op.shift is None else op.shift
@@ -323,4 +343,5 @@ def _normalise(builder: Builder, op: Op, value: str) -> str:
 
 
 def _is_one(scale: Array | None) -> bool:
+    """Whether an affine does not scale."""
     return scale is None or bool((scale == 1).all())

@@ -18,15 +18,15 @@ _HERE = Path(__file__).parent / "data" / "zipped"
 
 @dataclass(frozen=True, slots=True)
 class ZippedTask:
-    """One of the networks."""
+    """One of the zipped networks."""
 
     name: str
     question: str
-    """What it answers about a picture, in words."""
+    """What it tells about a picture, in words."""
     classes: tuple[int, ...]
-    """The class that each label of the data set belongs to."""
+    """Label of the data set -> class."""
     accuracy: float
-    """The accuracy on the test images, before it was zipped with the others."""
+    """The accuracy on test images before zipping."""
     path: Path
     """The .onnx file; an installed weft has it only after ``weft models fetch zipped``."""
     sha256: str
@@ -35,20 +35,20 @@ class ZippedTask:
 
 @dataclass(frozen=True, slots=True)
 class ZippedRatio:
-    """What zipping at one ratio came to; accuracies on the test images, per task."""
+    """The result of zipping at one sharing ratio; accuracies on test images, by task."""
 
     sharing: float
     untuned: tuple[float, ...]
-    """The accuracies when weights are only merged."""
+    """Accuracies right after weights are merged."""
     accuracy: tuple[float, ...]
-    """The accuracies when the tasks were trained together for some steps besides."""
+    """Accuracies after some more steps of joint training."""
     unique_weights: int
-    """Numbers in the kernels of all tasks when none is stored twice."""
+    """Count of the different numbers in the kernels of all tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZippedCard:
-    """Networks for several tasks on the same pictures."""
+    """The card of several networks for tasks on the same pictures: where they come from, and how good they are."""
 
     name: str
     input: str
@@ -62,17 +62,18 @@ class ZippedCard:
     versions: dict[str, str]
     tasks: tuple[ZippedTask, ...]
     weights: int
-    """Numbers in the kernels of all tasks' own networks."""
+    """Count of the numbers in the kernels of all tasks before zipping."""
     zipped: tuple[ZippedRatio, ...]
     shipped: float
     """The sharing ratio of the files."""
 
     def at(self, sharing: float) -> ZippedRatio:
+        """The result at one sharing ratio."""
         return next(ratio for ratio in self.zipped if ratio.sharing == sharing)
 
 
 def read_card(name: str) -> ZippedCard:
-    """The card of one of ``ZIPPED``."""
+    """Read the card *name*, one of ``ZIPPED``."""
     raw: dict[str, Any] = json.loads((_HERE / f"{name}.json").read_text("utf-8"))
     tasks = tuple(_task(**task) for task in raw.pop("tasks"))
     ratios = tuple(ZippedRatio(**_without_lists(ratio)) for ratio in raw.pop("zipped"))
@@ -88,4 +89,4 @@ def _without_lists(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 ZIPPED = ("mnist", "cifar")
-"""The names a user may write."""
+"""Names that a user may give."""

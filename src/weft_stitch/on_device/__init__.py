@@ -10,10 +10,13 @@ from weft.runtime.cuda.model_files import Blueprint, DeviceModel, ModelPreparati
 
 
 class StitchedFile(OnnxFile):
-    """A stitched file while it is being prepared."""
+    """A stitched file that is being prepared for a GPU."""
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """The faster of the two ways for a row of each model; a remark says how long each takes, or why one is out."""
+        """Prepare the faster of the form fused and ONNX Runtime, by the time for one row of each model.
+
+        A remark says how long both take, or why one of them is not possible.
+        """
         try:
             fused = self._fused_preparation()
             fused_s = fused.round_s(blueprint)
@@ -31,7 +34,7 @@ class StitchedFile(OnnxFile):
             plain_s = plain.round_s(blueprint)
         except OutOfTime:
             raise
-        except Exception as error:  # what it cannot run, the other can
+        except Exception as error:  # ONNX Runtime cannot run it, but the form fused can
             fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
             return fused
         times = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * plain_s:.3g} with ONNX Runtime"
@@ -43,12 +46,14 @@ class StitchedFile(OnnxFile):
         return fused
 
     def _fused_preparation(self) -> ModelPreparation:
+        """The preparation of the file in the form fused."""
         from weft_stitch.on_device.fused_file import FusedFile  # torch is an extra, and takes long to import
 
         file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
         return ModelPreparation(self.device, file, self.options, self.allowance)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        """Open a file that an earlier run has prepared."""
         if blueprint.segments[0].nodes is None:
             return super().reopened(blueprint)
         from weft_stitch.on_device.fused_file import FusedFile

@@ -61,31 +61,31 @@ _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
 class DeviceBody:
-    """Device state that several versions of a file share: weights, captured batches, times."""
+    """The state on a device that several versions of a file share: weights, captured batches, times."""
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
         self.lock = threading.Lock()
-        """Protects the buffers of a rung while it is filled and run: a file is tested there while others are served."""
+        """Protects the buffers of rungs while they are filled and run: a file may be tested while others serve."""
         self.took_s: dict[int, float] = {}
         """Rows of a rung -> seconds of a run."""
         self.met = False
-        """Whether a file has been loaded into it."""
+        """Whether a file has been loaded into it already."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
-        """The captured batch of *rows* token rows."""
+        """The captured batch of *rows* token rows; ``OutOfTime`` if the allowance is used up."""
         allowance.check()
         return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
 
 
 BODIES: WeakSet[DeviceBody] = WeakSet()
-"""All bodies on devices; a new version of a file looks for one that it fits."""
+"""All bodies on devices; a new version of a file takes slots in one that it fits."""
 _OPENING = threading.Lock()
 """Protects BODIES and the choice of slots: two files that load at once must not create the same body twice."""
 
 
 class _TaskPort(NamedTuple):
-    """The model that an input of the graph belongs to, and the model's name for it."""
+    """The model that an input of the graph belongs to, and the model's own name of the input."""
 
     task: int
     port: str
@@ -111,6 +111,7 @@ class EncoderModel(DeviceModel):
         """Do nothing: the weights stay on the device, because other versions of the file may use them."""
 
     def close(self) -> None:
+        """Give the slots back; the body's memory is freed when no file uses it."""
         if self._body is not None:
             self._body.slotted.give_back(self._slots)
             self._body = None
@@ -119,6 +120,7 @@ class EncoderModel(DeviceModel):
                 torch.cuda.empty_cache()
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        """Answer the rows of *parts*, a batch."""
         rows_by_task = self._rows_by_task(parts)
         results, first, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):
@@ -128,7 +130,7 @@ class EncoderModel(DeviceModel):
         return StepOutput({}, answers)
 
     def _rows_by_task(self, parts: list[BatchPart]) -> list[list[Any]]:
-        """The rows of each task, in the order of the parts."""
+        """The requests of each task, in the order of the parts."""
         rows_by_task: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
             given: dict[int, dict[str, Array]] = {}
@@ -140,6 +142,7 @@ class EncoderModel(DeviceModel):
         return rows_by_task
 
     def _read(self, task: int, inputs: Mapping[str, Array]) -> list[Any]:
+        """The requests in the inputs of *task*; ``UnfitInputs`` if they exceed the model's tables."""
         assert self._body is not None
         try:
             rows: list[Any] = body_serving.rows_of(self._encoder, self._slots[task], inputs)
@@ -150,28 +153,28 @@ class EncoderModel(DeviceModel):
         return rows
 
     def _answer_rows(self, rows: Sequence[Any]) -> Array:
-        """Compute the answers of rows, in their order."""
+        """The answers to requests, in their order."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
         with self._body.lock:
             return self._device.copy_out(self._run_batches(self._body, rows))
 
     def _run_batches(self, body: DeviceBody, rows: Sequence[Any]) -> Tensor:
-        """The answers on the device."""
+        """The answers to requests, on the device."""
         results: list[Tensor] = []
-        for lot in body.ladder.lots(rows):
-            if results:  # the next one is about to write over it
+        for batch in body.ladder.split(rows):
+            if results:  # the next batch may overwrite the buffer
                 results[-1] = self._device.clone(results[-1])
-            rung = body.rung(body.ladder.rows_of(lot), Allowance())
-            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
+            rung = body.rung(body.ladder.rows_of(batch), Allowance())
+            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(batch)])), non_blocking=True)
             rung.run()
-            results.append(_device_tensor(rung.answers[: len(lot)]))
+            results.append(_device_tensor(rung.answers[: len(batch)]))
         whole = [(result, None, len(result)) for result in results]
         return results[0] if len(results) == 1 else self._device.taken(whole)
 
 
 def _device_tensor(tensor: Any) -> Tensor:
-    """A tensor in the type of the device: torch on CUDA, numpy on the CPU."""
+    """A tensor in the type of the device's backend: torch on CUDA, numpy on the CPU."""
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
@@ -182,11 +185,15 @@ class BodyFile:
         self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *,
         learn: bool = True,
     ) -> None:  # fmt: skip
-        """folder: where shapes that were found are, or will be. learn: whether a body may be made for it."""
+        """*folder*: where tuned tile shapes are stored. *learn*: whether a new body may be created for the file."""
         self._device, self._path, self._options = device, path, options
         self._folder, self._allowance, self._learn = folder, allowance, learn
 
     def built(self) -> DeviceModel:
+        """Load the file into a body that fits, or a new one, and compare its answers with ONNX Runtime's.
+
+        Raises ``NotLearned`` if it needs a new body and may not create one, ``Unfit`` if kernels cannot serve it.
+        """
         try:
             if not (self._learn or BODIES):  # before the file is read
                 raise NotLearned(f"{self._path}: is cut and captured before it is served")
@@ -206,7 +213,7 @@ class BodyFile:
             raise Unfit(first_line(error)) from error
 
     def _load_compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
-        """Load the file's models, and compare each with the file: in plain torch before, and on the device."""
+        """Load the file's models, and compare each with the file: in plain torch first, and then on the device."""
         wanted, given = dict[str, Array](), dict[str, Array]()
         kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
 
@@ -218,7 +225,7 @@ class BodyFile:
             wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        if self._learn:  # before something is captured for it
+        if self._learn:  # before minutes of tuning and capturing
             body_serving.check(encoder, alone)
         with self._reserved_slots(encoder, digests) as (body, slots):
             if not self._learn:
@@ -229,9 +236,9 @@ class BodyFile:
             far = difference(wanted, model.run(given))
             if self._options.precision == FP32 and not far <= WRONG:
                 raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
-            said = tuple(filter(None, (FORM, remark(self._options.precision, far))))
-            model.remarks = said + model.remarks
-            model.blueprint = model.blueprint.model_copy(update={"remarks": said})
+            remarks = tuple(filter(None, (FORM, remark(self._options.precision, far))))
+            model.remarks = remarks + model.remarks
+            model.blueprint = model.blueprint.model_copy(update={"remarks": remarks})
             return model
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
@@ -244,6 +251,7 @@ class BodyFile:
         """Do nothing: no prepared files become superfluous."""
 
     def _encoder(self) -> Any:
+        """The file's encoders with their weights; ``Unfit`` for a precision that kernels do not have."""
         if self._options.precision not in _TYPES:
             raise Unfit(f"it is computed in {' and '.join(_TYPES)}, not in {self._options.precision}")
         return body_serving.read_file(self._path, cuda=self._device.kind == "cuda")
@@ -262,10 +270,11 @@ class BodyFile:
         """Take slots in a loaded body with equal shared weights and enough room, or else in a new one."""
         wanted = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
-            for body in () if self._options.shares else list(BODIES):  # on several lanes, both would run at once
+            # with shares of a GPU, several lanes would run the buffers of one body at once
+            for body in () if self._options.shares else list(BODIES):
                 alike = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == wanted
-                here = alike and body.device is self._device
-                if here and (slots := body.slotted.take(encoder, digests.models)) is not None:
+                fits = alike and body.device is self._device
+                if fits and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:
                 raise NotLearned(f"{self._path}: the body that is there has no room for it")
@@ -273,9 +282,11 @@ class BodyFile:
 
     @property
     def _room(self) -> int:
+        """Most requests of a batch."""
         return self._options.max_batch or LARGEST_UNASKED
 
     def _create_body(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
+        """Create a body on the device with slots for the models, and build all its rungs."""
         shapes_file, free = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         dtype = _TYPES[self._options.precision]
@@ -293,6 +304,7 @@ class BodyFile:
         return body, slots
 
     def _time_rungs(self, body: DeviceBody) -> dict[int, float]:
+        """Rows of a rung -> seconds of a run."""
         took = {}
         for size in body.ladder.sizes:
             with body.lock:
@@ -300,7 +312,10 @@ class BodyFile:
         return took
 
     def _add_measurements(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
-        """Complete the blueprint; times are for requests of the usual length, each for another model."""
+        """Complete the blueprint with sizes and times.
+
+        Times are for requests of the usual length, each for another model.
+        """
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
         body.took_s = body.took_s or self._time_rungs(body)
@@ -315,7 +330,7 @@ class BodyFile:
 
 
 def _batch_s(took: Mapping[int, float], rows: int) -> float:
-    """Seconds of a batch of *rows* token rows, from the measured seconds of rungs."""
+    """Seconds of a batch of *rows* token rows, from *took*, the seconds of each rung by its rows."""
     most = max(took)
     full, rest = divmod(rows, most)
     return full * took[most] + (took[min(size for size in took if size >= rest)] if rest else 0.0)

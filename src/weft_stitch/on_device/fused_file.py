@@ -47,21 +47,21 @@ from weft_stitch.running.operators import Tensor
 
 
 class StepCost(NamedTuple):
-    """What a step moves and computes."""
+    """Bytes that a step moves, and its multiplications."""
 
     moved_bytes: int
     products: int
 
 
 class Round(NamedTuple):
-    """The module for a number of rows of each model, and the costs of its steps."""
+    """The module for a number of rows of each model, and the cost of each of its steps."""
 
     module: StitchedModule
     costs: tuple[StepCost, ...]
 
 
 class FusedRounds:
-    """The modules of one file; their tensors are on the CPU until the caller moves them."""
+    """Makes the modules of one file. Their tensors are on the CPU until the caller moves them."""
 
     def __init__(self, path: Path, dtype: Any, *, cuda: bool) -> None:
         if cuda and find_spec("triton") is None:
@@ -70,12 +70,12 @@ class FusedRounds:
         self._dtype, self._forms = dtype, uniform(self._family, "fused")
 
     def at(self, rows: int) -> Round:
-        """The round for *rows* rows of each model; tensors between steps are named after their position."""
+        """The round for *rows* rows of each model. Tensors between steps are named by the steps' positions."""
         item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
         align = LOAD_BYTES // item_bytes
         graph = _number_tensors(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
         module = StitchedModule(graph, dtype=self._dtype, channels_last=True)
-        module.graph = replace(graph, constants={})  # it has them as tensors
+        module.graph = replace(graph, constants={})  # the module has them as tensors
         return Round(module, tuple(_cost(graph, step, item_bytes) for step in graph.steps))
 
 
@@ -86,12 +86,12 @@ def _number_tensors(graph: Graph) -> Graph:
     for at, step in enumerate(graph.steps):
         names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in given}
 
-    def renamed(step: GraphStep) -> GraphStep:
+    def rename(step: GraphStep) -> GraphStep:
         inputs, outputs = (tuple(names.get(name, name) for name in side) for side in (step.inputs, step.outputs))
         return replace(step, inputs=inputs, outputs=outputs)
 
     shapes = {names.get(name, name): shape for name, shape in graph.shapes.items()}
-    return replace(graph, steps=tuple(map(renamed, graph.steps)), shapes=shapes)
+    return replace(graph, steps=tuple(map(rename, graph.steps)), shapes=shapes)
 
 
 def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
@@ -105,32 +105,32 @@ def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
 
 
 def tuned(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
-    """Give every fused layer of a module on CUDA its fastest shape, of those that are tried before it is *enough*."""
+    """Tune the fused layers of a module on CUDA; *enough* returns whether tuning must end."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         tune(module, *example, enough=enough)
 
 
 def shapes_of(module: StitchedModule) -> list[list[int]]:
-    """The shapes of its fused layers, as numbers."""
+    """The tiles of the module's fused layers, as numbers for JSON."""
     return [[int(number) for number in layer.shape] for layer in module.fused_layers]
 
 
 def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None:
-    """Give its fused layers shapes that were found earlier."""
+    """Set the tiles of the module's fused layers to *shapes*, which an earlier run has found."""
     for layer, shape in zip(module.fused_layers, shapes, strict=True):
         tall, wide, deep, warps, stages, flat = shape
         layer.shape = Shape(tall, wide, deep, warps, stages, bool(flat))
 
 
 TIMED_ON = "cuda"
-"""The kind of device on which shapes of the kernel are tried."""
+"""The kind of device on which tiles are tuned."""
 _END = -1
-"""The end of the last piece: other numbers of rows may have more steps."""
+"""The end of the last piece, as other numbers of rows may have more steps."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
 class RoundPiece(NamedTuple):
-    """The steps between two cuts."""
+    """The steps between two cuts, with the tensors that they read from and leave for other pieces."""
 
     start: int
     end: int
@@ -139,7 +139,7 @@ class RoundPiece(NamedTuple):
 
 
 class RoundProgram:
-    """The module for a number of rows of each task, on a device."""
+    """The module for a number of rows of each task on a device, which can run in pieces."""
 
     def __init__(self, prepared: Any, device: str) -> None:
         self.module, self.graph, self.device = prepared.module, prepared.module.graph, torch.device(device)
@@ -147,34 +147,37 @@ class RoundProgram:
         self.channels_last: frozenset[str] = frozenset()
         self.outputs = tuple(output.name for output in self.graph.outputs)
         given = [port.name for port in self.graph.inputs]
-        self._made = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
+        self._writer_of = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
         self._last = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
         read = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
         self._cast = frozenset(name for name in given if name in read)
-        """Inputs that some step reads as they come."""
-        self._tensors = frozenset((*given, *self._made))
-        self._given_from = min(self._made[name] for name in self.outputs)
-        """The first step that gives an output; all of them are given by one piece."""
+        """Inputs that some step reads directly, and that must be converted to the module's type."""
+        self._tensors = frozenset((*given, *self._writer_of))
+        self._given_from = min(self._writer_of[name] for name in self.outputs)
+        """The first step that writes an output; all outputs are given by one piece."""
 
     @property
     def operators(self) -> list[str]:
         return [step.op for step in self.graph.steps]
 
     def piece(self, start: int, end: int) -> RoundPiece:
-        """The steps from one cut to another, or to the end."""
+        """The steps from *start* to *end*, or to the end of the graph."""
         end = len(self.graph.steps) if end == _END else end
         names = dict.fromkeys(name for step in self.graph.steps[start:end] for name in step.inputs)
-        inputs = [name for name in names if name in self._tensors and self._made.get(name, -1) < start]
+        inputs = [name for name in names if name in self._tensors and self._writer_of.get(name, -1) < start]
         written = [name for step in self.graph.steps[start:end] for name in step.outputs]
         leaving = [name for name in written if self._last.get(name, -1) >= end]
         last = end == len(self.graph.steps)
         return RoundPiece(start, end, tuple(inputs), self.outputs if last else tuple(leaving))
 
     def crossing(self, item_bytes: int) -> list[int | None]:
-        """For each cut, the two ends included, the bytes that cross it; none where the outputs are given."""
+        """For each possible cut, both ends included, the bytes of tensors that cross it; None where no cut is allowed.
+
+        There is no cut between steps that write outputs.
+        """
         count = len(self.graph.steps)
         change = [0] * (count + 2)
-        for name, at in self._made.items():
+        for name, at in self._writer_of.items():
             size = item_bytes * prod(self.graph.shapes[name])
             change[at + 1] += size
             change[max(at, self._last.get(name, at)) + 1] -= size
@@ -182,35 +185,36 @@ class RoundProgram:
         return [passing if cut <= self._given_from or cut == count else None for cut, passing in enumerate(sums)]
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a piece and return its outputs by name."""
+        """Run a piece and return its outputs by name; outputs of the models as float32."""
         results = self._run_piece(piece, values, {})
         return {name: tensor.float() for name, tensor in results.items()} if piece.outputs == self.outputs else results
 
     def fill(self, piece: RoundPiece, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
         """Run a piece and write its outputs into *targets*."""
         results = self._run_piece(piece, values, targets)
-        apart = [name for name, tensor in results.items() if tensor.data_ptr() != targets[name].data_ptr()]
-        if apart:
-            torch._foreach_copy_([targets[name] for name in apart], [results[name] for name in apart])
+        to_copy = [name for name, tensor in results.items() if tensor.data_ptr() != targets[name].data_ptr()]
+        if to_copy:
+            torch._foreach_copy_([targets[name] for name in to_copy], [results[name] for name in to_copy])
 
     def _run_piece(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a piece; *into*: memory that steps may write outputs to."""
         kind = self.module.dtype
         given = {name: values[name].to(kind) if name in self._cast else values[name] for name in piece.inputs}
-        left = self.module.steps(given, piece.start, piece.end, into)
-        return {name: left[name] for name in piece.outputs}
+        tensors = self.module.steps(given, piece.start, piece.end, into)
+        return {name: tensors[name] for name in piece.outputs}
 
-    def look(self, values: Mapping[str, Any]) -> None:
-        """Run the steps once and record which tensors are in channels-last order."""
+    def record_orders(self, values: Mapping[str, Any]) -> None:
+        """Run the steps once, and record which tensors are in channels-last order."""
         tensors, last = dict(values), set()
         for at in range(self._given_from):
             results = self._run_piece(self.piece(at, at + 1), tensors, {})
-            last |= {name for name, tensor in results.items() if _is_last(tensor)}
+            last |= {name for name, tensor in results.items() if _is_channels_last(tensor)}
             tensors |= results
         self.channels_last = frozenset(last)
 
 
 class _BoundRound(NamedTuple):
-    """A piece with the memory that it reads and writes."""
+    """A piece with the buffers that it reads and writes."""
 
     program: RoundProgram
     piece: RoundPiece
@@ -218,12 +222,13 @@ class _BoundRound(NamedTuple):
     targets: Mapping[str, Any]
 
     def run(self) -> None:
+        """Run the piece into its buffers."""
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
             self.program.fill(self.piece, self.sources, self.targets)
 
 
 class RoundSegment(ProgramSegment):
-    """A piece of a round."""
+    """A piece of a round as a segment of the scheduler."""
 
     def __init__(self, program: RoundProgram, spec: SegmentSpec) -> None:
         super().__init__(program, spec)
@@ -234,29 +239,30 @@ class RoundSegment(ProgramSegment):
 
 
 class FusedFile:
-    """A stitched file in torch while it is being prepared."""
+    """A stitched file in torch that is being prepared for a GPU."""
 
     def __init__(self, device: Device, path: Path, options: LoadOptions, allowance: Allowance, folder: Path) -> None:
-        """folder: where shapes that were found are, or will be."""
+        """*folder*: where tuned tiles are stored."""
         if options.precision not in _TYPES:
             raise ModelError(f"it is computed in {' and '.join(_TYPES)}, not in {options.precision}")
         self.device, self.options, self.allowance, self._folder = device, options, allowance, folder
         self._rounds = FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
         self._programs: dict[int, RoundProgram] = {}
-        self.weights, self._placed = DeviceWeights(device), dict[Any, Any]()
+        self.weights, self._on_device = DeviceWeights(device), dict[Any, Any]()
         shapes_file = folder / SHAPES
         self._shapes: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
+        """Number of rows -> the tiles of the fused layers."""
 
     def program(self, blueprint: Blueprint, rows: int) -> RoundProgram:
         """The program for *rows* rows of each task; it is created and tuned at first use."""
         if rows not in self._programs:
             self.allowance.check()
             program = RoundProgram(self._rounds.at(rows), where(self.device))
-            self._place(program.module)
-            self._shape(program, batch_of(blueprint, rows), str(rows))
+            self._place_weights(program.module)
+            self._set_tiles(program, batch_of(blueprint, rows), str(rows))
             if rows == 1:
                 given = self._to_device(program, batch_of(blueprint, 1))
-                self.device.plainly(lambda: program.look(given))
+                self.device.plainly(lambda: program.record_orders(given))
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
             self.device.finish()
@@ -266,26 +272,29 @@ class FusedFile:
         return self._programs[rows]
 
     def _to_device(self, program: RoundProgram, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """*feed* as tensors on the program's device."""
         return {name: torch.from_numpy(array).to(program.device) for name, array in feed.items()}
 
-    def _place(self, module: Any) -> None:
-        """Move its weights to the device, into memory that can be evicted; programs share equal weights."""
+    def _place_weights(self, module: Any) -> None:
+        """Move the module's weights to the device, into memory that can be evicted; programs share equal weights."""
         held = dict(module.named_buffers(remove_duplicate=False))
         keys = {name: _key(tensor) for name, tensor in held.items()}
-        new = {key: held[name] for name, key in keys.items() if key not in self._placed}
-        last = {key for key, tensor in new.items() if _is_last(tensor)}
-        lying = {key: tensor.permute(0, 2, 3, 1) if key in last else tensor for key, tensor in new.items()}
-        rooms = self.weights.room([(tuple(tensor.shape), numbered(tensor)) for tensor in lying.values()]) if new else []
-        for (key, tensor), room in zip(lying.items(), rooms, strict=True):
+        new = {key: held[name] for name, key in keys.items() if key not in self._on_device}
+        last = {key for key, tensor in new.items() if _is_channels_last(tensor)}
+        stored = {key: tensor.permute(0, 2, 3, 1) if key in last else tensor for key, tensor in new.items()}
+        rooms = (
+            self.weights.room([(tuple(tensor.shape), numbered(tensor)) for tensor in stored.values()]) if new else []
+        )
+        for (key, tensor), room in zip(stored.items(), rooms, strict=True):
             place = as_torch(room)
             place.copy_(tensor)
-            self._placed[key] = place.permute(0, 3, 1, 2) if key in last else place
+            self._on_device[key] = place.permute(0, 3, 1, 2) if key in last else place
         for name, key in keys.items():
             owner, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, self._placed[key])
+            setattr(module.get_submodule(owner), leaf, self._on_device[key])
 
-    def _shape(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
-        """Tune the kernel's tiles for *rows*, or load the tiles of an earlier run."""
+    def _set_tiles(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
+        """Tune the kernel's tiles for *rows*, or set those of an earlier run."""
         if rows not in self._shapes and self.device.kind == TIMED_ON:
             given = self._to_device(program, feed)
             example = [given[port.name].to(program.module.dtype) for port in program.graph.inputs]
@@ -299,6 +308,7 @@ class FusedFile:
 
     @property
     def half(self) -> bool:
+        """Whether it is computed in half precision."""
         return self.options.precision == FP16
 
     @property
@@ -306,30 +316,35 @@ class FusedFile:
         return int(_TYPES[self.options.precision].itemsize)
 
     def guessed_s(self) -> list[float]:
+        """Estimated seconds of each step for one row."""
         return self._programs[1].guesses
 
     def crossing(self) -> list[int | None]:
+        """The bytes that cross each possible cut, for one row; see ``RoundProgram.crossing``."""
         return self._programs[1].crossing(self._item_bytes)
 
     def whole_because(self) -> str | None:
+        """Why the file cannot be cut; None if it can."""
         steps = [program.operators for program in self._programs.values()]
         return (
             None if all(operators == steps[0] for operators in steps) else "has other steps for other numbers of rows"
         )
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        """*blueprint* with the file cut into segments at *cuts*."""
         program = self.program(blueprint, 1)
         ends = [0, *cuts, _END]
         segments = tuple(_spec(program, start, end) for start, end in pairwise(ends))
         return blueprint.model_copy(update={"segments": segments})
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:
+        """The segments of a cut blueprint, with their weights on the device."""
         segments = _Segments(self, blueprint)
         return OpenPieces(self.device, blueprint, segments, self.weights)
 
 
 class _Segments(dict[SegmentSpec, DeviceSegment]):
-    """The segments of a blueprint for all numbers of rows, each made when it is asked for."""
+    """The segments of a blueprint for all numbers of rows, each created at first use."""
 
     def __init__(self, file: FusedFile, blueprint: Blueprint) -> None:
         super().__init__()
@@ -341,20 +356,21 @@ class _Segments(dict[SegmentSpec, DeviceSegment]):
 
 
 def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
+    """The segment of the steps from *start* to *end*."""
     piece = program.piece(start, end)
     layers = [step.layer for step in program.graph.steps[start : piece.end] if step.layer] or ["answers"]
     name = layers[0] if layers[0] == layers[-1] else f"{layers[0]}..{layers[-1]}"
     return SegmentSpec(name=name, inputs=piece.inputs, outputs=piece.outputs, nodes=(start, end), rows=1, steady=True)
 
 
-def _is_last(tensor: Any) -> bool:
-    """Whether a tensor is in channels-last order and not also contiguous."""
+def _is_channels_last(tensor: Any) -> bool:
+    """Whether a tensor is in channels-last order, and not contiguous as well."""
     last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return bool(last and not tensor.is_contiguous())
 
 
 def _key(tensor: Any) -> Any:
-    """A key that is equal for equal tensors: type, shape, order and a digest."""
-    lying = tensor.permute(0, 2, 3, 1) if _is_last(tensor) else tensor
+    """A key that is equal for equal tensors: type, shape, memory order and a digest."""
+    lying = tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor
     digest = sha256(lying.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
-    return tensor.dtype, tuple(tensor.shape), _is_last(tensor), digest
+    return tensor.dtype, tuple(tensor.shape), _is_channels_last(tensor), digest

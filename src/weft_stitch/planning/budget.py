@@ -18,9 +18,9 @@ from weft_stitch.family import Family, Sharing, model_kinds, part
 from weft_stitch.planning.grouping import GroupCost, Grouping, LimitsUnmet, Objective, group, size
 
 LIGHT = "split"
-"""The form with the fewest weights."""
+"""The form that stores the fewest weights."""
 FEW = 6
-"""Most unequal models for which all groupings are searched: each of their 2^n groups is planned, which is slow."""
+"""Up to this many unequal models all groupings are searched; each of their 2^n groups is planned, which is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class BudgetLimits:
     """Limits on memory and latency of all groups together."""
 
     memory_bytes: int | None = None
-    """Weights and tables of all groups, and the activations of the largest."""
+    """Limit on the weights and tables of all groups together, plus the activations of the largest group."""
     seconds: float | None = None
-    """Latency of one run of all groups, one after another; met with the least memory."""
+    """Limit on one run of all groups, one after another; it is met with the least memory."""
 
 
 def stitch_groups(
@@ -44,19 +44,22 @@ def stitch_groups(
     slabs: bool = False,
     progress: Callable[[str], None] = lambda what: None,
 ) -> tuple[Stitched, ...]:
-    """The groups, large ones first, each a graph of its own.
+    """Stitch the models in groups within *limits*; the largest group comes first.
 
-    Layers are planned by the described machine; whole groups are judged by *cost*.
+    Layers are planned for the described machine; *cost* judges whole groups. With *form* ``planned``, several styles
+    (forms and slabs) are tried. Raises ``LimitsUnmet`` if no style is within the limits.
     """
     wish = Objective(limits.memory_bytes, limits.seconds)
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
-    candidates: list[tuple[Grouping, _Maker]] = []
+    candidates: list[tuple[Grouping, _GroupStitcher]] = []
     refused: list[StitchError] = []
     unmet: list[LimitsUnmet] = []
-    for style, cut in dict.fromkeys(styles):
-        maker = _Maker(family, sharing, style, limits, cost or Modelled(), dynamic, cut, progress)
+    for style_form, style_slabs in dict.fromkeys(styles):
+        stitcher = _GroupStitcher(
+            family, sharing, style_form, limits, cost or Modelled(), dynamic, style_slabs, progress
+        )
         try:
-            candidates.append((maker.grouping(), maker))
+            candidates.append((stitcher.grouping(), stitcher))
         except LimitsUnmet as error:
             unmet.append(error)
         except StitchError as error:
@@ -66,15 +69,18 @@ def stitch_groups(
         raise LimitsUnmet(wish, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
     if not candidates:
         raise refused[0]
-    best, maker = min(candidates, key=lambda candidate: wish.rank(candidate[0].cost))
+    best, stitcher = min(candidates, key=lambda candidate: wish.rank(candidate[0].cost))
     ordered = sorted(best.groups, key=lambda models: (-len(models), models))
-    groups = tuple(maker.stitched(models) for models in ordered)
-    _keep(limits, groups)
+    groups = tuple(stitcher.stitched(models) for models in ordered)
+    _check_memory(limits, groups)
     return groups
 
 
-def _keep(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
-    """Check the memory of the actual groups: they were costed by equal-sized models, which may share more."""
+def _check_memory(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
+    """Check the memory of the final groups; ``StitchError`` if it is above the limit.
+
+    They were costed by equal-sized models, which may share more than these.
+    """
     counts = [count(stitched.counted) for stitched in groups]
     taken = sum(cost.weight_bytes + cost.table_bytes for cost in counts) + max(cost.activation_bytes for cost in counts)
     if limits.memory_bytes is not None and taken > limits.memory_bytes:
@@ -83,8 +89,8 @@ def _keep(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Maker:
-    """Stitches groups in one style."""
+class _GroupStitcher:
+    """Stitches groups of models in one style: a form, and whether slabs are allowed."""
 
     family: Family
     sharing: Sharing
@@ -96,6 +102,7 @@ class _Maker:
     progress: Callable[[str], None]
 
     def grouping(self) -> Grouping:
+        """The best grouping in this style; ``LimitsUnmet`` if none is within the limits."""
         limits = self.limits
         return group(
             model_kinds(self.family, self.sharing),
@@ -106,6 +113,7 @@ class _Maker:
         )
 
     def cost(self, models: tuple[int, ...]) -> GroupCost:
+        """Latency and memory of the group of *models*."""
         self.progress(f"{len(models)} of {self.family.tasks} models, {self.form}")
         stitched = self.stitched(models)
         counts = count(stitched.counted)
@@ -113,7 +121,10 @@ class _Maker:
         return GroupCost(seconds, counts.weight_bytes + counts.table_bytes, counts.activation_bytes)
 
     def stitched(self, models: tuple[int, ...]) -> Stitched:
-        """The fastest group within its part of the memory; if that is too little, its cost shows it."""
+        """The group of *models*, planned for speed within its part of the memory limit.
+
+        If no plan is within that part, the fastest plan is returned, and its cost shows the excess.
+        """
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
         free = assemble(family, sharing, form=self.form, **settings)
@@ -126,11 +137,11 @@ class _Maker:
             return free
 
     def _allowed_weights(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
-        """The weights that a group may have: its part of the memory, by its part of all weights."""
+        """Bytes of weights that a group may have: the memory limit by its part of all weights; None without a limit."""
         if self.limits.memory_bytes is None:
             return None
         counts = count(stitched.counted)
-        mine = sum(self.family.nets[model].weights for model in models)
-        everyone = sum(net.weights for net in self.family.nets) or 1  # models may be nothing but pools
-        left = (self.limits.memory_bytes - counts.activation_bytes) * mine / everyone - counts.table_bytes
+        group_weights = sum(self.family.nets[model].weights for model in models)
+        all_weights = sum(net.weights for net in self.family.nets) or 1  # models may consist of pools only
+        left = (self.limits.memory_bytes - counts.activation_bytes) * group_weights / all_weights - counts.table_bytes
         return max(0, int(left))

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from weft.base.errors import StitchError
 
 Amounts = tuple[int, ...]
-"""The number of models of each kind."""
+"""Number of models of each kind."""
 
 
 class GroupCost(NamedTuple):
-    """Latency and memory of a group of models when it is stitched."""
+    """Latency and memory of a stitched group of models; groups run one after another."""
 
     seconds: float
     weight_bytes: float
@@ -37,7 +37,7 @@ class GroupCost(NamedTuple):
         return self.weight_bytes + self.activation_bytes
 
     def then(self, other: GroupCost) -> GroupCost:
-        """Return the cost of both groups, run one after the other."""
+        """The cost of both groups, run one after the other."""
         return GroupCost(
             self.seconds + other.seconds,
             self.weight_bytes + other.weight_bytes,
@@ -45,7 +45,7 @@ class GroupCost(NamedTuple):
         )
 
     def covers(self, other: GroupCost) -> bool:
-        """Whether it is at most as large in every respect (Pareto dominance)."""
+        """Whether this cost is at most *other*'s in every field (Pareto dominance)."""
         return self[0] <= other[0] and self[1] <= other[1] and self[2] <= other[2]
 
 
@@ -53,7 +53,7 @@ NOTHING = GroupCost(0.0, 0.0, 0.0)
 
 
 class Cut(NamedTuple):
-    """Models cut into groups."""
+    """Models cut into groups, with the total cost."""
 
     cost: GroupCost
     groups: tuple[Amounts, ...]
@@ -64,7 +64,9 @@ class Objective:
     """The objective: fewest bytes within a latency target, else least latency within a memory cap."""
 
     cap_bytes: float | None = None
+    """Limit on weights and activations."""
     target_s: float | None = None
+    """Limit on the latency."""
 
     def met(self, cost: GroupCost) -> bool:
         return (self.cap_bytes is None or cost.bytes <= self.cap_bytes) and (
@@ -72,7 +74,7 @@ class Objective:
         )
 
     def rank(self, cost: GroupCost) -> tuple[float, float]:
-        """The sort key of costs: lower is better."""
+        """The key by which costs are sorted; lower is better."""
         return (cost.seconds, cost.bytes) if self.target_s is None else (cost.bytes, cost.seconds)
 
     @property
@@ -81,26 +83,28 @@ class Objective:
 
 
 class LimitsUnmet(StitchError):
-    """No grouping is within the limits; the message has the smallest and the fastest one."""
+    """No grouping is within the limits; the message names the smallest and the fastest grouping."""
 
     def __init__(self, wish: Objective, smallest: GroupCost, fastest: GroupCost) -> None:
         self.wish, self.smallest, self.fastest = wish, smallest, fastest
-        least = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
-        soonest = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
+        smallest_text = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
+        fastest_text = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
         if wish.cap_bytes is None or wish.target_s is None:
             by_size = wish.cap_bytes is not None
             limit = f"fits {size(wish.cap_bytes)}" if wish.cap_bytes is not None else f"takes {_ms(wish.target_s or 0)}"
-            way_out = f"{least}: raise the memory cap" if by_size else f"{soonest}: raise the latency target"
+            way_out = (
+                f"{smallest_text}: raise the memory cap" if by_size else f"{fastest_text}: raise the latency target"
+            )
             super().__init__(f"no grouping {limit}; {way_out}")
             return
         super().__init__(
-            f"no grouping fits {size(wish.cap_bytes)} in {_ms(wish.target_s)}; {least}, {soonest}: "
+            f"no grouping fits {size(wish.cap_bytes)} in {_ms(wish.target_s)}; {smallest_text}, {fastest_text}: "
             "raise the memory cap or the latency target"
         )
 
 
 def size(count: float) -> str:
-    """Return bytes as text in powers of 1024, rounded up, so that a limit of the printed size suffices."""
+    """Bytes as text in powers of 1024, rounded up so that a limit of the printed size suffices."""
     for unit, name in ((2**30, "g"), (2**20, "m"), (2**10, "k")):
         if count >= unit:
             return f"{ceil(count / unit * 100) / 100:g}{name}"
@@ -112,9 +116,9 @@ def _ms(seconds: float) -> str:
 
 
 class Lattice:
-    """All amounts of models per kind up to *whole*.
+    """All subsets of models, as amounts per kind up to *whole*.
 
-    Each amount has a number; removing a group from what is left subtracts its number.
+    Each subset has a number (mixed radix); removing a group from a subset subtracts the group's number.
     """
 
     def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
@@ -123,27 +127,30 @@ class Lattice:
         self._full = math.prod(amount + 1 for amount in whole) - 1
 
     def best(self, wish: Objective) -> list[Cut]:
-        """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest instead."""
+        """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest cut."""
         if wish.latency_only:
-            return [self._fastest()]
-        known = _group_costs(self)
-        if (best := _LatticeSearch(self, wish, known).best()) is not None:
+            return [self._fastest_cut()]
+        costed = _group_costs(self)
+        if (best := _LatticeSearch(self, wish, costed).best()) is not None:
             return [best]
-        extremes = (_LatticeSearch(self, goal, known).best() for goal in (Objective(), Objective(target_s=math.inf)))
+        extremes = (_LatticeSearch(self, goal, costed).best() for goal in (Objective(), Objective(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
     @property
     def full(self) -> int:
+        """The number of the set of all models."""
         return self._full
 
     def amounts(self, number: int) -> Amounts:
+        """The amounts of the subset *number*."""
         return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._whole, strict=True))
 
     def cost(self, number: int) -> GroupCost:
+        """The cost of the subset *number* as one group."""
         return self._cost(self.amounts(number))
 
     def groups(self, left: int) -> list[int]:
-        """Yield all groups out of *left* that contain a model of its last kind, so that no grouping comes twice."""
+        """The groups out of the subset *left* that contain a model of its last kind: so each grouping is tried once."""
         amounts = self.amounts(left)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
@@ -155,16 +162,24 @@ class Lattice:
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
 
     def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
-        """Return, for every amount, the least value of a cut of it, given the values of groups."""
+        """The least value of a cut, for every subset, by dynamic programming.
+
+        *values*: of each subset as one group. *join*: combines the values of two groups.
+        """
         least = [0.0] * (self.full + 1)
         for left in range(1, self.full + 1):
             least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
         return least
 
-    def _fastest(self) -> Cut:
+    def _fastest_cut(self) -> Cut:
+        """The cut of least latency, by dynamic programming.
+
+        Groups are costed lazily: a subset that is no slower than its slowest part (*floors*) cannot beat a cut that is
+        as fast already.
+        """
         least = [0.0] * (self.full + 1)
         taken = [0] * (self.full + 1)
-        floors = [0.0] * (self.full + 1)
+        floors = [0.0] * (self.full + 1)  # lower bounds of a group's latency: it is not below that of its parts
         seconds = [math.inf] * (self.full + 1)
         for left in range(1, self.full + 1):
             options = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
@@ -177,11 +192,12 @@ class Lattice:
         return self._trace_cut(taken)
 
     def _parts(self, number: int) -> list[int]:
-        """The amounts with one model less, for each kind."""
+        """The subsets with one model fewer, for each kind that is present."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
     def _trace_cut(self, taken: Sequence[int]) -> Cut:
+        """Build the cut from *taken*, the first group of the best cut of every subset."""
         cut, left = Cut(NOTHING, ()), self.full
         while left:
             group = taken[left]
@@ -191,43 +207,50 @@ class Lattice:
 
 
 class _GroupCosts(NamedTuple):
-    """The cost of each group, and the lower bound for the models that are left, by number."""
+    """The costs and bounds of all subsets, by number."""
 
     costs: list[GroupCost]
+    """Subset -> its cost as one group."""
     bounds: list[GroupCost]
+    """Subset -> a lower bound on the cost of any cut of it."""
 
 
 def _group_costs(lattice: Lattice) -> _GroupCosts:
+    """Cost every subset as a group, and bound each field of its cuts by itself."""
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
     seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
     bounds = zip(
         lattice.least(seconds, operator.add),
         lattice.least(weights, operator.add),
-        lattice.least(activations, lambda one, other: max(one, other)),
+        lattice.least(activations, lambda first, second: max(first, second)),
         strict=True,
     )
     return _GroupCosts(costs, [GroupCost(*bound) for bound in bounds])
 
 
 class _LatticeSearch:
-    """Depth-first search, pruned by bounds of each cost on its own."""
+    """Depth-first search for the best cut, pruned by the bounds and by Pareto dominance."""
 
-    def __init__(self, lattice: Lattice, wish: Objective, known: _GroupCosts) -> None:
+    def __init__(self, lattice: Lattice, wish: Objective, costed: _GroupCosts) -> None:
         self._lattice, self._wish = lattice, wish
-        self._costs, self._bounds = known
-        self._ways: dict[int, list[int]] = {}
+        self._costs, self._bounds = costed
+        self._ordered_groups: dict[int, list[int]] = {}
+        """Subset -> its groups, the most promising first."""
         self._seen: dict[int, list[GroupCost]] = {}
+        """Subset left -> the Pareto-optimal costs with which it was reached."""
         self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
+        """The best cut so far, as cost and groups; None before the first."""
 
     def best(self) -> Cut | None:
         """Return the best cut; None if none is within the limits."""
-        self._follow(self._lattice.full, NOTHING, ())
+        self._extend(self._lattice.full, NOTHING, ())
         if self._best_cut is None:
             return None
         cost, groups = self._best_cut
         return Cut(cost, tuple(self._lattice.amounts(group) for group in groups))
 
-    def _follow(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
+    def _extend(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
+        """Add every group out of the subset *left* to the cut *groups*, which costs *cost*."""
         if not left:
             self._best_cut = cost, groups
             return
@@ -237,37 +260,38 @@ class _LatticeSearch:
         self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
         for group in self._order_groups(left):
             then = cost.then(self._costs[group])
-            if self._promises(then.then(self._bounds[left - group])):
-                self._follow(left - group, then, (*groups, group))
+            if self._can_improve(then.then(self._bounds[left - group])):
+                self._extend(left - group, then, (*groups, group))
 
-    def _promises(self, bound: GroupCost) -> bool:
+    def _can_improve(self, bound: GroupCost) -> bool:
+        """Whether *bound* is within the limits and better than the best cut so far."""
         if not self._wish.met(bound):
             return False
         return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
 
     def _order_groups(self, left: int) -> list[int]:
-        """Return the groups out of *left*, the most promising first."""
-        if left not in self._ways:
+        """The groups out of *left*, those with the best bounds first."""
+        if left not in self._ordered_groups:
             ranked = [
                 (self._wish.rank(self._costs[group].then(self._bounds[left - group])), group)
                 for group in self._lattice.groups(left)
             ]
-            self._ways[left] = [group for _, group in sorted(ranked)]
-        return self._ways[left]
+            self._ordered_groups[left] = [group for _, group in sorted(ranked)]
+        return self._ordered_groups[left]
 
 
 FEW = 15
-"""Most unequal models for which all groupings are searched: memory and time grow as 2^n."""
+"""Up to this many unequal models all groupings are searched: memory and time grow as 2^n."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Sizes of groups of equal models that are costed; those between are interpolated, and costed when they are chosen."""
+"""Sizes of groups of equal models that are costed; others are interpolated, and costed once they are chosen."""
 
 Costs = Callable[[tuple[int, ...]], GroupCost]
-"""The numbers of models -> the cost of their group."""
+"""Returns the cost of a group of models, given by their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Groups of models by their numbers, and the total cost."""
+    """Groups of models, by the models' numbers, with the total cost."""
 
     groups: tuple[tuple[int, ...], ...]
     cost: GroupCost
@@ -281,26 +305,27 @@ def group(
     target_s: float | None = None,
     few: int = FEW,
 ) -> Grouping:
-    """Cut the models into groups.
+    """Cut models into groups; ``LimitsUnmet`` if no grouping is within the limits.
 
-    Models of equal *kinds* (structure, widths, batch) are taken to be interchangeable, so that *costs* is asked once
-    for equal groups. With *target_s* the grouping of fewest bytes that meets it is found, else that of least latency;
-    *cap_bytes* bounds weights and activations.
+    Models of equal *kinds* (structure, widths, batch) are interchangeable, so that *costs* is called once for equal
+    groups. With *target_s* the grouping of fewest bytes that meets it is chosen, else that of least latency.
+    *cap_bytes* limits weights and activations. Above *few* unequal models, only some groupings are tried.
     """
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
     wish = Objective(cap_bytes, target_s)
-    known = _CostedModels(kinds, costs)
-    if len(known.members) == 1:
-        cuts = _equal(known, wish)
+    costed = _CostedModels(kinds, costs)
+    if len(costed.members) == 1:
+        cuts = _cut_equal_models(costed, wish)
     elif len(kinds) <= few:
-        cuts = Lattice(known.all, known.cost).best(wish)
+        cuts = Lattice(costed.all, costed.cost).best(wish)
     else:
-        cuts = _snake(known)
-    return known.numbered(_best(cuts, wish))
+        cuts = _snake_cuts(costed)
+    return costed.numbered(_choose_cut(cuts, wish))
 
 
-def _best(cuts: Sequence[Cut], wish: Objective) -> Cut:
+def _choose_cut(cuts: Sequence[Cut], wish: Objective) -> Cut:
+    """The best cut within the limits; of equal ones that of fewest groups. ``LimitsUnmet`` if there is none."""
     fitting = [cut for cut in cuts if wish.met(cut.cost)]
     if fitting:
         return min(fitting, key=lambda cut: (wish.rank(cut.cost), len(cut.groups), cut.groups))
@@ -314,41 +339,45 @@ class _CostedModels:
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
         names = dict.fromkeys(kinds)
         self.members = [[number for number, kind in enumerate(kinds) if kind == name] for name in names]
+        """For each kind, the numbers of its models."""
         self.all: Amounts = tuple(len(models) for models in self.members)
+        """The amounts of all models."""
         self._costed: dict[Amounts, GroupCost] = {}
+        """Amounts -> the cost of their group."""
         self._costs = costs
 
     def cost(self, amounts: Amounts) -> GroupCost:
+        """The cost of a group with these amounts."""
         if amounts not in self._costed:
             models = [number for mine, amount in zip(self.members, amounts, strict=True) for number in mine[:amount]]
             self._costed[amounts] = self._costs(tuple(sorted(models)))
         return self._costed[amounts]
 
     def numbered(self, cut: Cut) -> Grouping:
-        """The grouping, with the models that each group gets."""
+        """The grouping of *cut*: each group gets models by number, larger groups first."""
         left = [list(models) for models in self.members]
         groups = []
         for amounts in sorted(cut.groups, key=lambda counts: (-sum(counts), counts)):
-            mine = [left[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
-            groups.append(tuple(sorted(mine)))
+            chosen = [left[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
+            groups.append(tuple(sorted(chosen)))
         return Grouping(tuple(groups), cut.cost)
 
 
-def _equal(known: _CostedModels, wish: Objective) -> list[Cut]:
-    """The best way to cut equal models; what is interpolated and chosen is costed, and all is done again."""
-    (models,) = known.all
-    samples = {size: known.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
-    lattice = Lattice((models,), lambda amounts: interpolated(samples, *amounts))
+def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
+    """The best cuts of equal models. Sizes that are chosen by interpolated costs are costed, until none is."""
+    (models,) = costed.all
+    samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
+    lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
     while True:
         cuts = lattice.best(wish)
         guessed = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
         if not guessed:
             return cuts
-        samples.update({size: known.cost((size,)) for size in sorted(guessed)})
+        samples.update({size: costed.cost((size,)) for size in sorted(guessed)})
 
 
-def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
-    """Return the cost of *size* models on the line between the next smaller and the next larger sampled group."""
+def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
+    """The cost of a group of *size* models, on the line between the next smaller and the next larger sampled size."""
     if size in samples:
         return samples[size]
     sizes = sorted(samples)
@@ -359,21 +388,24 @@ def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     return GroupCost(*(before + share * (then - before) for before, then in pairs))
 
 
-def _snake(known: _CostedModels) -> list[Cut]:
-    """Yield groupings that deal models out by latency, back and forth, over every number of groups."""
-    alone = [known.cost(tuple(int(other == kind) for other in range(len(known.all)))) for kind in range(len(known.all))]
-    kinds = [kind for kind, amount in enumerate(known.all) for _ in range(amount)]
+def _snake_cuts(costed: _CostedModels) -> list[Cut]:
+    """One cut for every number of groups: models are dealt out by latency, back and forth over the groups."""
+    alone = [
+        costed.cost(tuple(int(other == kind) for other in range(len(costed.all)))) for kind in range(len(costed.all))
+    ]
+    kinds = [kind for kind, amount in enumerate(costed.all) for _ in range(amount)]
     kinds.sort(key=lambda kind: (-alone[kind].seconds, kind))
-    return [_dealt(known, kinds, count) for count in range(1, len(kinds) + 1)]
+    return [_deal(costed, kinds, count) for count in range(1, len(kinds) + 1)]
 
 
-def _dealt(known: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
+def _deal(costed: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
+    """Deal *kinds*, one entry per model, out to *count* groups in snake order."""
     dealt: list[Counter[int]] = [Counter() for _ in range(count)]
     for number, kind in enumerate(kinds):
-        turn, place = divmod(number, count)
-        dealt[place if turn % 2 == 0 else count - 1 - place][kind] += 1
-    groups = tuple(tuple(mine[kind] for kind in range(len(known.all))) for mine in dealt)
+        turn, index = divmod(number, count)
+        dealt[index if turn % 2 == 0 else count - 1 - index][kind] += 1
+    groups = tuple(tuple(members[kind] for kind in range(len(costed.all))) for members in dealt)
     cost = NOTHING
     for amounts in groups:
-        cost = cost.then(known.cost(amounts))
+        cost = cost.then(costed.cost(amounts))
     return Cut(cost, groups)

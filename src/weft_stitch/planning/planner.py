@@ -22,9 +22,9 @@ from weft_stitch.slabs import slab_layers
 from weft_stitch.slabs import slabs as in_slabs
 
 MIXED = "mixed"
-"""The name of a plan that is no form used throughout."""
+"""The name of a plan with different forms."""
 ANYWHERE = tuple(form for form in FORMS if form != "fused")
-"""The forms that every runtime can run."""
+"""The forms that every runtime can compute."""
 _STATES = 256
 """Width of the beam search: more states cost time, fewer can lose the best path where many values are alive."""
 _PRICES = 40
@@ -33,12 +33,12 @@ _PRICES = 40
 Progress = Callable[[str], None]
 Layouts = frozenset[Layout]
 State = tuple[tuple[str, Layouts], ...]
-"""The values still needed, each with the layouts it exists in."""
+"""The values still needed, each with the layouts in which it exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A segment computed in one form."""
+    """A segment in one form, with or without slabs."""
 
     form: str
     seconds: float
@@ -46,35 +46,38 @@ class Option:
     """Whether its convolutions are in slabs."""
     weight_bytes: int
     reads: Mapping[str, Layout]
+    """Input value -> its layout."""
     writes: Mapping[str, Layout]
+    """Output value -> its layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """The times of one layer in all forms, and the chosen form."""
+    """The chosen form of one layer, and its seconds in all forms."""
 
     layer: str
     form: str
     """The chosen form."""
     slabs: bool
     seconds: Mapping[str, float]
-    """Seconds of the layer and its followers in each possible form, without conversions."""
+    """Form -> seconds of the layer and its followers, without layout conversions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The chosen form of every layer that has a choice."""
+    """A form for every layer that takes one."""
 
     name: str
-    """``mixed``, or the form that is used throughout."""
+    """``mixed``, or the form of all layers."""
     forms: Mapping[str, str]
     slabs: frozenset[str]
     """Layers whose convolutions are computed in slabs."""
     seconds: Mapping[str, float]
-    """Seconds of whole graphs: this plan's under ``name``, and every other that was compared."""
+    """Name of a plan -> seconds of its whole graph, for this plan and those of a single form."""
     table: tuple[FormChoice, ...]
+    """The choice for each layer."""
     weight_bytes: int = 0
-    """Bytes of the whole graph's kernels."""
+    """Bytes of the kernels of the whole graph."""
 
     @property
     def own_s(self) -> float:
@@ -96,12 +99,12 @@ def plan(
     whole: GraphCost | None = None,
     progress: Progress = lambda what: None,
 ) -> Plan:
-    """The fastest choice of forms for *family*: *cost* gives the seconds of the segments to choose from.
+    """The fastest choice of forms for *family*.
 
-    *whole* gives those of the whole graphs that are compared at the end; by default *cost* does that too. *forms* are
-    the forms to choose from, by default ``ANYWHERE``. *slabs* allows convolutions in slabs, which are faster under
-    onnxruntime on a CPU. A graph whose weights take more than *weight_cap_bytes* is not considered. *batches*,
-    *dynamic* and *align* are those of ``lowering.lower``.
+    *cost* gives the seconds of segments. *whole* gives those of the whole graphs that are compared at the end; by
+    default it is *cost*. *forms*: to choose from, by default ``ANYWHERE``. *slabs*: allow convolutions in slabs, which
+    are often faster under onnxruntime on a CPU. *weight_cap_bytes*: limit on the weights of a graph. *batches*,
+    *dynamic* and *align*: see ``lowering.lower``. Raises ``StitchError`` if no choice is below the cap.
     """
     rows = tuple(family.batches if batches is None else batches)
     search = _FormSearch(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
@@ -123,10 +126,10 @@ def plans(
     align: int = 1,
     progress: Progress = lambda what: None,
 ) -> list[Plan]:
-    """The fastest mixture, lighter ones and every form throughout, all costed as whole graphs at one time.
+    """The fastest mixture of forms, lighter ones, and every single form, all costed together as whole graphs.
 
-    *between* says where the caps of the lighter ones lie on the way from *lightest_bytes* to the first one's weights;
-    *heaviest_bytes* is a cap too.
+    *between*: where the weight caps of the lighter mixtures lie, as fractions of the way from *lightest_bytes* to the
+    fastest mixture's weights. *heaviest_bytes* is one more cap.
     """
     search = _FormSearch(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
     best = search.cheapest(weight_cap_bytes)
@@ -138,18 +141,19 @@ def plans(
 
 
 def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool = False, align: int = 1) -> Graph:
-    """The graph of a plan."""
+    """Lower a family by the plan *chosen*."""
     graph = lower(family, sharing, chosen.forms, dynamic=dynamic, align=align)
     return in_slabs(graph, chosen.slabs) if chosen.slabs else graph
 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The cheapest path of options to a state of the search."""
+    """The cheapest way to reach a state of the search."""
 
     price: float
-    """Seconds, plus the price of bytes."""
+    """Seconds, plus bytes of weights times the price of a byte."""
     options: tuple[Option, ...]
+    """The option taken for each segment so far."""
 
     @property
     def weight_bytes(self) -> int:
@@ -170,8 +174,9 @@ class _FormSearch:
     align: int
     progress: Progress
     known: dict[object, list[float]] = field(default_factory=dict)
-    """Seconds of graphs by their signatures."""
+    """Signatures of graphs -> their seconds."""
     moves: dict[tuple[str, Layout, Layout], float] = field(default_factory=dict)
+    """Value, source and target layout -> seconds of the conversion."""
 
     def __post_init__(self) -> None:
         for form in self.forms:
@@ -182,7 +187,10 @@ class _FormSearch:
         self.options = [self._options(segment) for segment in self.segments]
 
     def cheapest(self, cap: int | None) -> tuple[Option, ...]:
-        """Return the fastest option for each segment, within *cap* bytes of weights in total; None: no cap."""
+        """The fastest option for each segment, within *cap* bytes of weights in total (None: no cap).
+
+        The price of a byte is raised until the weights fit. Raises ``StitchError`` if they never do.
+        """
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
@@ -202,7 +210,7 @@ class _FormSearch:
         return light.options
 
     def within(self, cap: int) -> tuple[Option, ...] | None:
-        """Return the fastest options whose weights take at most *cap* bytes; None if there are none."""
+        """The options of ``cheapest``; None if no choice is below the cap."""
         try:
             return self.cheapest(cap)
         except StitchError:
@@ -214,10 +222,10 @@ class _FormSearch:
         Those whose weights take more than *cap* bytes are left out, except the first mixture.
         """
         different: dict[object, tuple[str, Sequence[Option]]] = {}
-        for mixture in (*mixtures, *self._uniform().values()):
+        for mixture in (*mixtures, *self._single_form_options().values()):
             forms = self._forms(mixture)
             name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
-            different.setdefault((*forms.items(), self._segments_in_slabs(mixture)), (name, mixture))
+            different.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
         named = list(different.values())
         graphs = [self._graph(options) for _, options in named]
         kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
@@ -229,12 +237,14 @@ class _FormSearch:
     def _plan(
         self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
     ) -> Plan:
+        """The plan of the chosen *options*; *uniform*: seconds of the plans of a single form."""
         seconds = {**uniform, name: own_s}
         return Plan(
-            name, self._forms(options), self._segments_in_slabs(options), seconds, self._table(options), weight_bytes
+            name, self._forms(options), self._layers_in_slabs(options), seconds, self._table(options), weight_bytes
         )
 
     def _options(self, segment: FormSegment) -> list[Option]:
+        """The options for a segment: every form that can compute it."""
         if segment.formed is None:
             return self._with_and_without_slabs(segment, "separate")
         options = []
@@ -248,31 +258,32 @@ class _FormSearch:
         return options
 
     def _with_and_without_slabs(self, segment: FormSegment, form: str) -> list[Option]:
-        """Return the options of a segment in one form, fastest first: with slabs and without.
+        """The options of a segment in one form, fastest first: with slabs and without.
 
-        The slower one is kept only if its weights are smaller, as some slabs are padded.
+        The slower option is kept only if its weights are smaller; slabs may be padded.
         """
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
         if self.slabs and slab_layers(piece.graph):
             graphs.append(in_slabs(piece.graph))
         times = self._seconds(graphs)
-        order = sorted(range(len(times)), key=lambda place: times[place])
+        fastest_first = sorted(range(len(times)), key=lambda number: times[number])
         options = [
-            Option(form, times[place], bool(place), graphs[place].weight_bytes, piece.reads, piece.writes)
-            for place in order
+            # graph 1, if there is one, is in slabs
+            Option(form, times[number], bool(number), graphs[number].weight_bytes, piece.reads, piece.writes)
+            for number in fastest_first
         ]
         return [option for option in options if option is options[0] or option.weight_bytes < options[0].weight_bytes]
 
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """Return the seconds of graphs; equal ones, apart from the values of their weights, are costed once."""
+        """Seconds of *graphs*; graphs that differ only in the values of weights are costed once."""
         key = tuple(signature(graph) for graph in graphs)
         if key not in self.known:
             self.known[key] = self.cost.seconds(graphs)
         return self.known[key]
 
     def _walk(self, byte_price: float) -> _Path:
-        """Return the cheapest path if each byte of weights costs *byte_price* seconds."""
+        """The cheapest options if each byte of weights costs *byte_price* seconds: a beam search over segments."""
         start: State = tuple((value, frozenset({APART})) for value in sorted(self.family.inputs))
         paths = {start: _Path(0.0, ())}
         for number, options in enumerate(self.options):
@@ -290,24 +301,25 @@ class _FormSearch:
         return paths[min(ends, key=lambda state: ends[state])]
 
     def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
-        """Return the state after *option*, and the seconds of the option and its layout conversions."""
+        """The state after *option*, and the seconds of the option with its layout conversions."""
         have, seconds = dict(state), option.seconds
         for value, layout in option.reads.items():
-            seconds += self._move(value, have[value], layout)
+            seconds += self._conversion_seconds(value, have[value], layout)
             have[value] |= {layout}
         have |= {value: frozenset({layout}) for value, layout in option.writes.items()}
         left = [entry for entry in have.items() if entry[0] in needed]
         return tuple(sorted(left, key=lambda entry: entry[0])), seconds
 
     def _end(self, state: State) -> float:
-        return sum(self._move(value, layouts, APART) for value, layouts in state)
+        """Seconds to convert the values that leave the graph to one tensor per task."""
+        return sum(self._conversion_seconds(value, layouts, APART) for value, layouts in state)
 
     def _kept_values(self) -> set[str]:
-        """Return the values that leave the graph."""
+        """The values that outputs or tails read."""
         return {*self.family.outputs, *(value for bridge in self.family.bridges for value in bridge.values())}
 
-    def _move(self, value: str, sources: Layouts, target: Layout) -> float:
-        """Return the seconds to convert *value* from one of *sources* to the layout *target*."""
+    def _conversion_seconds(self, value: str, sources: Layouts, target: Layout) -> float:
+        """Seconds to convert *value* to the layout *target* from the best of *sources*."""
         if target in sources:
             return 0.0
         for source in sources:
@@ -317,8 +329,8 @@ class _FormSearch:
                 self.moves[value, source, target] = self._seconds([graph])[0] if moving else 0.0
         return min(self.moves[value, source, target] for source in sources)
 
-    def _uniform(self) -> dict[str, list[Option]]:
-        """Return the options in a single form, for each form that all layers have."""
+    def _single_form_options(self) -> dict[str, list[Option]]:
+        """Form -> its options for all segments, for each form that every layer can take."""
         uniform = {}
         for form in self.forms:
             mixture = []
@@ -330,22 +342,26 @@ class _FormSearch:
         return uniform
 
     def _graph(self, options: Sequence[Option]) -> Graph:
+        """The whole graph with these options."""
         graph = lower(self.family, self.sharing, self._forms(options), batches=self.rows, align=self.align)
-        layers = self._segments_in_slabs(options)
+        layers = self._layers_in_slabs(options)
         return in_slabs(graph, layers) if layers else graph
 
     def _forms(self, options: Sequence[Option]) -> dict[str, str]:
+        """Layer -> its form, for layers that take one."""
         pairs = zip(self.segments, options, strict=True)
         return {segment.formed.name: option.form for segment, option in pairs if segment.formed is not None}
 
-    def _segments_in_slabs(self, options: Sequence[Option]) -> frozenset[str]:
+    def _layers_in_slabs(self, options: Sequence[Option]) -> frozenset[str]:
+        """Names of the layers whose convolutions are in slabs."""
         pairs = zip(self.segments, options, strict=True)
         return frozenset(segment.name for segment, option in pairs if option.slabs)
 
     def _table(self, chosen: Sequence[Option]) -> tuple[FormChoice, ...]:
+        """The chosen form of every layer, and its seconds in each form."""
         rows = zip(self.segments, self.options, chosen, strict=True)
         return tuple(
-            FormChoice(
+            FormChoice(  # reversed: of two options in one form the faster, which comes first, is kept
                 segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in reversed(options)}
             )
             for segment, options, taken in rows

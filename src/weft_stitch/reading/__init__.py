@@ -21,22 +21,28 @@ def read_models(
     shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Net]:
-    """Every model as a net; *shapes* are the inputs' of each where its file leaves sizes open."""
+    """Read every model as a net; ``StitchError`` for anything that is no model.
+
+    *models*: ONNX files, ONNX models in memory, torch modules (with *example_inputs*) or nets. *names*, *batches*: see
+    ``StitchOptions``. *islands*: keep operators that are not understood, to run model by model. *shapes*: for each
+    model, its inputs' full shapes if the file leaves sizes open. *progress*: called with the number of models read.
+    """
     if isinstance(models, str | os.PathLike):
         raise StitchError(f"{os.fspath(models)!r} is one model; give a list of them")
     count = len(models)
-    called = _one_each("names", names, count) if names is not None else [""] * count
+    model_names = _one_each("names", names, count) if names is not None else [""] * count
     rows = [batches] * count if batches is None or isinstance(batches, int) else _one_each("batches", batches, count)
     sizes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
     nets: list[Net] = []
-    for model, name, batch, example, size in zip(models, called, rows, examples, sizes, strict=True):
+    for model, name, batch, example, size in zip(models, model_names, rows, examples, sizes, strict=True):
         progress(len(nets))
         nets.append(_read(model, name, batch, islands, example, size))
     return nets
 
 
 def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any, shapes: Any) -> Net:
+    """Read one model by the reader for its kind."""
     if isinstance(model, Net):
         return replace(model, name=name or model.name)
     if isinstance(model, str | os.PathLike) or hasattr(model, "SerializeToString"):
@@ -54,13 +60,14 @@ def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any,
 
 
 def _one_each(what: str, given: Sequence[Any], count: int) -> list[Any]:
+    """*given* as a list; ``StitchError`` unless it has an entry for each model."""
     if len(given) != count:
         raise StitchError(f"{len(given)} {what} for {count} models; give one for each")
     return list(given)
 
 
 def _examples(given: Sequence[Any] | None, count: int) -> list[Any]:
-    """What each model is called with: all alike, or a list of their own."""
+    """The example inputs of each model: the same for all, or an entry of a list for each."""
     if given and isinstance(given[0], tuple | list):
         return _one_each("example_inputs", given, count)
     return [given] * count

@@ -30,27 +30,28 @@ _NOUNS = {
     "avg_pool": "average pool",
     "global_pool": "global average pool",
 }
+"""Kind of operation -> what messages call it."""
 
 
-def likeness(net: Net, op: Op) -> Hashable:
-    """Equal for operations that can be one layer: widths, weights and names do not count."""
-    return tuple(_facets(net, op))
+def layer_key(net: Net, op: Op) -> Hashable:
+    """A key that is equal for operations that can be one layer; widths, weights and names do not count."""
+    return tuple(_properties(net, op))
 
 
 def difference(net: Net, op: Op, other_net: Net, other: Op) -> tuple[str, str]:
-    """Each of two operations in words, up to the first thing in which they differ."""
-    one, two = noun(op), noun(other)
+    """Both operations in words, up to the first property in which they differ."""
+    one, two = describe_kind(op), describe_kind(other)
     if one != two:
         return one, two
-    pairs = zip(_facets(net, op), _facets(other_net, other), strict=False)
+    pairs = zip(_properties(net, op), _properties(other_net, other), strict=False)
     for (label, mine), (_, theirs) in pairs:
         if mine != theirs:
             return f"{one} with {label} {_text(mine)}", f"one with {label} {_text(theirs)}"
     return one, two
 
 
-def noun(op: Op) -> str:
-    """What *op* is, with its article."""
+def describe_kind(op: Op) -> str:
+    """The kind of *op* in words, with its article."""
     words = _NOUNS.get(op.kind) or op.function or op.kind
     if op.kind == "conv":
         words = "convolution"
@@ -65,100 +66,110 @@ def noun(op: Op) -> str:
     return f"{'an' if words[0] in 'aeiouAEIOU8' else 'a'} {words}"
 
 
-def _facets(net: Net, op: Op) -> Iterator[tuple[str, Hashable]]:
+def _properties(net: Net, op: Op) -> Iterator[tuple[str, Hashable]]:
+    """The properties, by name, that operations of one layer have in common; the first is the most telling."""
     yield "kind", op.kind
     yield "function", op.function
     yield "kernel", op.window.kernel
     yield "stride", op.window.strides
     yield "padding", op.window.pads
     yield "dilation", op.window.dilations
-    yield "groups", _groups(op)
+    yield "groups", _group_property(op)
     yield "settings", tuple(sorted((name, float(number)) for name, number in op.settings.items()))
     yield "operator", op.payload.signature if op.kind == "island" else ""
     yield "input count", len(op.inputs)
     size = net.values[op.output]
     yield "a picture of", (size.height, size.width)
     if op.kind in COMMUTATIVE:
-        yield "broadcasts of", tuple(sorted(_broadcast(net, op)))
+        yield "broadcasts of", tuple(sorted(_operand_shapes(net, op)))
 
 
-def _groups(op: Op) -> Hashable:
+def _group_property(op: Op) -> Hashable:
+    """The number of groups; for a depthwise convolution the number of outputs per channel."""
     if op.depthwise and op.weight is not None:
         return "each channel", op.weight.shape[0] // op.groups
     return op.groups
 
 
-def _broadcast(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
-    """Whether one channel of an operand is spread over all, and its picture; for each operand."""
+def _operand_shapes(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
+    """For each operand, whether one channel is broadcast to all, and its height and width."""
     whole = net.values[op.output]
     for name in op.inputs:
         size = net.values[name]
         yield size.channels != whole.channels, size.height, size.width
 
 
-def _text(facet: Hashable) -> str:
-    if not isinstance(facet, tuple):
-        return str(facet)
-    if facet and isinstance(facet[0], tuple):
-        return ", ".join(" ".join(map(str, entry)) for entry in facet)
-    return " x ".join(map(str, facet)) if facet else "none"
+def _text(value: Hashable) -> str:
+    """A property's value as text."""
+    if not isinstance(value, tuple):
+        return str(value)
+    if value and isinstance(value[0], tuple):
+        return ", ".join(" ".join(map(str, entry)) for entry in value)
+    return " x ".join(map(str, value)) if value else "none"
 
 
 _STEPS_AHEAD = 24
-"""Look-ahead where whole rests differ: longer than the branches of known blocks; each step numbers all values again."""
+"""Steps of look-ahead where the models' rests differ: more than the longest branch of known blocks.
+
+Each step numbers all values again, which costs time.
+"""
 _WAY_OUT = "islands = True runs what differs separately"
+"""The end of messages about models that differ."""
 
 
 def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
-    """The models as one family; *islands* lets each keep what the others do not have as its own tail.
+    """Match the operations of *nets* and return them as one family.
 
-    Widths, class counts and batches may differ; kinds, windows, functions and the sizes of pictures may not. Models of
-    one name are told apart by a number.
+    Widths, class counts and batches may differ; kinds, windows, functions and the sizes of pictures may not. *islands*:
+    let each model keep what the others do not have as its tail; without it, a difference is a ``StitchError``. Models
+    of one name get a number.
     """
     if not nets:
         raise StitchError("no models to stitch; give at least one")
     nets = _match_inputs(_rename_uniquely(nets))
-    walk = _Alignment([_AlignedModel(net) for net in nets], _marks(nets))
+    alignment = _Alignment([_AlignedModel(net) for net in nets], _output_marks(nets))
     layers = []
     for op in nets[0].ops:
-        ops = walk.match(op)
+        ops = alignment.match(op)
         if ops:
             layers.append(FamilyLayer(ops, op.inputs, op.output))
         elif not islands:
-            raise StitchError(f"{walk.first_difference(op)}; {_WAY_OUT}")
-    family = walk.family(tuple(nets), layers)
+            raise StitchError(f"{alignment.first_difference(op)}; {_WAY_OUT}")
+    family = alignment.family(tuple(nets), layers)
     if not islands:
-        _require_whole(family, walk.tasks)
+        _require_whole(family, alignment.tasks)
     elif not any(layer.op.kind == "conv" for layer in layers) and len(nets) > 1:
-        raise StitchError(f"nothing to stitch: {_why_nothing(nets[0], walk)}")
+        raise StitchError(f"nothing to stitch: {_reason_without_layers(nets[0], alignment)}")
     return family
 
 
 @dataclass(eq=False)
 class _AlignedModel:
-    """A model during the alignment."""
+    """A model during the alignment: which of its values are matched, and what follows each value."""
 
     net: Net
     names: dict[str, str] = field(default_factory=dict)
-    """Family value (task 0's name) -> this model's."""
+    """Family value (task 0's name) -> this model's value."""
     used: set[str] = field(default_factory=set)
-    """Outputs of the operations that found their layer."""
+    """Outputs of the operations that belong to a layer already."""
 
     def __post_init__(self) -> None:
         self.readers: dict[str, list[tuple[Op, int]]] = defaultdict(list)
         for op in self.net.ops:
             for place, value in enumerate(op.inputs):
                 self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else place))
-        self.likeness = {op.output: likeness(self.net, op) for op in self.net.ops}
+        self.layer_keys = {op.output: layer_key(self.net, op) for op in self.net.ops}
         self.writers = {op.output: op for op in self.net.ops}
         self.ahead: list[dict[str, int]] = []
-        """Per value, a number for what follows it: first all of it, then ever fewer steps."""
+        """Levels of value -> a number for what follows it: first for the whole rest, then for ever fewer steps."""
 
     @property
     def values(self) -> list[str]:
+        """All values, in the order in which they are computed."""
         return [port.value for port in self.net.inputs] + [op.output for op in self.net.ops]
 
     def unused(self, value: str) -> list[Op]:
+        """The operations that read *value* and belong to no layer yet."""
         readers = {op.output: op for op, _ in self.readers[value] if op.output not in self.used}
         return list(readers.values())
 
@@ -169,6 +180,7 @@ class _Alignment:
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks
         self._numbers: dict[Hashable, int] = {}
+        """Key -> its number, so that equal rests have equal numbers in all tasks."""
         first = tasks[0].net.inputs
         for task, mark in zip(tasks, marks, strict=True):
             task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
@@ -179,7 +191,7 @@ class _Alignment:
                 task.ahead += self._some_ahead(task, mark)
 
     def match(self, op: Op) -> tuple[Op, ...]:
-        """The operations of all tasks that are *op*, their inputs in its order; none if a task has none."""
+        """The operations of all tasks that match *op*, with inputs in the order of *op*; empty if a task has none."""
         counterparts = [self._counterpart(task, op) for task in self.tasks[1:]]
         ops = [op, *(counterpart for counterpart in counterparts if counterpart is not None)]
         if len(ops) < len(self.tasks) or any(value not in self.tasks[0].names for value in op.inputs):
@@ -193,24 +205,34 @@ class _Alignment:
         )
 
     def _counterpart(self, task: _AlignedModel, op: Op) -> Op | None:
+        """The operation of *task* that matches *op*; None if there is none.
+
+        Of several candidates, that whose following operations agree best is taken, then that with the most equal
+        weights, then that of the same name.
+        """
         first = self.tasks[0]
         inputs = [task.names.get(value) for value in op.inputs]
         if inputs[0] is None:
             return None
-        like = first.likeness[op.output]
-        known = [
+        wanted_key = first.layer_keys[op.output]
+        candidates = [
             candidate
             for candidate in task.unused(inputs[0])
-            if task.likeness[candidate.output] == like and _same_inputs(candidate, inputs)
+            if task.layer_keys[candidate.output] == wanted_key and _same_inputs(candidate, inputs)
         ]
-        if len(known) < 2:
-            return known[0] if known else None
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
         levels = list(zip(first.ahead, task.ahead, strict=True))
-        agreement = [tuple(mine[op.output] == theirs[rival.output] for mine, theirs in levels) for rival in known]
-        known = [rival for rival, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
-        return max(known, key=lambda rival: (_common(op, rival), rival.name == op.name)) if len(known) > 1 else known[0]
+        agreement = [tuple(mine[op.output] == theirs[rival.output] for mine, theirs in levels) for rival in candidates]
+        candidates = [rival for rival, agrees in zip(candidates, agreement, strict=True) if agrees == max(agreement)]
+        return (
+            max(candidates, key=lambda rival: (_equal_weights(op, rival), rival.name == op.name))
+            if len(candidates) > 1
+            else candidates[0]
+        )
 
     def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
+        """The family of the matched *layers*; operations that no layer has become tails."""
         first, tasks = self.tasks[0], self.tasks
         values: dict[str, tuple[Value, ...]] = {
             name: tuple(task.net.values[task.names[name]] for task in tasks) for name in first.names
@@ -226,6 +248,7 @@ class _Alignment:
         return Family(nets, tuple(layers), values, inputs, outputs, tails, bridges)
 
     def _outputs(self) -> dict[str, tuple[Port, ...]]:
+        """Values that are an output of every model -> each model's port."""
         outputs: dict[str, tuple[Port, ...]] = {}
         ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
         for value in ports[0]:
@@ -235,7 +258,7 @@ class _Alignment:
         return outputs
 
     def first_difference(self, op: Op) -> str:
-        """Why *op* of task 0 has no counterpart, in words."""
+        """Say why *op* of task 0 has no counterpart in some task."""
         first = self.tasks[0]
         for task in self.tasks[1:]:
             if self._counterpart(task, op) is None:
@@ -245,7 +268,7 @@ class _Alignment:
         if not rivals:
             source = first.writers.get(op.inputs[0])
             place = source.name if source else "its input"
-            return f"{op.name} of {mine} is {noun(op)} after {place}; {theirs} has nothing in that place"
+            return f"{op.name} of {mine} is {describe_kind(op)} after {place}; {theirs} has nothing in that place"
         rival = min(rivals, key=lambda candidate: (candidate.kind != op.kind, candidate.name != op.name))
         one, two = difference(first.net, op, task.net, rival)
         if one == two:
@@ -253,21 +276,26 @@ class _Alignment:
         return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
 
     def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
+        """Value -> a number for everything that follows it; equal numbers in two models mean equal rests."""
         ahead: dict[str, int] = {}
         for value in reversed(task.values):
             ahead[value] = self._number(task, value, marks, ahead)
         return ahead
 
     def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
+        """The same for limited numbers of steps ahead, the most steps first."""
         levels = [dict.fromkeys(task.values, 0)]
         for _ in range(_STEPS_AHEAD):
             levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
         return levels[:0:-1]
 
     def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
-        """One number for all values that are read in the same ways, given numbers for what the readers write."""
+        """A number for *value*, equal for values that operations with equal results read in equal ways.
+
+        *ahead*: the numbers of the values that these operations write. *marks*: which values are outputs.
+        """
         kinds = (
-            self._numbers.setdefault(task.likeness[op.output], len(self._numbers)) for op, _ in task.readers[value]
+            self._numbers.setdefault(task.layer_keys[op.output], len(self._numbers)) for op, _ in task.readers[value]
         )
         reads = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
         key = (marks.get(value), tuple(sorted(reads)))
@@ -275,13 +303,14 @@ class _Alignment:
 
 
 def _same_inputs(op: Op, inputs: Sequence[str | None]) -> bool:
+    """Whether *op* reads *inputs*, in any order if it is commutative."""
     if op.kind in COMMUTATIVE:
         return None not in inputs and sorted(op.inputs) == sorted(name or "" for name in inputs)
     return op.inputs == tuple(inputs)
 
 
-def _common(op: Op, other: Op) -> int:
-    """How many numbers two operations have in common, in whatever order."""
+def _equal_weights(op: Op, other: Op) -> int:
+    """How many weights two operations have in common, wherever they are in their arrays."""
     pairs = ((op.weight, other.weight), (op.scale, other.scale), (op.shift, other.shift))
     return sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs if mine is not None and theirs is not None)
 
@@ -289,7 +318,10 @@ def _common(op: Op, other: Op) -> int:
 def _bridge(
     task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
 ) -> dict[str, str]:
-    """The family's values that a tail reads or that only some tasks give out: own name -> the family's."""
+    """The family's values that a tail reads, or that only some models give as an output: own name -> the family's.
+
+    *index*: the task of the model.
+    """
     common = {own: name for name, own in task.names.items()}
     given = {ports[index].value for ports in outputs.values()}
     wanted = [value for op in tail for value in op.inputs]
@@ -298,11 +330,13 @@ def _bridge(
 
 
 def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
-    """Every operation and every output has its counterpart, seen from the other models too."""
+    """Raise ``StitchError`` for an operation or an output of any model that has no counterpart in all others."""
     first = tasks[0].net
     for task in tasks:
         if left := [op for op in task.net.ops if op.output not in task.used]:
-            words = f"{left[0].name} of {task.net.name} is {noun(left[0])}, {first.name} has nothing in its place"
+            words = (
+                f"{left[0].name} of {task.net.name} is {describe_kind(left[0])}, {first.name} has nothing in its place"
+            )
             raise StitchError(f"{words}; {_WAY_OUT}")
     for index, task in enumerate(tasks):
         given = {ports[index].name for ports in family.outputs.values()}
@@ -310,14 +344,16 @@ def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
             raise StitchError(f"{lone[0]} is an output of {task.net.name} that not all others have; {_WAY_OUT}")
 
 
-def _why_nothing(first: Net, walk: _Alignment) -> str:
+def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
+    """Say why the models have no convolution in common."""
     for op in first.ops:
-        if op.output not in walk.tasks[0].used:
-            return f"{walk.first_difference(op)}, and no convolution before that is in all models"
+        if op.output not in alignment.tasks[0].used:
+            return f"{alignment.first_difference(op)}, and no convolution before that is in all models"
     return f"{first.name} has no convolution"
 
 
 def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
+    """The models, with a number added to a name that an earlier model has."""
     taken: set[str] = set()
     result = []
     for net in nets:
@@ -331,7 +367,7 @@ def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
 
 
 def _match_inputs(nets: Sequence[Net]) -> list[Net]:
-    """The models with their input ports in task 0's order: by name where all have the same names, else as they come."""
+    """The models with their input ports in task 0's order: by name if all have the same names, else by position."""
     first = nets[0]
     by_name = _same_names([[port.name for port in net.inputs] for net in nets])
     result = []
@@ -348,14 +384,15 @@ def _match_inputs(nets: Sequence[Net]) -> list[Net]:
 
 
 def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> None:
+    """Raise ``StitchError`` if two inputs have different heights or widths."""
     one, two = first.values[mine.value], net.values[theirs.value]
     if (one.height, one.width) != (two.height, two.width):
         sizes = f"{one.height}x{one.width}, {theirs.name} of {net.name} {two.height}x{two.width}"
         raise StitchError(f"{mine.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
 
 
-def _marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
-    """The values that each model gives out, and as what."""
+def _output_marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
+    """For each model, output value -> its port's name if all models have the same names, else its index."""
     by_name = _same_names([[port.name for port in net.outputs] for net in nets])
     return [{port.value: port.name if by_name else index for index, port in enumerate(net.outputs)} for net in nets]
 

@@ -36,22 +36,26 @@ Pads = tuple[int, int, int, int]
 def same_pads(
     kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], size: Value, *, upper: bool
 ) -> Pads:
-    """The zeros that keep a picture's size (divided by the stride); an odd one goes to the end, or to the beginning."""
+    """The padding with which the output has the size of the input divided by the stride, rounded up (SAME in ONNX).
+
+    An odd zero is added at the end if *upper*, else at the beginning.
+    """
     begins, ends = [], []
-    for k, s, d, length in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
-        total = max(0, (-(-length // s) - 1) * s + d * (k - 1) + 1 - length)
+    for width, stride, dilation, length in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
+        total = max(0, (-(-length // stride) - 1) * stride + dilation * (width - 1) + 1 - length)
         small = total // 2
         begins.append(small if upper else total - small)
         ends.append(total - small if upper else small)
     return begins[0], begins[1], ends[0], ends[1]
 
 
-def added_pads(one: Pads, two: Pads) -> Pads:
+def add_pads(one: Pads, two: Pads) -> Pads:
+    """The sum of two paddings."""
     return one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3]
 
 
-def rounded_up(window: Window, size: Value) -> Window:
-    """Extend the padding of *window* at the end until rounding sizes down gives the result of rounding up.
+def round_up_window(window: Window, size: Value) -> Window:
+    """*window* with more padding at the end, so that rounding sizes down gives the result of rounding up.
 
     A last window that would begin in the padding is left out, as onnxruntime and torch do.
     """
@@ -69,40 +73,41 @@ def rounded_up(window: Window, size: Value) -> Window:
 Shape = tuple[int, ...]
 
 _MOST_NUMBERS = 2**48
-"""Largest picture, in numbers: no machine holds more, so a file that asks for one is damaged."""
+"""Limit on the numbers in a picture: no machine holds more, so a file that asks for more is damaged."""
 
 
 class Foreign(Exception):
-    """An operator, or a use of one, that a net cannot express; the text says why."""
+    """An operator, or a use of it, that a net cannot express; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A tensor of the source: a value of the net, in the shape the source has it in, without rows."""
+    """A tensor of the source model: a value of the net, seen in the source's shape."""
 
     value: str
     view: Shape
+    """The source's shape, without rows."""
     pads: Pads = (0, 0, 0, 0)
-    """Padding with zeros that is not written out yet."""
+    """Padding with zeros that is not applied yet."""
 
 
-def value_of(view: Shape) -> Value:
-    """Channels, height and width for a tensor of any rank."""
+def view_size(view: Shape) -> Value:
+    """Channels, height and width of a tensor with the shape *view*, of any rank."""
     return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
 
 
 _SHOWN = 4
-"""Operators that the name of an island lists; a digest tells longer ones apart."""
+"""Number of operators that an island's name lists; its digest covers all."""
 
 
 def island_name(operators: Sequence[str], spelled: Sequence[str]) -> str:
-    """A name that is equal for islands whose operators, *spelled* with their attributes, are equal."""
+    """A name that is equal for islands of equal operators. *spelled*: the operators with their attributes."""
     shown = "+".join(operators[:_SHOWN]) + ("..." if len(operators) > _SHOWN else "")
     return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
 
 
 class NetDraft:
-    """Operations so far; every method adds one or more under *name* and returns the picture they make."""
+    """A net under construction. Every method adds one or more operations, called *name*, and returns their picture."""
 
     def __init__(self) -> None:
         self.ops: list[Op] = []
@@ -110,6 +115,7 @@ class NetDraft:
         self._inputs: list[Port] = []
 
     def input(self, name: str, shape: Shape) -> Picture:
+        """Add an input whose rows have *shape*."""
         if not 1 <= len(shape) <= 3:
             sizes = " x ".join(map(str, shape)) or "nothing"
             raise ModelError(f"its input {name} has rows of {sizes}; rows of vectors or pictures can be stitched")
@@ -120,23 +126,25 @@ class NetDraft:
         return Picture(value, shape)
 
     def size(self, picture: Picture) -> Value:
+        """The size of the value behind *picture*."""
         return self.values[picture.value]
 
     def convolve(
         self, name: str, x: Picture, weight: Array, bias: Array | None, window: Window, groups: int
     ) -> Picture:
+        """Add a convolution, which takes the padding of *x* along. *weight*: [out, in / groups, height, width]."""
         size = self._picture_size(x)
         if weight.ndim != 4:
             raise Foreign(f"it is a {weight.ndim - 2}d convolution; those over pictures (2d) are understood")
         if groups < 1 or weight.shape[1] * groups != size.channels or weight.shape[0] % groups or not weight.size:
             shape = " x ".join(map(str, weight.shape))
             raise ModelError(f"its weight of {shape} in {groups} groups does not fit {size.channels} channels")
-        window = replace(window, kernel=weight.shape[2:], pads=added_pads(window.pads, x.pads))
+        window = replace(window, kernel=weight.shape[2:], pads=add_pads(window.pads, x.pads))
         convolved = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
         return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
-        """*weight*: [out, in]; a flattened picture is read by a window of its size."""
+        """Add a fully connected layer. *weight*: [out, in]; a flattened picture is read by a window of its size."""
         x = self.flush(x)
         size = self.size(x)
         if len(x.view) != 1:
@@ -150,7 +158,7 @@ class NetDraft:
         return product if bias is None else self.affine(f"{name}.bias", product, None, bias)
 
     def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
-        """A factor and a term for each channel of the net's value."""
+        """Multiply by *scale* and add *shift*, each one number per channel of the net's value."""
         x = self.flush(x)
         channels = self.size(x).channels
         for table in (scale, shift):
@@ -163,7 +171,7 @@ class NetDraft:
     def batch_norm(
         self, name: str, x: Picture, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
     ) -> Picture:
-        """A normalisation with stored statistics, folded to a factor and a term per channel."""
+        """Add a normalisation with stored statistics, as a factor and a term per channel."""
         channels = self.size(x).channels
         if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")
@@ -176,7 +184,7 @@ class NetDraft:
         return self.affine(name, x, *terms)
 
     def per_channel(self, x: Picture, constant: Array) -> Array:
-        """*constant* as one number per channel; ``Foreign`` if its broadcast over *x* is anything else."""
+        """*constant* as one number per channel; ``Foreign`` if its broadcast over *x* differs within a channel."""
         size, view = self.size(x), x.view
         channels = size.channels
         shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape
@@ -194,16 +202,17 @@ class NetDraft:
         return np.broadcast_to(table.reshape(-1), (channels,)).copy()
 
     def unary(self, name: str, x: Picture, function: str, **settings: float) -> Picture:
+        """Add an elementwise function (see ``Op.function``)."""
         x = self.flush(x)
         return self._add(name, "unary", [x.value], view=x.view, function=function, settings=settings)
 
     def rounding(self, name: str, x: Picture, payload: Any) -> Picture:
-        """*x* rounded to a number format, element by element, by the steps in *payload*."""
+        """Round *x* to a number format, element by element, by the steps in *payload*."""
         x = self.flush(x)
         return self._add(name, "unary", [x.value], view=x.view, function=ROUNDING, payload=payload)
 
     def combine(self, name: str, kind: str, one: Picture, two: Picture) -> Picture:
-        """The sum or product of two tensors."""
+        """Add ("add") or multiply ("mul") two tensors."""
         one, two = self.flush(one), self.flush(two)
         first, second = self.size(one), self.size(two)
         if one.view == two.view and first == second:
@@ -220,7 +229,7 @@ class NetDraft:
         return self._add(name, kind, [one.value, two.value])
 
     def add_scaled(self, name: str, one: Picture | Array, two: Picture | Array, factor: float = 1.0) -> Picture:
-        """*one* plus *factor* times *two*; one of them may be a constant per channel."""
+        """Add *factor* times *two* to *one*; one of the two may be a constant per channel."""
         if not isinstance(two, Picture):
             assert isinstance(one, Picture)
             return self.affine(name, one, None, self.per_channel(one, two * np.float32(factor)))
@@ -232,7 +241,7 @@ class NetDraft:
         return self.combine(name, "add", one, two)
 
     def multiply(self, name: str, one: Picture | Array, two: Picture | Array) -> Picture:
-        """The product of two tensors; one of them may be a constant per channel."""
+        """Multiply two tensors, one of which may be a constant per channel."""
         if not isinstance(one, Picture):
             one, two = two, one
         assert isinstance(one, Picture)
@@ -241,7 +250,7 @@ class NetDraft:
         return self.affine(name, one, self.per_channel(one, two), None)
 
     def prelu(self, name: str, x: Picture, slope: Array) -> Picture:
-        """The positive part plus *slope* times the negative one."""
+        """Add the positive part and *slope* times the negative part of *x*."""
         x = self.flush(x)
         if (slope == slope[0]).all():
             return self.unary(name, x, "LeakyRelu", alpha=float(slope[0]))
@@ -250,7 +259,7 @@ class NetDraft:
         return self.combine(name, "add", self.unary(f"{name}.positive", x, "Relu"), scaled)
 
     def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
-        """Along the channels, or along vectors."""
+        """Concatenate along the channels, or along flat vectors."""
         parts = [self.flush(part) for part in parts]
         sizes = [self.size(part) for part in parts]
         level = {(size.height, size.width) for size in sizes}
@@ -264,6 +273,10 @@ class NetDraft:
     def pool(
         self, name: str, x: Picture, kind: str, window: Window, *, ceil: bool = False, count_pads: bool = False
     ) -> Picture:
+        """Add a pool (*kind*: "max_pool" or "avg_pool").
+
+        *ceil*: round the output's size up. *count_pads*: padding counts in averages.
+        """
         x = self.flush(x)
         if not self._plain(x):
             raise Foreign(f"it pools rows of {_text(x.view)}; pictures are understood")
@@ -272,7 +285,7 @@ class NetDraft:
         if kind == "avg_pool":
             settings["count_include_pad"] = float(count_pads and any(window.pads))
         if ceil:
-            wider = rounded_up(window, size)
+            wider = round_up_window(window, size)
             if wider != window and settings.get("count_include_pad"):
                 raise Foreign("it rounds sizes up and counts padding, which runtimes disagree about")
             window = wider
@@ -281,13 +294,14 @@ class NetDraft:
         return self._add(name, kind, [x.value], window=window, settings=settings)
 
     def global_pool(self, name: str, x: Picture, *, keep: bool) -> Picture:
-        """The mean over all positions of each channel."""
+        """The mean over all positions of each channel; *keep*: keep dimensions of size 1."""
         x = self.flush(x)
         self._require_channels(x)
         view = (self.size(x).channels, *(1,) * (len(x.view) - 1)) if keep else (self.size(x).channels,)
         return self._add(name, "global_pool", [x.value], view=view)
 
     def global_max(self, name: str, x: Picture, *, keep: bool) -> Picture:
+        """The largest number of each channel; *keep*: keep dimensions of size 1."""
         x = self.flush(x)
         self._require_channels(x)
         size = self.size(x)
@@ -295,22 +309,24 @@ class NetDraft:
         return self._add(name, "max_pool", [x.value], view=view, window=Window((size.height, size.width)))
 
     def reshape(self, x: Picture, view: Sequence[int]) -> Picture:
+        """*x* with the shape *view*; no operation is added."""
         x = self.flush(x)
         if math.prod(view) != math.prod(x.view):
             raise ModelError(f"rows of {_text(x.view)} cannot take the shape {_text(view)}")
         return replace(x, view=tuple(view))
 
     def pad(self, x: Picture, pads: Pads) -> Picture:
+        """*x* with additional padding, which is applied later (see ``flush``)."""
         if not self._plain(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
-        return replace(x, pads=added_pads(x.pads, pads))
+        return replace(x, pads=add_pads(x.pads, pads))
 
     def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
-        """An operator that only its source can run; *payload* knows the value it writes."""
+        """Add an operator that only its source can run; *payload* knows the size of its output."""
         return self._add(name, "island", [picture.value for picture in inputs], view=view, payload=payload)
 
     def flush(self, x: Picture) -> Picture:
-        """Write out the padding of *x*, by a depthwise convolution with ones."""
+        """Apply the padding of *x*, by a depthwise convolution with ones."""
         if not any(x.pads):
             return x
         channels = self.size(x).channels
@@ -320,7 +336,7 @@ class NetDraft:
         )
 
     def finish(self, name: str, outputs: Mapping[str, Picture], batch: int) -> Net:
-        """The net that gives *outputs*, without what none of them needs."""
+        """The net with *outputs* (name of a port -> picture), without operations that no output needs."""
         ports: list[Port] = []
         for port, picture in outputs.items():
             picture = self.flush(picture)
@@ -328,13 +344,14 @@ class NetDraft:
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
             ports.append(Port(port, picture.value, picture.view))
-        kept = needed(self.ops, [port.value for port in ports])
-        kept = merged_affines(kept, [port.value for port in ports])
+        kept = needed_ops(self.ops, [port.value for port in ports])
+        kept = merge_affines(kept, [port.value for port in ports])
         values = {port.value: self.values[port.value] for port in self._inputs}
         values |= {op.output: self.values[op.output] for op in kept}
         return Net(name, tuple(self._inputs), tuple(kept), tuple(ports), values, batch)
 
     def _add(self, name: str, kind: str, inputs: Sequence[str], *, view: Shape | None = None, **fields: Any) -> Picture:
+        """Add an operation; *view*: the source's shape of its output, by default [channels, height, width]."""
         unique = self._unique(name)
         op = Op(unique, kind, tuple(inputs), unique, **fields)
         size = infer(op, tuple(self.values[value] for value in inputs))
@@ -344,6 +361,7 @@ class NetDraft:
         return Picture(unique, (size.channels, size.height, size.width) if view is None else view)
 
     def _unique(self, name: str) -> str:
+        """*name*, with a number if a value has that name already."""
         unique, number = name, 1
         while unique in self.values:
             number += 1
@@ -351,7 +369,7 @@ class NetDraft:
         return unique
 
     def _plain(self, x: Picture) -> bool:
-        """Whether its shape is that of the value, so that its first dimension is the channels."""
+        """Whether *x* has the shape of its value, so that its first dimension is the channels."""
         size = self.size(x)
         return x.view == (size.channels, size.height, size.width)
 
@@ -361,12 +379,13 @@ class NetDraft:
         return self.size(x)
 
     def _require_channels(self, x: Picture) -> None:
+        """Raise ``Foreign`` unless *x* has positions, and its first dimension is the channels."""
         if len(x.view) < 2 or x.view[0] != self.size(x).channels:
             raise Foreign(f"it reduces rows of {_text(x.view)}, whose first dimension is not the channels")
 
 
 def _first_if_equal(table: Array, axes: tuple[int, ...]) -> Array:
-    """*table* along *axes* as its first entry, if all are the same."""
+    """*table* reduced to its first entry along *axes*; ``Foreign`` if the entries differ."""
     for axis in axes:
         first = table.take([0], axis=axis)
         if table.shape[axis] != 1 and not (table == first).all():
@@ -376,6 +395,7 @@ def _first_if_equal(table: Array, axes: tuple[int, ...]) -> Array:
 
 
 def _require_possible(shape: Shape) -> None:
+    """Raise ``ModelError`` for an empty picture or one that no machine could hold."""
     if min(shape) < 1 or math.prod(shape) > _MOST_NUMBERS:
         raise ModelError(f"it would write pictures of {_text(shape)}")
 
@@ -384,7 +404,8 @@ def _text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"
 
 
-def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
+def needed_ops(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
+    """The operations that *outputs* depend on, in order."""
     wanted, kept = set(outputs), []
     for op in reversed(list(ops)):
         if op.output in wanted:
@@ -393,8 +414,11 @@ def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
     return kept[::-1]
 
 
-def merged_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
-    """A bias and the batch normalisation after it are one affine, so that models with and without the bias align."""
+def merge_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+    """Merge an affine into the affine before it, if it is the only reader.
+
+    So a bias and the batch normalisation after it are one affine, and models with and without the bias align.
+    """
     readers = Counter(value for op in ops for value in op.inputs)
     readers.update(outputs)
     merged: dict[str, Op] = {}
@@ -408,12 +432,14 @@ def merged_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
 
 
 def _product(before: Op, after: Op) -> Array | None:
+    """The scale of two affines, one after the other; None if neither has one."""
     if before.scale is None or after.scale is None:
         return after.scale if before.scale is None else before.scale
     return (before.scale.astype(np.float64) * after.scale).astype(np.float32)
 
 
 def _joint_shift(before: Op, after: Op) -> Array | None:
+    """The shift of two affines, one after the other; None if neither has one."""
     if before.shift is None:
         return after.shift
     shift = before.shift.astype(np.float64)

@@ -34,18 +34,19 @@ from weft_stitch.graph import DYNAMIC, Builder
 from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
-from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, value_of
+from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
 from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
 _MOST_STORED = 4096
-"""Larger constants say nothing about shapes and are left out of the inference."""
+"""Larger constants tell nothing about shapes and are left out of the inference."""
 
 
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
+"""Operators with random outputs."""
 
 
 class TensorKind(NamedTuple):
-    """Type and shape of a tensor; no shape where it cannot be inferred."""
+    """Element type and shape of a tensor; the shape is None if it cannot be inferred."""
 
     dtype: int
     shape: Shape | None
@@ -53,26 +54,31 @@ class TensorKind(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class OnnxIsland:
-    """Nodes that make one value from others; runs wherever ONNX does."""
+    """ONNX nodes that compute one value from others, and run wherever ONNX does."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
     inputs: tuple[tuple[str, Shape], ...]
-    """The tensors it reads with their shapes without rows."""
+    """The tensors it reads, with their shapes in the file without rows."""
     output: str
     view: Shape
-    """The shape of what it writes in the source, without rows."""
+    """The shape of its output in the file, without rows."""
     value: Value
+    """The size of its output in the net."""
     signature: str
+    """Equal for islands that compute the same."""
     rows: int
-    """How many rows it has in the file."""
+    """Number of rows in the file."""
     shapes: Mapping[str, Shape]
-    """Shapes of what its nodes write, as far as they are known; the rows are ``DYNAMIC``."""
+    """Shapes of the tensors that its nodes write, where known; the rows are ``DYNAMIC``."""
     tied: str = ""
-    """The node that keeps it from running with other numbers of rows, if there is one."""
+    """The node that only works for the file's number of rows; empty if there is none."""
 
     def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
-        """Add the nodes; *inputs* and the result are [rows, C, H, W]."""
+        """Add the nodes to a graph and return the output's name; *inputs* and output are [rows, C, H, W].
+
+        Raises ``StitchError`` if the island is tied to another number of rows.
+        """
         rows = builder.shape(inputs[0])[0]
         if self.tied and rows != self.rows:
             raise StitchError(
@@ -96,6 +102,7 @@ class OnnxIsland:
         return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
 
     def _shape(self, name: str, rows: int) -> Shape:
+        """The shape of an intermediate tensor, for this number of rows."""
         return tuple(rows if size == DYNAMIC else size for size in self.shapes.get(name, ()))
 
 
@@ -111,23 +118,23 @@ class Surveyor:
         self._pictures = pictures
         self._constants = constants
         self.hidden: dict[str, SourceNode] = {}
-        """Tensors inside islands -> the node that writes them."""
+        """Tensor inside an island -> the node that writes it."""
         self._kinds: dict[str, TensorKind] = {}
 
     def as_read(self, node: SourceNode) -> SourceNode:
-        """*node* in the types that are computed in: float32 for doubles, and for halves in a file of halves."""
+        """*node* in the types in which nets compute: float32 for doubles, and for halves in a file of halves."""
         to = node.integer("to", 0) if node.op == "Cast" else 0
         if to != ElementType.DOUBLE and not (self._coarse and to in FLOATS):
             return node
         cast = node.node
         return replace(node, node=make_node("Cast", cast.input, cast.output, cast.name, to=ElementType.FLOAT))
 
-    def look_at(self, node: SourceNode) -> None:
-        """Infer what *node* writes; its inputs are known."""
+    def infer_outputs(self, node: SourceNode) -> None:
+        """Infer types and shapes of the outputs of *node*, whose inputs are known; ``Foreign`` if that fails."""
         _require_portable(node)
-        self._require_certain(node)
+        self._require_deterministic(node)
         read = [name for name in node.inputs if name]
-        types = {name: _type(self.kind(name)) for name in read}
+        types = {name: _type_proto(self.kind(name)) for name in read}
         small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
         data = {name: to_tensor(self._constant(name), name) for name in small}
         schema = _schema(node.op, self._opset)
@@ -137,15 +144,16 @@ class Surveyor:
             inferred = shape_inference.infer_node_outputs(schema, message(complete), types, data, opset_imports=opsets)
         except Exception as error:  # onnx raises several of its own, and RuntimeError
             raise Foreign("the shapes of its outputs cannot be told") from error
-        self._kinds.update((name, _kind(inferred[name])) for name in node.outputs if name in inferred)
+        self._kinds.update((name, _tensor_kind(inferred[name])) for name in node.outputs if name in inferred)
 
-    def _require_certain(self, node: SourceNode) -> None:
-        """No result can be compared with one that is drawn anew in every run."""
+    def _require_deterministic(self, node: SourceNode) -> None:
+        """Refuse operators whose output is random: results could not be compared."""
         trains = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
         if node.op in _RANDOM or (trains and self._constants.get(trains, np.True_).any()):
             raise Foreign(f"{node.op} cannot be an island either: it draws random numbers")
 
     def kind(self, tensor: str) -> TensorKind:
+        """The type and shape of *tensor* in the types in which nets compute."""
         if tensor in self._constants:
             array = self._constant(tensor)
             return TensorKind(element_type(array.dtype), array.shape)
@@ -154,19 +162,22 @@ class Surveyor:
         return self._kinds.get(tensor, TensorKind(ElementType.UNDEFINED, None))
 
     def _constant(self, name: str) -> Array:
-        """A constant in the type that it is computed in; see ``as_read``."""
+        """A constant in the type in which nets compute; see ``as_read``."""
         array = self._constants[name]
         wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
         return array.astype(np.float32) if wide else array
 
     def is_value(self, tensor: str) -> bool:
-        """Whether it can flow between operations: rows of vectors or of pictures."""
+        """Whether *tensor* can be a value of the net: rows of vectors or of pictures."""
         kind = self.kind(tensor)
         shape = kind.shape or ()
         return kind.dtype == ElementType.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
 
     def island(self, node: SourceNode, output: str) -> tuple[OnnxIsland, list[str]]:
-        """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
+        """The island that writes *output*, and the tensors it reads.
+
+        *output*: an output of *node* that is a value. Raises ``Foreign`` if there can be no island.
+        """
         nodes = _with_hidden(node, self.hidden)
         read = list(dict.fromkeys(name for part in nodes for name in part.inputs if name))
         inputs = [name for name in read if name in self._pictures]
@@ -174,7 +185,7 @@ class Surveyor:
             raise Foreign("it reads constants only")
         stored = {name: self._constant(name) for name in read if name in self._constants}
         protos, stored = self._convert(nodes, inputs, output, stored)
-        followed = follow(protos, stored, inputs, lambda name: self._known_shape(name, stored), self._rows)
+        adapted = adapt_to_rows(protos, stored, inputs, lambda name: self._known_shape(name, stored), self._rows)
         kind = self.kind(output)
         shape = kind.shape
         if kind.dtype != ElementType.FLOAT:
@@ -184,26 +195,27 @@ class Surveyor:
         kept = tuple((name, self._pictures[name].view) for name in inputs)
         view = shape[1:]
         island = OnnxIsland(
-            tuple(followed.nodes),
-            followed.constants,
+            tuple(adapted.nodes),
+            adapted.constants,
             kept,
             output,
             view,
-            value_of(view),
+            view_size(view),
             _signature(nodes),
             self._rows,
-            followed.shapes,
-            followed.tied,
+            adapted.shapes,
+            adapted.tied,
         )
         return island, inputs
 
     def _known_shape(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
+        """The shape of a constant in *stored* or of any other tensor, if known."""
         return stored[name].shape if name in stored else self.kind(name).shape
 
     def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
-        """The nodes in ``OPSET``, and the constants they then read."""
+        """The nodes in the operator set ``OPSET``, and the constants that they read then."""
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
@@ -220,15 +232,15 @@ class Surveyor:
 def _keep_in_floats(builder: Builder, value: str) -> str:
     """Insert a ``Max`` that changes nothing between a product and ``QuantizeLinear``.
 
-    Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights, and
-    takes kernels for integers: the answers would not be the model's own.
+    Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser quantises the float32 weights and takes
+    kernels for integers, so that answers would not be the model's own.
     """
     lowest = builder.constant(np.array(np.finfo(np.float32).min), "lowest")
     return builder.add("Max", value, lowest, shape=builder.shape(value))
 
 
 def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
-    """*node* and what writes the hidden tensors it reads, in order."""
+    """*node* and the nodes that write the hidden tensors it reads, in order."""
     order: dict[int, SourceNode] = {}
     stack = [(node, False)]
     while stack:
@@ -244,11 +256,13 @@ def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[Sou
 
 
 def _require_portable(node: SourceNode) -> None:
+    """Refuse operators of other domains, and those that contain graphs."""
     if "." in node.op or bodies(node.node):
         raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
 
 
 def _schema(op: str, opset: int) -> Any:
+    """The ONNX schema of *op*; ``Foreign`` if the operator set has none."""
     try:
         return onnx.defs.get_schema(op, max_inclusive_version=opset)
     except (onnx.defs.SchemaError, TypeError) as error:
@@ -256,59 +270,66 @@ def _schema(op: str, opset: int) -> Any:
 
 
 def _same_meaning(op: str, opset: int) -> bool:
-    """Whether the operator is the same in the file's operator set and in ours."""
+    """Whether *op* is the same in the file's operator set and in ``OPSET``."""
     return bool(_schema(op, opset).since_version == _schema(op, OPSET).since_version)
 
 
 def _signature(nodes: Sequence[SourceNode]) -> str:
-    """Operators and attributes, so that islands that do the same have the same."""
+    """Operators and attributes as text, equal for islands that compute the same."""
     spelled = ["".join((node.op, *sorted(map(_attribute_text, node.values().items())))) for node in nodes]
     return spelled[0] if len(nodes) == 1 else island_name([node.op for node in nodes], spelled)
 
 
 def _attribute_text(attribute: tuple[str, Any]) -> str:
+    """An attribute as text; tensors as their numbers."""
     name, held = attribute
     if isinstance(held, onnx.TensorProto):
         held = to_array(held).tolist()
     return f" {name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
 
 
-def _type(kind: TensorKind) -> onnx.TypeProto:
+def _type_proto(kind: TensorKind) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(kind.dtype, kind.shape)
 
 
-def _kind(inferred: onnx.TypeProto) -> TensorKind:
+def _tensor_kind(inferred: onnx.TypeProto) -> TensorKind:
+    """The type and shape of an inferred tensor; no shape unless all sizes are known."""
     tensor = inferred.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return TensorKind(tensor.elem_type, None)
     return TensorKind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
 
 
-class Followed(NamedTuple):
+class AdaptedNodes(NamedTuple):
     """The nodes of an island, adapted to any number of rows as far as possible."""
 
     nodes: list[OnnxNode]
     constants: dict[str, Array]
     shapes: dict[str, Shape]
-    """Shapes of what is written, as far as they are known; the rows are ``DYNAMIC``."""
+    """Shapes of the tensors that the nodes write, where known; the rows are ``DYNAMIC``."""
     tied: str
-    """The first node that works for the file's number of rows only, with its operator; empty if there is none."""
+    """The first node that only works for the file's number of rows, with its operator; empty if there is none."""
 
 
-def follow(
+def adapt_to_rows(
     nodes: Sequence[OnnxNode],
     constants: Mapping[str, Array],
     inputs: Sequence[str],
     shape_of: Callable[[str], Shape | None],
     rows: int,
-) -> Followed:
-    """Follow the rows of *inputs*, where they come first, through *nodes*, which are in order."""
-    walk = _RowsWalk(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
-    kept = [walk.over(node) for node in nodes]
-    return Followed(kept, walk.constants, walk.shapes, walk.tied)
+) -> AdaptedNodes:
+    """Make *nodes*, which are in order, work for any number of rows; rows are the first dimension of *inputs*.
+
+    *shape_of*: returns a tensor's shape in the file. *rows*: the number of rows in the file.
+    """
+    tracker = _RowsTracker(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
+    kept = [tracker.adapt(node) for node in nodes]
+    return AdaptedNodes(kept, tracker.constants, tracker.shapes, tracker.tied)
 
 
-class _RowsWalk:
+class _RowsTracker:
+    """Tracks through the nodes of an island which dimension of a tensor holds the rows."""
+
     def __init__(
         self,
         constants: dict[str, Array],
@@ -322,10 +343,10 @@ class _RowsWalk:
         self._shape_of = shape_of
         self._rows = rows
         self._places = places
-        """Tensor -> the dimension whose outermost part are the rows; none where it cannot be told."""
+        """Tensor -> the dimension whose outermost part are the rows; None if unknown."""
 
-    def over(self, node: OnnxNode) -> OnnxNode:
-        """Track the rows through *node*; return it with constant row counts removed from its shapes."""
+    def adapt(self, node: OnnxNode) -> OnnxNode:
+        """Track the rows through *node*; return it without the number of rows in constant shapes."""
         read = next((source for source in node.input if source in self._places), None)
         if read is None:
             place = None
@@ -342,12 +363,17 @@ class _RowsWalk:
         return node
 
     def _keep_shape(self, name: str, place: int | None) -> None:
+        """Record the shape of the output *name*, with dynamic rows at the dimension *place*."""
         shape = self._shape_of(name)
         if shape is not None:
             sizes = enumerate(shape)
             self.shapes[name] = tuple(DYNAMIC if at == place and size == self._rows else size for at, size in sizes)
 
     def _reshape(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
+        """Adapt a Reshape; return it, and the dimension of the rows in its output.
+
+        A target of -1 or 0 in the first dimension keeps any number of rows; a constant number of rows is replaced so.
+        """
         target = self.constants[node.input[1]].astype(np.int64).ravel()
         place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
         exact = bool(Attributes(node).integer("allowzero", 0))
@@ -365,6 +391,7 @@ class _RowsWalk:
         return node, None
 
     def _expand(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
+        """Adapt an Expand; return it, and the dimension of the rows in its output."""
         place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
         target = self.constants[node.input[1]]
         if place is None or before is None:
@@ -374,7 +401,7 @@ class _RowsWalk:
         return (self._change_target(node, at, 1) if at >= 0 and target[at] == self._rows else node), place
 
     def _change_target(self, node: OnnxNode, at: int, size: int) -> OnnxNode:
-        """*node* with another size in the shape it asks for."""
+        """A copy of *node* with *size* at the index *at* of its target shape, which becomes a constant of its own."""
         copy = copied(node)
         del copy.attribute[:]
         copy.input[1] = f"{node.input[1]}.{node.output[0]}"
@@ -384,7 +411,7 @@ class _RowsWalk:
         return copy
 
     def _rows_dimension(self, node: OnnxNode, read: str) -> int | None:
-        """The dimension of the rows in the output of any other operator that reads *read*."""
+        """The dimension of the rows in the output of any other operator that reads *read*; None if unknown."""
         place, before = self._places[read], self._shape_of(read)
         settings = Attributes(node).values()
         if place is None or before is None:
@@ -410,5 +437,6 @@ class _RowsWalk:
         return None if after is None or len(after) < rank else place + len(after) - rank
 
     def _axes(self, node: OnnxNode, settings: Mapping[str, Sequence[int]]) -> list[int]:
+        """The axes of an operator: an attribute, or a constant input in newer operator sets."""
         stored = self.constants.get(node.input[1]) if len(node.input) > 1 else None
         return list(settings.get("axes", ())) if stored is None else [int(axis) for axis in stored.ravel()]

@@ -21,12 +21,13 @@ from weft_stitch.reading.onnx_source import FLOATS, SourceNode, float32
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The context of a handler: the node, its inputs, and the draft to write to."""
+    """One node with its inputs, and the draft to write it to; handlers call it *o*."""
 
     node: SourceNode
     draft: NetDraft
     pictures: Mapping[str, Picture]
     constants: Mapping[str, Array]
+    """Arrays of constants by name."""
     rows: int
     opset: int
     coarse: bool
@@ -37,9 +38,11 @@ class Operands:
         return self.node.name
 
     def given(self, index: int) -> bool:
+        """Whether the node has the input *index*."""
         return index < len(self.node.inputs) and bool(self.node.inputs[index])
 
     def picture(self, index: int = 0) -> Picture:
+        """The input *index*, which must not be a constant."""
         self._require(index)
         picture = self.pictures.get(self.node.inputs[index])
         if picture is None:
@@ -51,19 +54,20 @@ class Operands:
         return self.node.inputs[index] in self.constants
 
     def array(self, index: int) -> Array:
-        """A constant as it is stored."""
+        """The constant input *index* as it is stored; ``Foreign`` if it is computed."""
         if not self.is_constant(index):
             raise Foreign(f"its input {self.node.inputs[index]} is computed from the model's inputs")
         return self.constants[self.node.inputs[index]]
 
     def integers(self, index: int) -> tuple[int, ...]:
+        """The numbers of the constant input *index*."""
         array = self.array(index)
         if array.dtype.kind not in "iu":
             raise ModelError(f"{self.node.inputs[index]} should hold integers and holds {array.dtype}")
         return tuple(int(number) for number in array.reshape(-1))
 
     def weight(self, index: int) -> Array:
-        """A constant as float32, every number of it finite."""
+        """The constant input *index* as float32; ``ModelError`` if a number is not finite."""
         tensor = self.node.inputs[index] if self.given(index) else ""
         array = float32(self.array(index), tensor)
         if not finite(array):
@@ -71,10 +75,11 @@ class Operands:
         return array
 
     def operand(self, index: int) -> Picture | Array:
-        """A picture, or a constant as ``weight`` reads it."""
+        """The input *index*: a picture, or a constant as ``weight`` reads it."""
         return self.weight(index) if self.is_constant(index) else self.picture(index)
 
     def optional_weight(self, index: int) -> Array | None:
+        """The constant input *index*; None if the node does not have it."""
         return self.weight(index) if self.given(index) else None
 
     def _require(self, index: int) -> None:
@@ -83,9 +88,11 @@ class Operands:
 
 
 Handler = Callable[[Operands], Picture]
+"""Reads a node: adds its operations to the draft and returns the picture of its output."""
 
 
 def _concat(o: Operands) -> Picture:
+    """A concatenation along the channels (axis 1)."""
     parts = [o.picture(index) for index in range(len(o.node.inputs))]
     if not parts:
         raise ModelError("it joins nothing")
@@ -94,16 +101,17 @@ def _concat(o: Operands) -> Picture:
     return o.draft.concat(o.name, parts)
 
 
-def _reduce(o: Operands, how: Callable[..., Picture]) -> Picture:
-    """A mean or a maximum over all positions."""
+def _reduce(o: Operands, pool: Callable[..., Picture]) -> Picture:
+    """A mean or a maximum over all positions, which *pool* adds to the draft."""
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     if sorted({_axis(o, axis, x) for axis in axes}) != list(range(2, len(x.view) + 1)):
         raise Foreign(f"it reduces the dimensions {list(axes)}; all but rows and channels are understood")
-    return how(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
+    return pool(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
 
 
 def _axis(o: Operands, axis: int, x: Picture) -> int:
+    """*axis* counted from the front; ``ModelError`` if *x* has no such dimension."""
     rank = len(x.view) + 1
     if not -rank <= axis < rank:
         raise ModelError(f"it has no dimension {axis}")
@@ -111,6 +119,7 @@ def _axis(o: Operands, axis: int, x: Picture) -> int:
 
 
 def _flatten(o: Operands) -> Picture:
+    """A flatten of each row (axis 1)."""
     x = o.picture()
     if _axis(o, o.node.integer("axis", 1), x) != 1:
         raise Foreign("it does not flatten each row (axis 1)")
@@ -118,6 +127,7 @@ def _flatten(o: Operands) -> Picture:
 
 
 def _reshape(o: Operands) -> Picture:
+    """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
     whole = (o.rows, *x.view)
     target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
@@ -132,25 +142,28 @@ def _reshape(o: Operands) -> Picture:
 
 
 def _with_rows(o: Operands, x: Picture, shape: Sequence[int]) -> Picture:
+    """Reshape *x* to *shape*; ``Foreign`` unless its first dimension stays the rows."""
     if len(shape) < 2 or shape[0] != o.rows:
         raise Foreign(f"it reshapes {o.rows} rows of {list(x.view)} to {list(shape)}, which are not rows")
     return o.draft.reshape(x, shape[1:])
 
 
 def _squeeze(o: Operands) -> Picture:
+    """The removal of dimensions of size 1, by default of all."""
     x = o.picture()
     whole = (o.rows, *x.view)
     if o.given(1) or o.node.has("axes"):
         axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     else:
         axes = tuple(place for place, size in enumerate(whole) if size == 1)
-    gone = {_axis(o, axis, x) for axis in axes}
-    if any(whole[place] != 1 for place in gone):
-        raise ModelError(f"it squeezes dimensions {sorted(gone)} of {list(whole)}")
-    return _with_rows(o, x, [size for place, size in enumerate(whole) if place not in gone])
+    removed = {_axis(o, axis, x) for axis in axes}
+    if any(whole[place] != 1 for place in removed):
+        raise ModelError(f"it squeezes dimensions {sorted(removed)} of {list(whole)}")
+    return _with_rows(o, x, [size for place, size in enumerate(whole) if place not in removed])
 
 
 def _unsqueeze(o: Operands) -> Picture:
+    """The insertion of dimensions of size 1."""
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
@@ -162,7 +175,7 @@ def _unsqueeze(o: Operands) -> Picture:
 
 
 def _transpose(o: Operands) -> Picture:
-    """Understood only where it moves nothing but dimensions of one."""
+    """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = o.picture()
     whole = (o.rows, *x.view)
     order = o.node.integers("perm", tuple(reversed(range(len(whole)))))
@@ -174,11 +187,12 @@ def _transpose(o: Operands) -> Picture:
     return o.draft.reshape(x, [whole[place] for place in order[1:]])
 
 
-def _same(o: Operands) -> Picture:
+def _identity(o: Operands) -> Picture:
     return o.picture()
 
 
 def _dropout(o: Operands) -> Picture:
+    """A dropout at inference, which changes nothing."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out its mask")
     if o.given(2) and o.array(2).any():
@@ -187,6 +201,7 @@ def _dropout(o: Operands) -> Picture:
 
 
 def _cast(o: Operands) -> Picture:
+    """A cast between float types; nets compute in float32 anyway."""
     to = o.node.integer("to", 0)
     if to not in FLOATS:
         raise Foreign("it makes other numbers than floats")
@@ -196,6 +211,7 @@ def _cast(o: Operands) -> Picture:
 
 
 def _pad(o: Operands) -> Picture:
+    """A padding with zeros along height and width."""
     x = o.picture()
     rank = len(x.view) + 1
     pads = o.integers(1) if o.given(1) else o.node.integers("pads", o.node.integers("paddings", ()))
@@ -218,17 +234,20 @@ SHAPE_FORMS: Mapping[str, Handler] = {
     "squeeze": _squeeze,
     "unsqueeze": _unsqueeze,
     "transpose": _transpose,
-    "same": _same,
+    "same": _identity,
     "dropout": _dropout,
     "cast": _cast,
     "pad": _pad,
 }
+"""Form -> handler, for operators that change shapes."""
 
 
 FormHandler = Callable[[Operands, StitchForm], Picture]
+"""Reads a node of an operator whose form has settings."""
 
 
 def _conv(o: Operands) -> Picture:
+    """A 2d convolution with its bias."""
     x, weight = o.picture(), o.weight(1)
     if weight.ndim != 4:
         raise Foreign(f"it is a {weight.ndim - 2}d convolution; those over pictures (2d) are understood")
@@ -241,6 +260,7 @@ def _conv(o: Operands) -> Picture:
 
 
 def _batch_norm(o: Operands) -> Picture:
+    """A batch normalisation with stored statistics."""
     if o.node.integer("training_mode", 0) or (o.opset < 7 and not o.node.integer("is_test", 0)):
         raise Foreign("it is in training mode; export the model for inference")
     scale, bias, mean, variance = (o.weight(index) for index in (1, 2, 3, 4))
@@ -248,6 +268,7 @@ def _batch_norm(o: Operands) -> Picture:
 
 
 def _gemm(o: Operands) -> Picture:
+    """A fully connected layer: rows times a constant matrix, with scaling factors and a bias."""
     if o.node.integer("transA", 0):
         raise Foreign("it transposes its rows (transA)")
     matrix = o.weight(1)
@@ -255,32 +276,36 @@ def _gemm(o: Operands) -> Picture:
         raise ModelError(f"its weight has {matrix.ndim} dimensions, not 2")
     weight = matrix if o.node.integer("transB", 0) else matrix.T
     bias = o.optional_weight(2)
-    weight = _times(weight, o.node.number("alpha", 1.0))
+    weight = _multiply_by(weight, o.node.number("alpha", 1.0))
     if bias is not None:
-        bias = _bias(_times(bias, o.node.number("beta", 1.0)), weight.shape[0])
+        bias = _bias_per_output(_multiply_by(bias, o.node.number("beta", 1.0)), weight.shape[0])
     return o.draft.linear(o.name, o.picture(), weight, bias)
 
 
 def _matmul(o: Operands) -> Picture:
+    """A fully connected layer without bias."""
     matrix = o.weight(1)
     if matrix.ndim != 2:
         raise Foreign(f"its second factor has {matrix.ndim} dimensions; two are understood")
     return o.draft.linear(o.name, o.picture(), matrix.T, None)
 
 
-def _times(array: Array, factor: float) -> Array:
+def _multiply_by(array: Array, factor: float) -> Array:
+    """*array* times *factor*; ``ModelError`` if the factor is not finite."""
     if not math.isfinite(factor):
         raise ModelError(f"its factor is {factor}")
     return array if factor == 1 else array * np.float32(factor)
 
 
-def _bias(bias: Array, outs: int) -> Array:
+def _bias_per_output(bias: Array, outs: int) -> Array:
+    """*bias* as one number per output; ``Foreign`` if it is anything else."""
     if bias.size != 1 and (bias.size != outs or bias.shape[-1] != outs):
         raise Foreign(f"its term of {bias.shape} is not one number per output")
     return np.broadcast_to(bias.reshape(-1), (outs,)).copy()
 
 
 def _div(o: Operands) -> Picture:
+    """A division by a constant per channel."""
     divisor = o.draft.per_channel(o.picture(0), o.weight(1))
     if not divisor.all():
         raise ModelError(f"it divides by zero ({o.node.inputs[1]})")
@@ -289,6 +314,7 @@ def _div(o: Operands) -> Picture:
 
 
 def _pow(o: Operands) -> Picture:
+    """A power with exponent 1 or 2."""
     exponent = o.weight(1)
     if exponent.size != 1 or float(exponent.reshape(())) not in (1.0, 2.0):
         raise Foreign("its exponent is not 2")
@@ -297,6 +323,7 @@ def _pow(o: Operands) -> Picture:
 
 
 def _sum(o: Operands) -> Picture:
+    """The sum of any number of values."""
     total = o.picture(0)
     for index in range(1, len(o.node.inputs)):
         total = o.draft.combine(o.name, "add", total, o.picture(index))
@@ -330,6 +357,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def _clip(o: Operands) -> Picture:
+    """A clip; its bounds are attributes before opset 11, and constant inputs since."""
     if o.opset < 11:
         bounds = {"min": o.node.number("min", -_LARGEST), "max": o.node.number("max", _LARGEST)}
     else:
@@ -339,13 +367,14 @@ def _clip(o: Operands) -> Picture:
 
 
 def _bound_side(o: Operands, side: str) -> Picture:
-    """The smaller (*side* is "max") or the larger of a value and a number."""
+    """The smaller (*side* "max") or the larger (*side* "min") of a value and a constant number."""
     if len(o.node.inputs) != 2:
         raise Foreign(f"it compares {len(o.node.inputs)} values; a value and a number are understood")
     return _clip_between(o, {side: _bound(o, 1)})
 
 
 def _bound(o: Operands, index: int) -> float:
+    """The constant bound at input *index*."""
     array = float32(o.array(index), o.node.inputs[index])
     if array.size != 1 or np.isnan(array).any():
         raise Foreign("its bound is not one number")
@@ -353,6 +382,7 @@ def _bound(o: Operands, index: int) -> float:
 
 
 def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
+    """Clip between *bounds*; bounds at the limits of float32 are dropped, and a lower bound of 0 alone is a Relu."""
     kept = {name: bound for name, bound in bounds.items() if abs(bound) < _LARGEST}
     if kept == {"min": 0.0}:
         return o.draft.unary(o.name, o.picture(), "Relu")
@@ -360,6 +390,7 @@ def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
 
 
 def _pool(o: Operands, form: StitchForm) -> Picture:
+    """A maximum or average pool; the form names which."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out where the largest numbers are")
     x = o.picture()
@@ -390,7 +421,8 @@ def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
     return Window(kernel, strides, four, dilations)
 
 
-def _taking_form(handler: Handler) -> FormHandler:
+def _ignoring_form(handler: Handler) -> FormHandler:
+    """*handler* as a handler of forms without settings."""
     return lambda o, form: handler(o)
 
 
@@ -398,7 +430,7 @@ FORMS: Mapping[str, FormHandler] = {
     "unary": _unary,
     "pool": _pool,
     **{
-        name: _taking_form(handler)
+        name: _ignoring_form(handler)
         for name, handler in {
             **SHAPE_FORMS,
             "convolution": _conv,
@@ -422,11 +454,11 @@ FORMS: Mapping[str, FormHandler] = {
         }.items()
     },
 }
-"""Form -> how a node of it is read. Which operator has which form is in the table of operators."""
+"""Form -> handler. The table of operators (``weft.models.operators``) says which operator has which form."""
 
 
 def read_node(o: Operands) -> Picture:
-    """Translate the node to operations of the draft; ``Foreign`` where no form fits its operator and attributes."""
+    """Add the node to the draft and return the picture of its output; ``Foreign`` if no form fits it."""
     form = find(o.node.op).stitching
     if form is None:
         raise Foreign("it is not understood")

@@ -28,16 +28,18 @@ from weft_stitch.reading.draft import Foreign
 from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, constant_node, load, open_source
 
 OLDEST = 13
-"""The first operator set whose ``Split`` takes sizes that are known at run time only."""
+"""The first operator set whose ``Split`` takes sizes that are computed at run time."""
 LENGTH = "length"
+"""The symbolic name of all dynamic sizes other than the rows."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
-"""The names of the modules around a node, the innermost last but one, as a list of Python."""
-_LOTS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+"""Metadata of a node: the names of the modules around it, the innermost last but one, as a list of Python."""
+_RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+"""Operators with random outputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramNode:
-    """One node."""
+    """One node of a program, in the names of its file."""
 
     name: str
     op: str
@@ -45,34 +47,38 @@ class ProgramNode:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     signature: str
-    """The operator and its attributes; nodes of equal signatures do the same."""
+    """The operator and its attributes; nodes of equal signatures compute the same."""
     module: str = ""
-    """The part of the torch model that it comes from, where its exporter says so."""
+    """The module of the torch model that it comes from, if the exporter wrote that down."""
 
     @property
     def where(self) -> str:
-        """What it is called to people."""
+        """The node's name in messages."""
         return self.name if self.name.startswith("/") else self.module or self.name
 
 
 @dataclass(frozen=True, eq=False)
 class Derived:
-    """A constant that a node makes of others."""
+    """A constant that a node computes from others."""
 
     node: ProgramNode
     inputs: tuple[str, ...]
-    """Keys of constants; empty ones are left out."""
+    """Keys of the constants it reads; empty for omitted inputs."""
     output: int
+    """Index among the node's outputs."""
 
 
 @dataclass(slots=True)
 class Constants:
-    """What several programs hold, each array once, by a key that equal ones share."""
+    """The constants of several programs, each array once, by a key that equal arrays share."""
 
     arrays: dict[str, Array] = field(default_factory=dict)
+    """Key -> array."""
     derived: dict[str, Derived] = field(default_factory=dict)
+    """Key -> how the constant is computed; such constants are not stored."""
 
     def keep(self, array: Array) -> str:
+        """Store *array* and return its key."""
         array = np.asarray(array, order="C")
         digest = blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=16)
         digest.update(array.reshape(-1).view(np.uint8).data)
@@ -81,7 +87,7 @@ class Constants:
         return key
 
     def derive(self, node: ProgramNode, inputs: tuple[str, ...]) -> Iterator[str]:
-        """A key for each output of a node that reads constants only."""
+        """The key of each output of a node that reads constants only."""
         if node.op == "Identity":
             yield from inputs
             return
@@ -96,14 +102,14 @@ class Constants:
             self.arrays.pop(key, None)
 
     def behind(self, keys: Iterable[str]) -> set[str]:
-        """The arrays that constants are, or are made of."""
+        """The keys of the arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
             arrays |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
         return arrays
 
     def outline(self, key: str) -> object:
-        """A key that is equal for constants of equal sizes; integers count with their values, as they may be sizes."""
+        """A key that is equal for constants of equal sizes; integers must be equal, as they may be sizes."""
         if key in self.derived:
             derived = self.derived[key]
             sources = (self.outline(source) for source in derived.inputs if source)
@@ -114,25 +120,25 @@ class Constants:
 
 @dataclass(frozen=True, eq=False)
 class ModelProgram:
-    """One model."""
+    """One model as a list of nodes."""
 
     name: str
     opset: int
     nodes: tuple[ProgramNode, ...]
-    """Those that read an input, however indirectly, in an order in which they can run."""
+    """The nodes that depend on an input, in an order in which they can run."""
     inputs: tuple[GraphTensor, ...]
-    """Rows come first; all other open sizes are one length."""
+    """Rows come first; all other dynamic sizes are one length."""
     outputs: tuple[str, ...]
     constants: Mapping[str, str]
-    """Names of tensors that nodes read -> keys."""
+    """Tensor that a node reads -> key of the constant."""
     turned: Mapping[str, str] = field(default_factory=dict)
-    """Names of matrices that are stored ones, transposed -> what those are called."""
+    """Tensor that is the transpose of a stored matrix -> the name of that matrix."""
     exits: tuple[str, ...] = ()
-    """Its outputs that are exits, as its file says, shallow to deep, the end last; none where there is only the end."""
+    """Outputs that are early exits, shallow to deep, the last one included; empty if the model has no exits."""
 
 
 def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
-    """Whether a model has an input of tokens, or a mask; all else in its file is stepped over."""
+    """Whether a model has an input of whole numbers, as tokens or a mask; only its inputs are read from the file."""
     refuse_special_file(path, ModelError)
     try:
         inputs = glanced_inputs(path, requests=True)
@@ -142,19 +148,20 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
-    """The model in a file; what it holds goes to *constants*."""
+    """Read the model in the file *path*; its constants are stored in *constants*."""
     file = Path(path)
     try:
         source = open_source(load(file), file.parent, {**FLOATS, **WHOLE})
         if source.opset < OLDEST:
             raise StitchError(f"its operators are of set {source.opset}; export it with opset {OLDEST} or later")
-        return _program(source, constants, name or file.stem)
+        return _build_program(source, constants, name or file.stem)
     except (ModelError, StitchError, Foreign) as error:
         kind = StitchError if isinstance(error, Foreign) else type(error)
         raise kind(" ".join(f"{file.name or file}: {error}".split())) from error
 
 
-def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
+def _build_program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
+    """The program of an opened file: constants are separated from nodes that depend on inputs."""
     known: dict[str, str] = {}
     turned: dict[str, str] = {}
 
@@ -183,6 +190,7 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
+    """The early exits that the file's metadata names; empty if it names at most one."""
     exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
     if lost := [name for name in exits if name not in source.outputs]:
         raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
@@ -192,38 +200,39 @@ def _exits(source: OnnxSource) -> tuple[str, ...]:
 def _with_bias(
     node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
 ) -> ProgramNode:
-    """Add a bias of zeros to a ``Gemm`` without one; exporters drop a bias that is zero.
+    """Add a bias of zeros to a ``Gemm`` without one: exporters drop a bias that is zero.
 
-    So it is the same step as that of a model whose bias is not.
+    So the node matches that of a model whose bias is not zero.
     """
     weight = constants.arrays.get(key(node.inputs[1]))
     if any(node.inputs[2:]) or weight is None or weight.ndim != 2:
         return node
-    called = f"{node.inputs[1].removesuffix('.weight')}.bias"
-    known[called] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
-    return replace(node, inputs=(*node.inputs[:2], called))
+    bias = f"{node.inputs[1].removesuffix('.weight')}.bias"
+    known[bias] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
+    return replace(node, inputs=(*node.inputs[:2], bias))
 
 
 def _is_matrix(source: OnnxSource, name: str) -> bool:
-    """Whether a tensor is a stored matrix of floats, as exporters transpose for a product."""
+    """Whether a tensor is a stored matrix of floats; exporters transpose such matrices for products."""
     tensor = source.tensors.get(name)
     return tensor is not None and len(tensor.dims) == 2 and tensor.data_type in FLOATS
 
 
 def _node(node: SourceNode) -> ProgramNode:
+    """The node with its signature; ``StitchError`` if it is random, of another domain, or contains a graph."""
     if "." in node.op:
         raise StitchError(f"{node.name} is {node.op}, an operator of another domain; export it with plain operators")
-    if node.op in _LOTS or bodies(node.node):
+    if node.op in _RANDOM or bodies(node.node):
         raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
     attributes = dict(sorted(node.values().items()))
     stored = sorted(node.node.attribute, key=lambda attribute: attribute.name)
-    said = b"\0".join(_plain(attribute).SerializeToString(deterministic=True) for attribute in stored)
-    signature = f"{node.op} {len(node.outputs)} {blake2b(said, digest_size=16).hexdigest()}"
+    content = b"\0".join(_without_names(attribute).SerializeToString(deterministic=True) for attribute in stored)
+    signature = f"{node.op} {len(node.outputs)} {blake2b(content, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
 
 
 def _module(node: SourceNode) -> str:
-    """The path of the torch module: metadata of torch's newer exporter; its older one puts it into the node's name."""
+    """The path of the torch module: torch's newer exporter stores it as metadata, its older one in the node's name."""
     for entry in node.node.metadata_props:
         if entry.key == _SCOPES:
             scopes = re.findall(r"'([^']*)'", entry.value)
@@ -231,7 +240,7 @@ def _module(node: SourceNode) -> str:
     return ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
 
 
-def _plain(attribute: Any) -> Any:
+def _without_names(attribute: Any) -> Any:
     """A copy without documentation and tensor names, which do not change what the node computes."""
     plain = copied(attribute)
     plain.doc_string = ""
@@ -241,6 +250,7 @@ def _plain(attribute: Any) -> Any:
 
 
 def _inputs(source: OnnxSource) -> tuple[GraphTensor, ...]:
+    """The inputs with their types; ``ModelError`` if an input has a fixed number of rows."""
     kinds = {value.name: value.type.tensor_type.elem_type for value in source.proto.graph.input}
     inputs = []
     for name, sizes in source.inputs.items():

@@ -26,7 +26,7 @@ from weft_stitch.reading.onnx_ops import Operands, read_node
 from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, constant_node, fold, load, open_source
 
 _TAKES_PADS = ("Conv", "Pad")
-"""Operators that take zeros which are still to be written around what they read."""
+"""Operators that apply the pending padding of their input themselves."""
 
 
 def read_net(
@@ -37,10 +37,11 @@ def read_net(
     name: str = "",
     shapes: Mapping[str, Shape] | None = None,
 ) -> Net:
-    """The model in *source*, with its weights in float32.
+    """Read the model in *source*, with its weights in float32.
 
-    *batch*: rows where the file leaves their number open (else 1). *islands*: keep operators that are not understood
-    as they are, to run for each model alone. *shapes*: input -> full shape, where the file leaves sizes open.
+    *batch*: rows if the file leaves their number open (by default 1). *islands*: keep operators that are not understood
+    as they are, to run model by model. *shapes*: input -> full shape, if the file leaves sizes open. Raises
+    ``ModelError`` for damaged files, ``StitchError`` for models that cannot be stitched.
     """
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
@@ -51,14 +52,14 @@ def read_net(
     try:
         model = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         opened = open_source(model, folder)
-        net = _OnnxWalk(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
+        net = _OnnxReader(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
         return replace(net, stored=opened.precision)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{where}: {error}".split())) from error
 
 
-class _OnnxWalk:
-    """One walk over a file."""
+class _OnnxReader:
+    """Translates the nodes of one file, in order, to a draft."""
 
     def __init__(self, source: OnnxSource, shapes: Mapping[str, Shape], islands: bool) -> None:
         self._source = source
@@ -69,9 +70,10 @@ class _OnnxWalk:
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
         self._roundings = roundings(source)
-        self._inner = inner(self._roundings.values())
+        self._inner = inner_tensors(self._roundings.values())
 
     def net(self, title: str) -> Net:
+        """Translate all nodes; return the net."""
         for node in self._source.nodes:
             try:
                 self._read(node)
@@ -87,6 +89,7 @@ class _OnnxWalk:
         return replace(net, ops=tuple(ops)) if narrow else net
 
     def _read(self, node: SourceNode) -> None:
+        """Translate one node: to a constant, an operation, or a part of an island."""
         output = node.outputs[0]
         if output in self._inner:
             return
@@ -106,9 +109,10 @@ class _OnnxWalk:
         elif all(name in self._constants for name in node.inputs if name):
             self._fold(node)
         else:
-            self._understand(node)
+            self._translate(node)
 
     def _fold(self, node: SourceNode) -> None:
+        """Compute the outputs of a node that reads constants only."""
         held = {name: self._constants[name] for name in node.inputs if name}
         if node.op in ("Identity", "Dropout") and held:
             self._constants[node.outputs[0]] = held[node.inputs[0]]
@@ -116,25 +120,30 @@ class _OnnxWalk:
         for name, array in zip(node.outputs, fold(node, held, self._source.opset), strict=False):
             self._constants[name] = array
 
-    def _understand(self, node: SourceNode) -> None:
+    def _translate(self, node: SourceNode) -> None:
+        """Translate a node to operations of the net; otherwise keep it as an island."""
         try:
             self._pictures[node.outputs[0]] = read_node(self._operands(node))
         except Foreign as error:
             self._keep_foreign(node, str(error))
 
     def _operands(self, node: SourceNode) -> Operands:
+        """What a handler of *node* gets."""
         source = self._source
         return Operands(
             node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
         )
 
     def _keep_foreign(self, node: SourceNode, why: str) -> None:
-        """Keep a node as an island, or as part of one; *why* says why a net cannot express it."""
+        """Keep a node as an island, or as part of one; *why*: the reason why a net cannot express it.
+
+        Raises ``Foreign`` if islands are not allowed.
+        """
         if not self._islands:
             raise Foreign(why)
         node = self._surveyor.as_read(node)
         self._flush(node)
-        self._surveyor.look_at(node)
+        self._surveyor.infer_outputs(node)
         for name in filter(None, node.outputs):
             if name not in self._source.outputs and not self._surveyor.is_value(name):
                 self._surveyor.hidden[name] = node
@@ -144,12 +153,13 @@ class _OnnxWalk:
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
     def _flush(self, node: SourceNode) -> None:
-        """Write out the pending padding of the inputs of *node*, because it is part of their shape."""
+        """Apply the pending padding of the inputs of *node*, because it is part of their shape."""
         for name in node.inputs:
             if name in self._pictures:
                 self._pictures[name] = self._draft.flush(self._pictures[name])
 
     def _refusal(self, node: SourceNode, why: str) -> str:
+        """The message for a node that is neither understood nor kept as an island."""
         way_out = "it cannot be kept as an island"
         if not self._islands:
             way_out = "islands = True runs it model by model, body = True shares whole weights around any operator"
@@ -157,7 +167,7 @@ class _OnnxWalk:
 
 
 class _StoredArrays(dict[str, Array]):
-    """Arrays by name; those stored in the file are read when first asked for."""
+    """Arrays by name; those stored in the file are read at first use."""
 
     def __init__(self, source: OnnxSource) -> None:
         super().__init__()
@@ -174,7 +184,7 @@ class _StoredArrays(dict[str, Array]):
 
 
 def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The full shape of every input."""
+    """The full shape of every input, with *batch* rows where they are open; *given*: shapes that the caller states."""
     settled = settle(given, source.inputs)
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
@@ -190,6 +200,7 @@ def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Sha
 
 
 def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Shape:
+    """The full shape of one input; ``ShapeNeeded`` if a size besides the rows is open."""
     if len(sizes) < 2:
         raise ModelError(f"its input {name} has {len(sizes)} dimensions; rows of vectors or pictures can be stitched")
     rows = sizes[0]
@@ -214,17 +225,19 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True, eq=False)
 class RoundingSteps:
-    """Operators that round a value; all their tensors have its shape, or are one number."""
+    """Operators that round a value to a number format; their tensors have its shape, or are one number."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
     source: str
+    """The tensor that is rounded."""
     output: str
+    """The rounded tensor."""
     signature: str
-    """Equal for those that round alike."""
+    """Equal for steps that round alike."""
 
     def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
-        """Add the operators; return the name of the rounded tensor."""
+        """Add the operators to a graph; return the name of the rounded tensor."""
         shape, names = builder.shape(inputs[0]), {self.source: inputs[0]}
         names |= {name: builder.constant(array, "rounding") for name, array in self.constants.items()}
         for node in self.nodes:
@@ -235,27 +248,28 @@ class RoundingSteps:
 
 
 def narrow_nodes(source: OnnxSource) -> frozenset[str]:
-    """The nodes of a tuned file whose weights are in fewer bits than floats have."""
+    """The nodes of a tuned file whose weights have fewer bits than floats."""
     widths = widths_in(source.proto)
     narrow = {name for name, width in widths.items() if width.weight < FLOAT_BITS}
     return frozenset(node.name for node in source.nodes if node_name(node.node) in narrow)
 
 
 def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
-    """Every rounded tensor of a file with what rounds it."""
+    """Rounded tensor -> the steps that round it, as the file's metadata says."""
     writers = {output: node for node in source.nodes for output in node.outputs if output}
     rounded, notes = rounded_in(source.proto), metadata(source.proto)
     if FORMATS in notes and ROUNDED not in notes:
         raise StitchError("it was tuned by an older weft, and does not say where it rounds; tune it again")
-    return {output: _steps(source, writers, of, output) for output, of in rounded.items() if output in writers}
+    return {output: _rounding_steps(source, writers, of, output) for output, of in rounded.items() if output in writers}
 
 
-def inner(steps: Iterable[RoundingSteps]) -> frozenset[str]:
+def inner_tensors(steps: Iterable[RoundingSteps]) -> frozenset[str]:
     """The intermediate tensors of rounding steps."""
     return frozenset(node.output[0] for step in steps for node in step.nodes if node.output[0] != step.output)
 
 
-def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:
+def _rounding_steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:
+    """The operators between the tensor *of* and its rounded version *output*."""
     wanted, kept = [output], dict[str, SourceNode]()
     while wanted:
         name = wanted.pop()
@@ -272,6 +286,7 @@ def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, outpu
 
 
 def _signature(nodes: Sequence[SourceNode], constants: Mapping[str, Array]) -> str:
+    """A digest of operators, attributes and constants."""
     digest = hashlib.sha256()
     for node in nodes:
         held = [constants[name].tobytes() for name in node.inputs if name in constants]

@@ -46,25 +46,25 @@ FLOATS: Mapping[int, str] = {
     ElementType.DOUBLE: "float64",
     ElementType.BFLOAT16: "bfloat16",
 }
-"""Types of numbers that can be read, and what they are called."""
+"""Types of floats that can be read -> their names."""
 WHOLE: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
-"""Types of tokens and masks."""
+"""Types of tokens and masks -> their names."""
 COARSE = ("float16", "bfloat16")
-"""Types of half precision."""
+"""Names of types in half precision."""
 
 
 @dataclass(frozen=True, eq=False)
 class SourceNode(Attributes):
-    """One node, by the names that it has here; ``node`` is the file's own."""
+    """One node of a file; ``node`` is the file's own object."""
 
     name: str
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    """Names of its outputs; empty where no node reads one."""
+    """The names of its outputs; empty for an output that no node reads."""
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
-        """An attribute of two positive integers."""
+        """An attribute of two positive integers; *default* for each if it is missing."""
         numbers = self.integers(name, (default, default))
         if len(numbers) != 2 or min(numbers) < 1:
             raise ModelError(f"its {name} is {list(numbers)}, not two positive numbers")
@@ -73,24 +73,25 @@ class SourceNode(Attributes):
 
 @dataclass(frozen=True, eq=False)
 class OnnxSource:
-    """A model file, read and checked as far as its wires go."""
+    """A model file whose nodes and tensors are checked and in order."""
 
     proto: OnnxModel
     opset: int
     nodes: tuple[SourceNode, ...]
     """The nodes that the outputs need, in an order in which they can run."""
     inputs: Mapping[str, tuple[int | str, ...]]
-    """Input -> its sizes; an open one is its name, or '?'."""
+    """Input -> its sizes; an open size is its symbolic name, or '?'."""
     outputs: tuple[str, ...]
     tensors: Mapping[str, OnnxTensor]
     folder: Path | None
 
     def stored(self, name: str) -> Array:
+        """The array of a stored tensor."""
         return stored_array(self.tensors[name], self.folder)
 
     @cached_property
     def precision(self) -> str:
-        """The type of most of its weights, or of an input where none is stored."""
+        """The type of most weights, or of the inputs if no weight is stored."""
         sizes: Counter[int] = Counter()
         for tensor in self.tensors.values():
             if tensor.data_type in FLOATS:
@@ -102,10 +103,13 @@ class OnnxSource:
 
 
 def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
-    """Check *model*; its external data lies in *folder*, its inputs may be of the types *taken*."""
+    """Check *model* and order its nodes; ``ModelError`` if it is damaged.
+
+    *folder*: where its external data is. *taken*: the types that its inputs may have.
+    """
     _require_text(model)
     if tasks := metadata(model).get(STITCHED_KEY, ""):
-        raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
+        raise ModelError(f"is a stitched file{_source_names(tasks)}; give the models that it was made of")
     model = _inline(model)
     graph = model.graph
     if not graph.node or not graph.output:
@@ -120,7 +124,8 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
-def _made_of(text: str) -> str:
+def _source_names(text: str) -> str:
+    """The models that a stitched file was made of, as the end of a message; empty if its metadata is damaged."""
     try:
         return f" of {', '.join(str(task['name']) for task in json.loads(text)['tasks'])}"
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -128,7 +133,7 @@ def _made_of(text: str) -> str:
 
 
 def load(path: Path) -> OnnxModel:
-    """The file's model, external data left where it is."""
+    """Read the model in the file *path*, without external data; ``ModelError`` if it cannot be read."""
     if path.is_dir():
         raise ModelError(f"is a folder; give its files, as in {path}/*.onnx")
     try:
@@ -140,7 +145,7 @@ def load(path: Path) -> OnnxModel:
 
 
 def _require_text(model: OnnxModel) -> None:
-    """Protobuf hands out bytes, or fails, where a name is not UTF-8."""
+    """Refuse names that are not UTF-8, for which protobuf returns bytes or fails."""
     try:
         "".join(_texts(model.graph))
     except (TypeError, UnicodeDecodeError) as error:
@@ -148,6 +153,7 @@ def _require_text(model: OnnxModel) -> None:
 
 
 def _texts(graph: OnnxGraph) -> Iterator[str]:
+    """All names in a graph."""
     yield graph.name
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -157,6 +163,7 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
 
 
 def _inline(model: OnnxModel) -> OnnxModel:
+    """The model with its functions inlined."""
     try:
         return inlined(model)
     except Exception as error:  # whatever the C++ side makes of a damaged function
@@ -164,6 +171,7 @@ def _inline(model: OnnxModel) -> OnnxModel:
 
 
 def _opset(model: OnnxModel) -> int:
+    """The version of the standard operator set."""
     versions = opsets(model)
     if "" not in versions:
         raise ModelError("it names no version of the ONNX operators")
@@ -171,18 +179,20 @@ def _opset(model: OnnxModel) -> int:
 
 
 def _sizes(value: OnnxValue, taken: Mapping[int, str]) -> tuple[int | str, ...]:
+    """The sizes of an input; ``ModelError`` if its type is not in *taken* or its rank is unknown."""
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")
     if kind.elem_type not in taken:
-        these = "float" if taken == FLOATS else ", ".join(taken.values())
+        allowed = "float" if taken == FLOATS else ", ".join(taken.values())
         raise ModelError(
-            f"its input {value.name} is of type {type_name(kind.elem_type)}; {these} inputs can be stitched"
+            f"its input {value.name} is of type {type_name(kind.elem_type)}; {allowed} inputs can be stitched"
         )
     return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in kind.shape.dim)
 
 
 def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
+    """A node of the file, without outputs that are not in *read*."""
     outputs = tuple(output if output in read else "" for output in proto.output)
     name = proto.name or next((output for output in outputs if output), proto.op_type)
     domain = "" if proto.domain in STANDARD_DOMAINS else f"{proto.domain}."
@@ -190,7 +200,10 @@ def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
 
 
 def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str]) -> list[SourceNode]:
-    """What the outputs need, each node after those it reads from."""
+    """The nodes that the outputs need, each after the nodes it reads from; *known*: inputs and stored tensors.
+
+    The order of the file is kept if nodes can run in it. Raises ``ModelError`` for cycles and missing tensors.
+    """
     writers: dict[str, SourceNode] = {}
     for node in nodes:
         for output in filter(None, node.outputs):
@@ -223,6 +236,7 @@ def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence
 
 
 def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
+    """Whether *nodes* can run in this order."""
     known = known | {""}
     for node in nodes:
         if not known.issuperset(node.inputs):
@@ -232,25 +246,43 @@ def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
 
 
 _MOST_ELEMENTS = 2**28
-"""More than any weight; a damaged shape asks for more."""
+"""Limit on the numbers in a computed constant: more than any weight has; a damaged shape asks for more."""
 
-_SPREADING = {"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Greater", "Less", "And", "Or", "Min", "Max", "Mod"}
+_BROADCASTING = {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Pow",
+    "Where",
+    "Equal",
+    "Greater",
+    "Less",
+    "And",
+    "Or",
+    "Min",
+    "Max",
+    "Mod",
+}
+"""Operators whose output is as large as their broadcast inputs."""
 _SMALLER = {
     "Cast", "Gather", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Slice", "Floor", "Ceil", "Sqrt", "Transpose", "Neg",
     "Flatten", "ReduceProd", "ReduceSum", "ReduceMax", "Reciprocal", "Exp", "Not", "DequantizeLinear", "CastLike",
     "ScatterND", "Abs", "Size", "Shape", "ReduceL2",
 }  # fmt: skip
+"""Operators whose output is at most as large as their inputs (for Gather: as their product)."""
 _TO_SHAPE = {"ConstantOfShape": 0, "Expand": 1}
-"""Operators whose output is as large as one of their inputs says."""
+"""Operator -> its input that holds the shape of its output."""
 
 _EVALUATED_SINCE = {"DequantizeLinear": 19}
-"""The first operator set that onnx's own evaluator runs them in; they mean the same before."""
+"""Operator -> the first operator set in which onnx's evaluator runs it; its meaning was the same before."""
 
-FOLDED = _SPREADING | _SMALLER | set(_TO_SHAPE)
+FOLDED = _BROADCASTING | _SMALLER | set(_TO_SHAPE)
+"""Operators that are evaluated if all their inputs are constant."""
 
 
 def constant_node(node: SourceNode, folder: Path | None) -> Array:
-    """What a node ``Constant`` holds."""
+    """The array of a node ``Constant``; ``Foreign`` if it holds anything but numbers."""
     tensor = constant_tensor(node.node)
     values = constant_number(node.node) if tensor is None else stored_array(tensor, folder)
     if values is None:
@@ -259,19 +291,19 @@ def constant_node(node: SourceNode, folder: Path | None) -> Array:
 
 
 def fold(node: SourceNode, inputs: Mapping[str, Array], opset: int) -> Sequence[Array]:
-    """The outputs of *node*, run by onnx itself."""
+    """The outputs of *node* for constant *inputs*, computed by onnx itself."""
     if node.op not in FOLDED:
         raise Foreign("it computes on constants only; simplify the file first")
     _require_small(node, inputs)
-    known = max(opset, _EVALUATED_SINCE.get(node.op, 0))
+    evaluated_opset = max(opset, _EVALUATED_SINCE.get(node.op, 0))
     try:
-        return evaluate({"": known}, [node.node], inputs, node.outputs)
+        return evaluate({"": evaluated_opset}, [node.node], inputs, node.outputs)
     except Exception as error:  # the evaluator raises whatever numpy does
         raise ModelError("what it computes from constants makes no sense") from error
 
 
 def float32(array: Array, tensor: str) -> Array:
-    """Weights as the net keeps them."""
+    """*array* as float32, the type of a net's weights; ``Foreign`` if it holds no floats."""
     if array.dtype.kind in "iub":
         raise Foreign(f"{tensor} holds {array.dtype} numbers, not floats")
     with np.errstate(over="ignore"):
@@ -279,11 +311,12 @@ def float32(array: Array, tensor: str) -> Array:
 
 
 def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
+    """Refuse to compute a constant of more than ``_MOST_ELEMENTS`` numbers, which damaged shapes ask for."""
     try:
         if node.op in _TO_SHAPE:
             shape = [int(size) for size in inputs[node.inputs[_TO_SHAPE[node.op]]].reshape(-1)]
             elements = math.prod(shape) * max([1, *(array.size for array in inputs.values())])
-        elif node.op in _SPREADING:
+        elif node.op in _BROADCASTING:
             elements = math.prod(np.broadcast_shapes(*(array.shape for array in inputs.values())))
         elif node.op == "Gather":
             elements = math.prod(array.size for array in inputs.values())

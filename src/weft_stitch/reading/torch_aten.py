@@ -15,33 +15,37 @@ from weft_stitch.reading.draft import Foreign, NetDraft, Picture, same_pads
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """One call: its arguments by the names of the schema; tensors are pictures or arrays."""
+    """One call of an operator, with its arguments by the names of the schema; handlers call it *a*."""
 
     name: str
     draft: NetDraft
     given: Mapping[str, Any]
+    """Name of an argument -> its value; tensors are pictures or arrays."""
     rows: int
 
     def picture(self, name: str = "self") -> Picture:
+        """The tensor *name*; ``Foreign`` if it is a constant."""
         value = self.given[name]
         if not isinstance(value, Picture):
             raise Foreign(f"its {name} is not computed from the model's inputs")
         return value
 
     def array(self, name: str) -> Array | None:
+        """The constant tensor *name* in float32, or None; ``Foreign`` if it is computed."""
         value = self.given[name]
         if isinstance(value, Picture):
             raise Foreign(f"its {name} is computed from the model's inputs")
         return None if value is None else np.asarray(value, np.float32)
 
     def required(self, name: str) -> Array:
+        """The constant tensor *name*; ``Foreign`` if it is missing."""
         value = self.array(name)
         if value is None:
             raise Foreign(f"it has no {name}")
         return value
 
     def operand(self, name: str) -> Picture | Array:
-        """A picture, or a constant in float32."""
+        """The tensor *name*: a picture, or a constant in float32."""
         value = self.given[name]
         return value if isinstance(value, Picture) else self.required(name)
 
@@ -49,21 +53,24 @@ class Arguments:
         return float(self.given[name])
 
     def pair(self, name: str) -> tuple[int, int]:
+        """An argument of two numbers, or of one that stands for both."""
         value = self.given[name]
         value = list(value) if isinstance(value, Sequence) else [value]
         return (value * 2)[0], (value * 2)[1]
 
     def axes(self, name: str, x: Picture) -> list[int]:
-        """Dimensions of *x*, counted from the front."""
+        """The dimensions of *x* that the argument *name* lists, counted from the front, in ascending order."""
         value = self.given[name]
         value = list(value) if isinstance(value, Sequence) else [value]
         return sorted(axis % (len(x.view) + 1) for axis in value)
 
 
 Handler = Callable[[Arguments], Picture]
+"""Translates a call: adds its operations to the draft and returns the picture of its output."""
 
 
 def _conv2d(a: Arguments) -> Picture:
+    """A 2d convolution; padding may be numbers, "same" or "valid"."""
     x, weight = a.picture("input"), a.required("weight")
     kernel, strides, dilations = (weight.shape[2], weight.shape[3]), a.pair("stride"), a.pair("dilation")
     pads = (0, 0, 0, 0)
@@ -76,6 +83,7 @@ def _conv2d(a: Arguments) -> Picture:
 
 
 def _batch_norm(a: Arguments) -> Picture:
+    """A batch normalisation with stored statistics; scale and bias are optional."""
     if a.given["training"]:
         raise ModelError("it is in training mode; call eval() on the model first")
     mean, variance = a.required("running_mean"), a.required("running_var")
@@ -90,6 +98,7 @@ def _linear(a: Arguments) -> Picture:
 
 
 def _unary(function: str, **settings: float) -> Handler:
+    """A handler for an elementwise function with fixed settings."""
     return lambda a: a.draft.unary(a.name, a.picture(), function, **settings)
 
 
@@ -114,6 +123,7 @@ def _gelu(a: Arguments) -> Picture:
 
 
 def _prelu(a: Arguments) -> Picture:
+    """A PReLU with one slope, or one per channel."""
     x, slope = a.picture(), a.required("weight")
     channels = a.draft.size(x).channels
     if slope.size not in (1, channels):
@@ -122,6 +132,8 @@ def _prelu(a: Arguments) -> Picture:
 
 
 def _clip(low: str, high: str) -> Handler:
+    """A handler for an operator whose bounds are the arguments *low* and *high*; an empty name is no bound."""
+
     def handler(a: Arguments) -> Picture:
         bounds = {"min": a.given.get(low), "max": a.given.get(high)}
         if any(isinstance(bound, Picture) for bound in bounds.values()):
@@ -135,12 +147,14 @@ def _clip(low: str, high: str) -> Handler:
 
 
 def _rsub(a: Arguments) -> Picture:
+    """*other* minus *self*."""
     if a.number("alpha") != 1:
         raise Foreign("its alpha is not 1")
     return a.draft.add_scaled(a.name, a.operand("other"), a.operand("self"), -1.0)
 
 
 def _div(a: Arguments) -> Picture:
+    """A division by a constant per channel."""
     x, divisor = a.picture(), a.draft.per_channel(a.picture(), a.required("other"))
     if a.given.get("rounding_mode") or not divisor.all():
         raise Foreign("it rounds, or divides by zero")
@@ -154,6 +168,7 @@ def _pow(a: Arguments) -> Picture:
 
 
 def _cat(a: Arguments) -> Picture:
+    """A concatenation along the channels."""
     parts = a.given["tensors"]
     if not all(isinstance(part, Picture) for part in parts):
         raise Foreign("it joins constants")
@@ -169,6 +184,7 @@ def _max_pool2d(a: Arguments) -> Picture:
 
 
 def _avg_pool2d(a: Arguments) -> Picture:
+    """An average pool."""
     if a.given["divisor_override"] is not None:
         raise Foreign("it divides by a number of its own")
     strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
@@ -178,6 +194,7 @@ def _avg_pool2d(a: Arguments) -> Picture:
 
 
 def _adaptive_avg_pool2d(a: Arguments) -> Picture:
+    """An average pool to a given output size, which must divide the input's."""
     x, (tall, wide) = a.picture(), a.pair("output_size")
     size = a.draft.size(x)
     if (tall, wide) == (size.height, size.width):
@@ -191,6 +208,7 @@ def _adaptive_avg_pool2d(a: Arguments) -> Picture:
 
 
 def _mean(a: Arguments) -> Picture:
+    """A mean over all positions of each channel."""
     x = a.picture()
     if a.given.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
         raise Foreign("it does not take the mean over all positions of each channel")
@@ -198,7 +216,7 @@ def _mean(a: Arguments) -> Picture:
 
 
 def _reshape(a: Arguments) -> Picture:
-    """An operator that only changes the shape; the exporter worked the new one out."""
+    """An operator that only changes the shape, to that which the exporter has computed."""
     shape = a.given["shape of result"]
     if len(shape) < 2 or shape[0] != a.rows:
         raise Foreign(f"it makes {list(shape)} of {a.rows} rows, which are not rows")
@@ -206,7 +224,7 @@ def _reshape(a: Arguments) -> Picture:
 
 
 def _transpose(a: Arguments) -> Picture:
-    """Understood only where it moves nothing but dimensions of one."""
+    """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = a.picture()
     whole, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
     moved = [place for place in order[1:] if whole[place] != 1]
@@ -215,7 +233,7 @@ def _transpose(a: Arguments) -> Picture:
     return _reshape(a)
 
 
-def _same(a: Arguments) -> Picture:
+def _identity(a: Arguments) -> Picture:
     return a.picture("input") if "input" in a.given else a.picture()
 
 
@@ -226,6 +244,7 @@ def _dropout(a: Arguments) -> Picture:
 
 
 def _pad(a: Arguments) -> Picture:
+    """A padding with zeros along height and width."""
     x, pads = a.picture(), list(a.given["pad"])
     if a.given.get("mode", "constant") != "constant" or a.given.get("value") or len(x.view) != 3:
         raise Foreign("it pads with something else than zeros")
@@ -242,7 +261,7 @@ def _cast(a: Arguments) -> Picture:
 
 
 _PLAIN = ("Relu", "Sigmoid", "Tanh", "HardSwish", "Silu", "Exp", "Neg", "Abs", "Sqrt")
-"""Functions without settings, which torch calls the same in small letters."""
+"""Functions without settings, which torch calls by the same name in lower case."""
 
 HANDLERS: Mapping[str, Handler] = {
     "conv2d": _conv2d,
@@ -273,15 +292,15 @@ HANDLERS: Mapping[str, Handler] = {
     "mean": _mean,
     **dict.fromkeys(("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"), _reshape),
     "permute": _transpose,
-    **dict.fromkeys(("contiguous", "clone", "detach", "alias"), _same),
+    **dict.fromkeys(("contiguous", "clone", "detach", "alias"), _identity),
     **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
     **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
     **dict.fromkeys(("to", "_to_copy"), _cast),
 }
-"""To add an operator, write its function and a line here."""
+"""Name of an operator -> its handler. To support one more, add a function and an entry."""
 
 VIEWS = {
     "flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "permute", "contiguous", "detach", "alias",
     "dropout", "feature_dropout", "to",
 }  # fmt: skip
-"""Operators that hand out the memory of their input, so that both see what is written there later."""
+"""Operators whose output shares memory with their input, so that both see later writes."""

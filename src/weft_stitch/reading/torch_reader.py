@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.base.errors import ModelError, StitchError
 from weft_stitch.net import Net, Value, finite
-from weft_stitch.reading.draft import Foreign, NetDraft, Picture, island_name, value_of
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture, island_name, view_size
 from weft_stitch.reading.torch_aten import HANDLERS, VIEWS, Arguments
 
 try:
@@ -26,19 +26,19 @@ except ImportError as error:
 
 @dataclass(frozen=True, eq=False)
 class TorchIsland:
-    """Calls that make one value from others; runs only in torch."""
+    """Calls of torch that compute one value from others; only torch can run them."""
 
     nodes: tuple[Any, ...]
     """Nodes of a torch.fx graph, in order."""
     constants: Mapping[str, Any]
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
-    """The nodes it reads with their shapes without rows."""
+    """The nodes it reads, with their shapes without rows."""
     output: str
     value: Value
     signature: str
 
     def run(self, *tensors: Any) -> Any:
-        """Run the part on tensors [rows, C, H, W]; what comes out has this shape too."""
+        """Run the calls; inputs and output are [rows, C, H, W]."""
         first = tensors[0]
         known = {
             name: tensor.reshape(tensor.shape[0], *view)
@@ -52,7 +52,7 @@ class TorchIsland:
 
 
 def call(node: Any, known: Mapping[str, Any]) -> Any:
-    """What *node* makes of what is *known*; nothing known is written over."""
+    """The result of *node*, given the values of the nodes it reads; none of these is written to."""
     args = map_arg(node.args, lambda source: known[source.name])
     kwargs = map_arg(node.kwargs, lambda source: known[source.name])
     if writes_in_place(node):
@@ -61,33 +61,37 @@ def call(node: Any, known: Mapping[str, Any]) -> Any:
 
 
 def writes_in_place(node: Any) -> bool:
+    """Whether the operator writes to its input."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and schema.is_mutable
 
 
-def signature(nodes: Sequence[Any]) -> str:
-    """Operators and their settings, so that islands that do the same have the same."""
+def island_signature(nodes: Sequence[Any]) -> str:
+    """Operators and settings as text, equal for islands that compute the same."""
     spelled = [f"{node.target} {map_arg((node.args, dict(node.kwargs)), lambda argument: '_')}" for node in nodes]
     return island_name([str(node.target) for node in nodes], spelled)
 
 
 _GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range")
+"""Operators that only check their inputs."""
 
 
 def read_module(module: Any, example_inputs: Sequence[Any], *, islands: bool = False, name: str = "") -> Net:
-    """*module* (or an ExportedProgram of one) for inputs like *example_inputs*, whose rows become its batch.
+    """Read *module* (or its ExportedProgram) for inputs like *example_inputs*, whose rows become its batch.
 
-    *islands*: keep operators that are not understood as they are, to run for each model alone.
+    *islands*: keep operators that are not understood as they are, to run model by model. Raises ``StitchError`` if the
+    module cannot be exported or stitched.
     """
     title = name or type(module).__name__
     try:
         program = module if isinstance(module, torch.export.ExportedProgram) else _export(module, example_inputs)
-        return _TorchWalk(program, islands).net(title)
+        return _TorchReader(program, islands).net(title)
     except (ModelError, StitchError) as error:
         raise type(error)(" ".join(f"{title}: {error}".split())) from error
 
 
 def _export(module: Any, example_inputs: Sequence[Any]) -> Any:
+    """The module exported by torch.export; ``StitchError`` if it is in training mode or cannot be traced."""
     if module.training:
         raise StitchError("it is in training mode; call eval() on it first")
     try:
@@ -98,8 +102,8 @@ def _export(module: Any, example_inputs: Sequence[Any]) -> Any:
         raise StitchError(f"torch.export cannot follow it: {reason[0]}") from error
 
 
-class _TorchWalk:
-    """One walk over an exported graph."""
+class _TorchReader:
+    """Translates the nodes of one exported graph, in order, to a draft."""
 
     def __init__(self, program: Any, islands: bool) -> None:
         self._program = program
@@ -108,15 +112,16 @@ class _TorchWalk:
         self._pictures: dict[str, Picture] = {}
         self._constants: dict[str, Any] = {}
         self._hidden: dict[str, Any] = {}
-        """Nodes inside islands, by name."""
+        """Name of a node inside an island -> the node."""
         self._memory: dict[str, str] = {}
-        """Node -> the first node that handed out the memory it looks at."""
+        """Node -> the first node that uses the same memory."""
         self._rows = 0
 
     def net(self, title: str) -> Net:
+        """Translate all nodes; return the net."""
         for node in self._program.graph.nodes:
             if node.op == "placeholder":
-                self._take(node)
+                self._read_placeholder(node)
             elif node.op == "call_function" and not _is_guard(node):
                 self._read(node)
         outputs = {}
@@ -127,6 +132,7 @@ class _TorchWalk:
         return self._draft.finish(title, outputs, self._rows)
 
     def _outputs(self) -> list[Any]:
+        """The nodes that are outputs of the model."""
         (last,) = (node for node in self._program.graph.nodes if node.op == "output")
         kept = [
             node
@@ -137,8 +143,8 @@ class _TorchWalk:
             raise StitchError("it gives out no tensor")
         return kept
 
-    def _take(self, node: Any) -> None:
-        """A weight, or an input of the model."""
+    def _read_placeholder(self, node: Any) -> None:
+        """Register a weight, or an input of the model."""
         spec = next(entry for entry in self._program.graph_signature.input_specs if entry.arg.name == node.name)
         if spec.kind.name != "USER_INPUT":
             stored = self._program.state_dict.get(spec.target)
@@ -154,12 +160,13 @@ class _TorchWalk:
         self._pictures[node.name] = self._draft.input(node.name, shape[1:])
 
     def _read(self, node: Any) -> None:
+        """Translate one node: to a constant, an operation, or a part of an island."""
         try:
             if all(source.name in self._constants for source in node.all_input_nodes):
-                self._compute(node)
+                self._fold(node)
                 return
             try:
-                self._understand(node)
+                self._translate(node)
             except Foreign as error:
                 self._keep_foreign(node, str(error))
         except Foreign as error:
@@ -167,12 +174,13 @@ class _TorchWalk:
         except ModelError as error:
             raise ModelError(f"{_name(node)} ({node.target}): {error}") from error
 
-    def _compute(self, node: Any) -> None:
-        """A call on weights alone is made now."""
+    def _fold(self, node: Any) -> None:
+        """Compute a call that reads weights only."""
         with torch.no_grad():
             self._constants[node.name] = call(node, self._constants)
 
-    def _understand(self, node: Any) -> None:
+    def _translate(self, node: Any) -> None:
+        """Translate a call to operations of the net; ``Foreign`` if there is no handler for it."""
         if any(source.name in self._hidden for source in node.all_input_nodes):
             raise Foreign("it reads what is inside an island")
         kind = _kind(node)
@@ -184,7 +192,7 @@ class _TorchWalk:
         self._bind(node, picture, view=kind in VIEWS)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
-        """Arguments by the names of the schema, defaults filled in."""
+        """The call's arguments by the names of the schema, with defaults filled in."""
         schema = node.target._schema
         names = [argument.name for argument in schema.arguments]
         given = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
@@ -194,6 +202,7 @@ class _TorchWalk:
         return arguments
 
     def _known_value(self, argument: Any) -> Any:
+        """An argument with its nodes replaced by pictures or arrays."""
         if isinstance(argument, list | tuple):
             return [self._known_value(part) for part in argument]
         if not isinstance(argument, torch.fx.Node):
@@ -206,7 +215,7 @@ class _TorchWalk:
         return np.array(array)
 
     def _bind(self, node: Any, picture: Picture, *, view: bool) -> None:
-        """Store *picture* as the result of *node*; after a write in place, all views of that memory get it too."""
+        """Store *picture* as the result of *node*; after a write in place, for all views of that memory too."""
         source = node.all_input_nodes[0].name if node.all_input_nodes else node.name
         in_place = writes_in_place(node)
         shared = view or in_place
@@ -220,7 +229,10 @@ class _TorchWalk:
         self._pictures[node.name] = picture
 
     def _keep_foreign(self, node: Any, why: str) -> None:
-        """Keep a node as an island, or as part of one; *why* it is none of ours."""
+        """Keep a node as an island, or as part of one; *why*: the reason why a net cannot express it.
+
+        Raises ``Foreign`` if islands are not allowed or impossible here.
+        """
         if not self._islands:
             raise Foreign(why)
         if writes_in_place(node) and len(node.args[0].users) > 1:
@@ -240,15 +252,16 @@ class _TorchWalk:
         self._bind(node, self._draft.island(_name(node), inputs, island, shape[1:]), view=False)
 
     def _island(self, node: Any, view: tuple[int, ...]) -> TorchIsland:
+        """The island that computes *node*, with the shape *view* of its output without rows."""
         nodes = list(dict.fromkeys(self._with_hidden(node)))
         read = list(dict.fromkeys(source for part in nodes for source in part.all_input_nodes))
         pictures = [source.name for source in read if source.name in self._pictures]
         constants = {source.name: self._constants[source.name] for source in read if source.name in self._constants}
         inputs = tuple((name, self._pictures[name].view) for name in pictures)
-        return TorchIsland(tuple(nodes), constants, inputs, node.name, value_of(view), signature(nodes))
+        return TorchIsland(tuple(nodes), constants, inputs, node.name, view_size(view), island_signature(nodes))
 
     def _with_hidden(self, node: Any) -> Iterator[Any]:
-        """*node* after the hidden ones it needs; the graph is in order, so the order of the graph will do."""
+        """The hidden nodes that *node* needs, and *node*, in the order of the graph."""
         wanted, stack = {node.name}, [node]
         while stack:
             for source in stack.pop().all_input_nodes:
@@ -258,6 +271,7 @@ class _TorchWalk:
         return (part for part in self._program.graph.nodes if part.name in wanted)
 
     def _refusal(self, node: Any, why: str) -> str:
+        """The message for a node that is neither understood nor kept as an island."""
         way_out = (
             "it cannot be kept as an island" if self._islands else "islands=True runs it for each model separately"
         )
@@ -267,11 +281,12 @@ class _TorchWalk:
 
 
 def _is_guard(node: Any) -> bool:
+    """Whether *node* only checks its inputs."""
     return any(guard in str(node.target) for guard in _GUARDS)
 
 
 def _kind(node: Any) -> str:
-    """The operator's name without namespace, overload and the underscore of its in-place twin."""
+    """The operator's name without namespace, overload and the underscore of its in-place version."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return "getitem" if node.target is operator.getitem else str(node.target)
@@ -283,7 +298,7 @@ def _kind(node: Any) -> str:
 
 
 def _name(node: Any) -> str:
-    """The path of the torch layer that made the call, or that of the module around it and the call."""
+    """The path of the torch layer that made the call, or else that of the module around it, and the call."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     if not stack:
         return str(node.name)
@@ -303,13 +318,14 @@ def _is_float(node: Any) -> bool:
 
 
 def _fixed_shape(shape: Sequence[Any], name: str) -> tuple[int, ...]:
+    """*shape* if all its sizes are numbers; else ``StitchError``."""
     if not all(isinstance(size, int) for size in shape):
         raise StitchError(f"{name} has open sizes ({', '.join(map(str, shape))}); export it with fixed ones")
     return tuple(shape)
 
 
 def _output_names(program: Any) -> list[str]:
-    """One per tensor: keys of a dictionary, numbers of a tuple; a lone one is ``output``."""
+    """A name for each output tensor: by keys of a dictionary or indices of a tuple; ``output`` for a single one."""
     spec = program.call_spec.out_spec
     structure = spec.unflatten(range(spec.num_leaves)) if spec is not None else 0
     named = dict(_leaves(structure, ""))
@@ -317,6 +333,7 @@ def _output_names(program: Any) -> list[str]:
 
 
 def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
+    """Each tensor of a nested *structure*: its index, and its name made of keys and indices."""
     if isinstance(structure, int):
         yield structure, path or "output"
         return

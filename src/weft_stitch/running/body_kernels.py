@@ -17,7 +17,7 @@ import triton.language as tl
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr):
+def wait_for_previous(EARLY: tl.constexpr):
     """With EARLY, wait for the previous kernel and let the next one launch; otherwise launches are in order anyway."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -30,8 +30,11 @@ def narrow_kernel(
     RANK: tl.constexpr, GRANULE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     TALL: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Parts of ``x @ down[model]`` for rows of one model; y [part, section, rows, RANK]."""
-    follow(EARLY)
+    """Parts of ``x @ down[model]`` for each row's model; y [part, section, rows, RANK].
+
+    *whose*: the model of each granule of rows. Axes of programs: tile of rows, section, part of the depth.
+    """
+    wait_for_previous(EARLY)
     row = tl.program_id(0) * TALL + tl.arange(0, TALL)
     model = tl.load(whose + tl.program_id(0) * TALL // GRANULE)
     k = tl.program_id(2) * steps * DEEP + tl.arange(0, DEEP)
@@ -54,13 +57,14 @@ def product_kernel(
     RANK: tl.constexpr, GRANULE: tl.constexpr, OWN_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """``x @ weight + (x @ down[model]) @ up[model] + bias``; programs along axis 2 each have a part of the sum.
+    """``x @ weight + (x @ down[model]) @ up[model] + bias``; programs along axis 2 each compute a part of the sum.
 
     x [rows, depth], weight [depth, width], down [model, section, RANK, depth], up [model, RANK, width], y [part, rows,
-    width]. Columns of a tile are of one section, each of which has narrow factors of its own. NARROWED is how many
-    parts ``x @ down`` was found in before, 0 if it was not; narrowed [part, section, rows, RANK].
+    width]. *whose*: the model of each granule of rows. The columns of a tile are in one section of *section* columns,
+    each of which has narrow factors of its own. NARROWED: the number of parts of ``x @ down`` in *narrowed* [part,
+    section, rows, RANK]; 0 if this kernel computes ``x @ down`` itself.
     """
-    follow(EARLY)
+    wait_for_previous(EARLY)
     part = tl.program_id(2)
     row = tl.program_id(1) * TALL + tl.arange(0, TALL)
     column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
@@ -87,11 +91,12 @@ def product_kernel(
             narrow = tl.dot(a, tl.trans(tl.load(down_at)), narrow, input_precision=PRECISION)
             down_at += DEEP
     if RANK > 0:
-        mine = tl.arange(0, TALL)[:, None] // (TALL // SLOTS) == slot[None, :]
+        # a row takes the factors of its own model only, not those of the tile's other models
+        own_slot = tl.arange(0, TALL)[:, None] // (TALL // SLOTS) == slot[None, :]
         if NARROWED > 0:
             narrow = _gather_sums(narrowed, row, area, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
         wide = tl.load(up + (model * RANK + rank)[:, None] * width + (column % width)[None, :])
-        total = tl.dot(tl.where(mine, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
+        total = tl.dot(tl.where(own_slot, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
     known = (row < rows)[:, None] & (column < width)[None, :]
     if part == 0:
         if OWN_BIAS:
@@ -124,8 +129,11 @@ def norm_kernel(
     x, residual, scale, shift, whose, y, rows, width, line, epsilon,
     PARTS: tl.constexpr, GRANULE: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The sum of parts and a residual, normalised by each row's model; x [part, rows, width]."""
-    follow(EARLY)
+    """The sum of the parts of *x* and a residual, normalised with each row's model's tables.
+
+    x [part, rows, width]. *line*: the distance from one model's table to the next; 0 if all models share it.
+    """
+    wait_for_previous(EARLY)
     row = tl.program_id(0)
     column = tl.arange(0, ROOM)
     known = column < width
@@ -133,10 +141,12 @@ def norm_kernel(
     total = tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
         total += tl.load(x + part * rows * width + at, mask=known, other=0.0).to(tl.float32)
-    apart = tl.where(known, total - tl.sum(total) / width, 0.0)
-    normal = apart * tl.rsqrt(tl.sum(apart * apart) / width + epsilon)
-    own = tl.load(whose + row // GRANULE) * line + column
-    normal = normal * tl.load(scale + own, mask=known, other=0.0) + tl.load(shift + own, mask=known, other=0.0)
+    centred = tl.where(known, total - tl.sum(total) / width, 0.0)
+    normal = centred * tl.rsqrt(tl.sum(centred * centred) / width + epsilon)
+    own_entry = tl.load(whose + row // GRANULE) * line + column
+    normal = normal * tl.load(scale + own_entry, mask=known, other=0.0) + tl.load(
+        shift + own_entry, mask=known, other=0.0
+    )
     tl.store(y + at, normal.to(y.dtype.element_ty), mask=known)
 
 
@@ -146,8 +156,12 @@ def attention_kernel(
     HEAD: tl.constexpr, HEAD_ROOM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
     TALL: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Each request's queries over its own keys and values; x [rows, 3 * width], y [rows, width]."""
-    follow(EARLY)
+    """Attention of each request over its own tokens, with an online softmax over blocks of DEEP keys.
+
+    x [rows, 3 * width]: queries, keys and values side by side; y [rows, width]. Axes of programs: request, head, tile
+    of queries.
+    """
+    wait_for_previous(EARLY)
     start = tl.load(first + tl.program_id(0))
     length = tl.load(lengths + tl.program_id(0))
     if tl.program_id(2) * TALL < length:
@@ -155,27 +169,27 @@ def attention_kernel(
         column = tl.program_id(1) * HEAD + feature
         known = feature < HEAD
         query = tl.program_id(2) * TALL + tl.arange(0, TALL)
-        asked = (query < length)[:, None] & known[None, :]
-        q = tl.load(x + (start + query)[:, None] * (3 * width) + column[None, :], mask=asked, other=0.0)
-        most = tl.full((TALL,), -1e30, dtype=tl.float32)
-        mass = tl.zeros((TALL,), dtype=tl.float32)
+        query_mask = (query < length)[:, None] & known[None, :]
+        q = tl.load(x + (start + query)[:, None] * (3 * width) + column[None, :], mask=query_mask, other=0.0)
+        highest = tl.full((TALL,), -1e30, dtype=tl.float32)
+        weight_sum = tl.zeros((TALL,), dtype=tl.float32)
         total = tl.zeros((TALL, HEAD_ROOM), dtype=tl.float32)
         for begin in range(0, length, DEEP):
             key = begin + tl.arange(0, DEEP)
-            there = (key < length)[:, None] & known[None, :]
+            key_mask = (key < length)[:, None] & known[None, :]
             at = x + (start + key)[:, None] * (3 * width) + column[None, :]
-            keys = tl.load(at + width, mask=there, other=0.0)
-            values = tl.load(at + 2 * width, mask=there, other=0.0)
+            keys = tl.load(at + width, mask=key_mask, other=0.0)
+            values = tl.load(at + 2 * width, mask=key_mask, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
             scores = tl.where((key < length)[None, :], scores, -1e30)
-            higher = tl.maximum(most, tl.max(scores, 1))
-            weights = tl.exp(scores - higher[:, None])
-            fade = tl.exp(most - higher)
-            mass = mass * fade + tl.sum(weights, 1)
-            total = tl.dot(weights.to(values.dtype), values, total * fade[:, None], input_precision=PRECISION)
-            most = higher
+            new_highest = tl.maximum(highest, tl.max(scores, 1))
+            weights = tl.exp(scores - new_highest[:, None])
+            rescale = tl.exp(highest - new_highest)
+            weight_sum = weight_sum * rescale + tl.sum(weights, 1)
+            total = tl.dot(weights.to(values.dtype), values, total * rescale[:, None], input_precision=PRECISION)
+            highest = new_highest
         to = y + (start + query)[:, None] * width + column[None, :]
-        tl.store(to, (total / mass[:, None]).to(y.dtype.element_ty), mask=asked)
+        tl.store(to, (total / weight_sum[:, None]).to(y.dtype.element_ty), mask=query_mask)
 
 
 @triton.jit
@@ -183,20 +197,23 @@ def head_kernel(
     x, at, models, weight, bias, y, depth, width,
     PICKED: tl.constexpr, TANH: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """One row of each request by weights of its model; x [rows, depth], weight [model, depth, width]."""
-    follow(EARLY)
+    """One row of each request times its model's matrix; x [rows, depth], weight [model, depth, width].
+
+    *at*: with PICKED, the row of each request; otherwise x has one row per request.
+    """
+    wait_for_previous(EARLY)
     request = tl.program_id(0)
     model = tl.load(models + request)
     column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     known = column < width
-    given = x + (tl.load(at + request) if PICKED else request) * depth
+    row_at = x + (tl.load(at + request) if PICKED else request) * depth
     total = tl.zeros((DEEP, WIDE), dtype=tl.float32)
     for begin in range(0, depth, DEEP):
         k = begin + tl.arange(0, DEEP)
-        seen = tl.load(given + k, mask=k < depth, other=0.0).to(tl.float32)
+        values = tl.load(row_at + k, mask=k < depth, other=0.0).to(tl.float32)
         place = (model * depth + k)[:, None] * width + column[None, :]
-        own = tl.load(weight + place, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
-        total += seen[:, None] * own
+        weights = tl.load(weight + place, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
+        total += values[:, None] * weights
     answer = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
     if TANH:
         answer = 1.0 - 2.0 / (tl.exp(2.0 * answer) + 1.0)

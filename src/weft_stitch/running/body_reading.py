@@ -15,7 +15,7 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank
 from weft_stitch.net import Array
-from weft_stitch.packing import aligned
+from weft_stitch.packing import align_up
 from weft_stitch.running.body_rows import FINEST, room_for
 from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft_stitch.running.operators import Tensor, torch
@@ -24,60 +24,72 @@ NORM = "LayerNormalization"
 
 
 class BodyEncoder(NamedTuple):
-    """Encoders that share a backbone."""
+    """Encoders that share a backbone, with weights laid out for the kernels."""
 
     names: tuple[str, ...]
     weights: BodyWeights
     classes: tuple[int, ...]
-    """The number of outputs of each model."""
+    """Number of outputs of each model."""
     tokens: str
     """The input with token ids."""
     kinds: str = ""
-    """The input with token types; empty where there is none."""
+    """The input with token types; empty if there is none."""
     shown: str = ""
-    """The attention mask, 1 at tokens and 0 at padding; empty where there is none."""
+    """The attention mask, 1 at tokens and 0 at padding; empty if there is none."""
 
 
 class EmbeddedTables(NamedTuple):
-    """The embeddings that are summed before the first norm: their tables, and the inputs that index them."""
+    """The embedding tables that are summed before the first norm, and the inputs that index them."""
 
     tokens: str
+    """The input with token ids."""
     words: Array
     positions: Array
     kinds: str = ""
+    """The input with token types; empty if there is none."""
     kinds_table: Array | None = None
 
 
 class DenseStep(NamedTuple):
-    """A product with weights, and the sum behind it."""
+    """A product with weights, and the addition of its bias."""
 
     product: int
-    """The number of its step."""
+    """Index of the product's step."""
     bias: int | None
+    """Index of the step that adds the bias; None if the product has it, or there is none."""
     read: BodyValue
+    """The value that the product reads."""
     output: BodyValue
+    """The value with the bias added."""
 
 
 def read_encoder(body: Body) -> BodyEncoder:
-    """Read the models of *body*, which must share all weights except low-rank parts, biases, norms and heads."""
+    """The weights of *body*'s models for the kernels; ``StitchError`` if the body is not of the supported kind.
+
+    The models must share all weights except low-rank parts, biases, norms and heads.
+    """
     try:
-        return _Reader(body).encoder()
-    except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
-        raise _foreign(f"its steps do not fit together: {type(error).__name__} {error}") from error
+        return _EncoderReader(body).encoder()
+    except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # the description is wrong
+        raise _unsupported(f"its steps do not fit together: {type(error).__name__} {error}") from error
 
 
-class _Reader:
+class _EncoderReader:
+    """Finds the role of each weight of an encoder by the steps around it."""
+
     def __init__(self, body: Body) -> None:
         self._body = body
         self._users: dict[BodyValue, list[int]] = {}
+        """Value -> indices of the steps that read it."""
         for number, step in enumerate(body.steps):
             for value in dict.fromkeys(read for read in step.inputs if read is not None):
                 self._users.setdefault(value, []).append(number)
 
     def encoder(self) -> BodyEncoder:
+        """The encoder with all its weights."""
         norms = [number for number, step in enumerate(self._body.steps) if step.node.op == NORM]
         if len(norms) < 3 or not len(norms) % 2:
-            raise _foreign(f"it has {len(norms)} layer norms, not two for each layer and one before")
+            raise _unsupported(f"it has {len(norms)} layer norms, not two for each layer and one before")
         tables = self._embedding_tables(norms[0])
         layers = [self._layer(*norms[at : at + 3]) for at in range(0, len(norms) - 1, 2)]
         pooler, classifier = self._heads()
@@ -89,18 +101,19 @@ class _Reader:
         )  # fmt: skip
         masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.kinds)]
         if len(masks) > 1:
-            raise _foreign(f"it is not known what its inputs {', '.join(masks)} are")
+            raise _unsupported(f"it is not known what its inputs {', '.join(masks)} are")
         return BodyEncoder(self._body.names, weights, classes, tables.tokens, tables.kinds, "".join(masks))
 
     # Parts of an encoder
 
     def _embedding_tables(self, norm: int) -> EmbeddedTables:
-        waiting, tables, seen = [self._read(norm)], dict[str, Array](), set[BodyValue]()
+        """The tables whose entries are summed in front of the first *norm*."""
+        waiting, tables, seen = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
         while waiting:
             value = waiting.pop()
             number = value.step
             if value in seen:
-                raise _foreign(f"its first layer norm reads {self._where(number)} more than once")
+                raise _unsupported(f"its first layer norm reads {self._step_name(number)} more than once")
             seen.add(value)
             step = self._body.steps[number]
             values = [source for source in step.inputs if source is not None]
@@ -112,42 +125,42 @@ class _Reader:
             tables[given] = self._shared_constant(number, place)
         tokens = max((name for name in tables if name), key=lambda name: tables[name].size, default="")
         if not tokens or "" not in tables:
-            raise _foreign("its first layer norm does not read words and positions")
+            raise _unsupported("its first layer norm does not read words and positions")
         positions = tables[""].reshape(-1, tables[""].shape[-1])
         others = [name for name in tables if name not in ("", tokens)]
         if len(others) > 1:
-            raise _foreign(f"it looks words up by {', '.join(others)}, too")
+            raise _unsupported(f"it looks words up by {', '.join(others)}, too")
         embedded = EmbeddedTables(tokens, tables[tokens], positions)
         return embedded._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else embedded
 
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
-        """The layer between three norms, and its number of heads."""
+        """The layer between three norms (given by their steps), and its number of heads."""
         hidden, middle = BodyValue(before, 0), BodyValue(between, 0)
         asked, heads = self._attention_products(hidden)
         mixed, outer = self._added_product(between, hidden), self._added_product(behind, middle)
         inner = self._products(middle)
         if len(inner) != 1:
-            raise _foreign(f"{len(inner)} products read what {self._where(between)} makes, not one")
+            raise _unsupported(f"{len(inner)} products read what {self._step_name(between)} makes, not one")
         layer = BodyLayer(
-            self._product(asked), self._product([mixed]), self._norm(between),
-            self._product(inner), self._product([outer]), self._norm(behind),
+            self._shared_product(asked), self._shared_product([mixed]), self._norm(between),
+            self._shared_product(inner), self._shared_product([outer]), self._norm(behind),
         )  # fmt: skip
         return layer, heads
 
     def _attention_products(self, hidden: BodyValue) -> tuple[list[DenseStep], int]:
-        """The products of queries, keys and values, in this order, and the number of heads."""
+        """The products of queries, keys and values, in this order (or one joint product), and the number of heads."""
         products = self._products(hidden)
         if len(products) == 1:
             return products, self._head_count(products[0])
         roles = {self._role(dense.output): dense for dense in products}
         if len(products) != 3 or len(roles) != 3:
-            raise _foreign(f"{len(products)} products read what {self._where(hidden.step)} makes, not three")
+            raise _unsupported(f"{len(products)} products read what {self._step_name(hidden.step)} makes, not three")
         return [roles[role] for role in sorted(roles)], self._head_count(roles[0])
 
     def _role(self, value: BodyValue) -> int:
-        """0, 1 or 2 for a value that becomes queries, keys or values of an attention."""
+        """0, 1 or 2 for a value that becomes the queries, keys or values of an attention."""
         while True:
-            number = self._reader(value)
+            number = self._only_reader(value)
             step = self._body.steps[number]
             values = [source for source in step.inputs if source is not None]
             if step.node.op == "Attention":
@@ -157,7 +170,7 @@ class _Reader:
             value = BodyValue(number, 0)
 
     def _is_softmax(self, value: BodyValue) -> bool:
-        """Whether a value is the softmax of a product, possibly processed further."""
+        """Whether *value* is a softmax, possibly processed further, and not a product."""
         while value.step >= 0:
             step = self._body.steps[value.step]
             if step.node.op in ("MatMul", "Softmax"):
@@ -167,39 +180,40 @@ class _Reader:
 
     def _head_count(self, dense: DenseStep) -> int:
         """The number of heads, from the shape to which the attention's input is reshaped."""
-        step = self._body.steps[self._reader(dense.output)]
+        step = self._body.steps[self._only_reader(dense.output)]
         sizes = self._numbers(step, 1) if step.node.op == "Reshape" else []
         width = self._matrix(dense.product, 0).shape[0]
         if len(sizes) > 1 and max(sizes[-2:]) > 0:
             return sizes[-2] if sizes[-2] > 0 else width // sizes[-1]
-        raise _foreign(f"it is not seen how many heads {self._where(dense.product)} is for")
+        raise _unsupported(f"it is not seen how many heads {self._step_name(dense.product)} is for")
 
     def _heads(self) -> tuple[DenseStep, DenseStep]:
         """The pooler and the classifier."""
         ends = {next(iter(outputs.values())) for outputs in self._body.outputs if len(outputs) == 1}
         if len(ends) != 1 or any(len(outputs) != 1 for outputs in self._body.outputs):
-            raise _foreign("its models do not answer by one and the same step")
-        classifier = self._to(ends.pop())
+            raise _unsupported("its models do not answer by one and the same step")
+        classifier = self._product_behind(ends.pop())
         step = self._body.steps[classifier.read.step]
         if step.node.op != "Tanh" or step.inputs[0] is None:
-            raise _foreign(f"{self._where(classifier.product)} reads {step.node.op}, not the tanh of a pooler")
-        return self._to(step.inputs[0]), classifier
+            raise _unsupported(f"{self._step_name(classifier.product)} reads {step.node.op}, not the tanh of a pooler")
+        return self._product_behind(step.inputs[0]), classifier
 
     # Steps
 
     def _products(self, value: BodyValue) -> list[DenseStep]:
-        """The products that read a value."""
-        return [self._from(user) for user in self._users.get(value, ()) if self._is_product(user)]
+        """The products with weights that read *value*."""
+        return [self._dense_step(user) for user in self._users.get(value, ()) if self._is_product(user)]
 
     def _added_product(self, norm: int, hidden: BodyValue) -> DenseStep:
-        """The product in the residual sum that a norm reads, next to *hidden*."""
-        step = self._body.steps[self._read(norm).step]
+        """The product whose output is added to *hidden* in the residual sum that *norm* reads."""
+        step = self._body.steps[self._first_input(norm).step]
         others = [source for source in step.inputs if source is not None and source != hidden]
         if step.node.op != "Add" or len(others) != 1 or hidden not in step.inputs:
-            raise _foreign(f"{self._where(norm)} does not read a sum with what the norm before it made")
-        return self._to(others[0])
+            raise _unsupported(f"{self._step_name(norm)} does not read a sum with what the norm before it made")
+        return self._product_behind(others[0])
 
-    def _from(self, product: int) -> DenseStep:
+    def _dense_step(self, product: int) -> DenseStep:
+        """The product with index *product*, with the addition of its bias if that is the only reader."""
         step = self._body.steps[product]
         read, output = step.inputs[0], BodyValue(product, 0)
         assert read is not None
@@ -208,46 +222,50 @@ class _Reader:
             return DenseStep(product, users[0], read, BodyValue(users[0], 0))
         return DenseStep(product, None, read, output)
 
-    def _to(self, value: BodyValue) -> DenseStep:
-        """The product that writes a value, with its bias."""
+    def _product_behind(self, value: BodyValue) -> DenseStep:
+        """The product that computes *value*, with its bias."""
         number = value.step
         while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):
             number = next(source.step for source in self._body.steps[number].inputs if source is not None)
         if number < 0 or not self._is_product(number):
-            raise _foreign(f"{self._where(value.step)} is no product with weights")
-        return self._from(number)
+            raise _unsupported(f"{self._step_name(value.step)} is no product with weights")
+        return self._dense_step(number)
 
     def _is_product(self, number: int) -> bool:
+        """Whether a step multiplies by a stored matrix."""
         step = self._body.steps[number]
         known = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
-        return known and all(len(self._outline(keys[1])) == 2 for keys in step.contents.values())
+        return known and all(len(self._shape(keys[1])) == 2 for keys in step.contents.values())
 
     def _is_bias(self, number: int) -> bool:
+        """Whether a step adds a stored vector."""
         step = self._body.steps[number]
         held = [key for key in step.contents[min(step.contents)] if key]
-        return step.node.op == "Add" and len(held) == 1 and len(self._outline(held[0])) == 1
+        return step.node.op == "Add" and len(held) == 1 and len(self._shape(held[0])) == 1
 
-    def _reader(self, value: BodyValue) -> int:
-        """The one step that reads a value; ``Shape`` steps do not count."""
+    def _only_reader(self, value: BodyValue) -> int:
+        """The only step that reads *value*, except ``Shape`` steps; ``StitchError`` if there is not exactly one."""
         readers = [user for user in self._users.get(value, ()) if self._body.steps[user].node.op != "Shape"]
         if len(readers) != 1:
-            raise _foreign(f"{len(readers)} steps read what {self._where(value.step)} makes, not one")
+            raise _unsupported(f"{len(readers)} steps read what {self._step_name(value.step)} makes, not one")
         return readers[0]
 
-    def _read(self, number: int) -> BodyValue:
+    def _first_input(self, number: int) -> BodyValue:
+        """The first input of a step, which another step must write."""
         value = self._body.steps[number].inputs[0]
         if value is None or value.step < 0:
-            raise _foreign(f"{self._where(number)} reads no step")
+            raise _unsupported(f"{self._step_name(number)} reads no step")
         return value
 
-    def _where(self, number: int) -> str:
+    def _step_name(self, number: int) -> str:
+        """The name of a step in messages."""
         names = self._body.steps[number].names
         return names[min(names)] if number >= 0 else "an input"
 
     # Numbers
 
     def _numbers(self, step: BodyStep, place: int) -> list[int]:
-        """The sizes that a step reads; -1 for those that are not constant."""
+        """The sizes at input *place* of a step; -1 for sizes that are not constant."""
         value, arrays = step.inputs[place], self._body.constants.arrays
         if value is None:
             key = step.contents[min(step.contents)][place]
@@ -261,42 +279,46 @@ class _Reader:
             for number in (self._numbers(writer, at) if read is None else [-1])
         ]
 
-    def _outline(self, key: str) -> tuple[int, ...]:
+    def _shape(self, key: str) -> tuple[int, ...]:
+        """The shape of the constant with *key*; empty if it is not stored."""
         array = self._body.constants.arrays.get(key)
         return () if array is None else array.shape
 
     def _weights_of(self, number: int, place: int, task: int) -> Array:
+        """The constant at input *place* of a step in model *task*; ``StitchError`` if it has none."""
         contents = self._body.steps[number].contents.get(task)
         array = self._body.constants.arrays.get(contents[place]) if contents else None
         if array is None:
-            raise _foreign(f"{self._body.names[task]} has no stored weights at {self._where(number)}")
+            raise _unsupported(f"{self._body.names[task]} has no stored weights at {self._step_name(number)}")
         return array
 
     def _shared_constant(self, number: int, place: int) -> Array:
         """The constant that all models share at a step, low-rank parts aside; ``StitchError`` if they differ."""
         array, step = self._weights_of(number, place, 0), self._body.steps[number]
         if any(self._weights_of(number, place, task) is not array for task in range(1, self._body.tasks)):
-            raise _foreign(f"the models have different weights at {self._where(number)}")
+            raise _unsupported(f"the models have different weights at {self._step_name(number)}")
         if step.lines:
-            raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
-        self._near(number)
+            raise _unsupported(f"the models have lines of their own in the table at {self._step_name(number)}")
+        self._low_rank_parts(number)
         return array
 
-    def _near(self, number: int) -> dict[int, LowRank]:
-        """The low-rank parts of models at a step."""
+    def _low_rank_parts(self, number: int) -> dict[int, LowRank]:
+        """Model -> its low-rank part at a step; ``StitchError`` for differences of another kind."""
         parts = self._body.steps[number].parts
         for part in parts.values():
             if part.before is not None or part.after is not None:  # a file does not have the numbers
-                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+                raise _unsupported(
+                    f"weights differ in {part.kind}, and not by a low rank, at {self._step_name(number)}"
+                )
         return parts
 
     def _matrix(self, number: int, task: int) -> Array:
-        """[in, out]."""
+        """The weight of a product in model *task*: [in, out]."""
         matrix = self._weights_of(number, 1, task)
         return matrix.T if self._body.steps[number].node.attributes.get("transB") else matrix
 
-    def _product(self, denses: Sequence[DenseStep]) -> SharedProduct:
-        """Products of the same input, side by side."""
+    def _shared_product(self, denses: Sequence[DenseStep]) -> SharedProduct:
+        """Products of the same input, as one product with their columns side by side."""
         for dense in denses:
             self._shared_constant(dense.product, 1)
         weight = np.concatenate([self._matrix(dense.product, 0) for dense in denses], axis=1)
@@ -308,10 +330,10 @@ class _Reader:
         rank = max((part.rank for part in parts), default=0)
         if not rank:
             return SharedProduct(*tensors)
-        return SharedProduct(*tensors, *self._parts(denses, weight, max(FINEST, room_for(rank))))
+        return SharedProduct(*tensors, *self._stack_parts(denses, weight, max(FINEST, room_for(rank))))
 
-    def _parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
-        """The low-rank factors of all models, padded with zeros to one rank."""
+    def _stack_parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
+        """The low-rank factors of all models, padded with zeros to the rank *room*: down and up."""
         (depth, width), tasks = weight.shape, self._body.tasks
         down, up = np.zeros((tasks, len(denses), room, depth), np.float32), np.zeros((tasks, room, width), np.float32)
         wide = width // len(denses)
@@ -322,7 +344,7 @@ class _Reader:
         return self._tensor(down), self._tensor(up)
 
     def _bias(self, dense: DenseStep) -> Array:
-        """[1 or models, width]."""
+        """The bias of a product: [1 or models, width]."""
         width = self._matrix(dense.product, 0).shape[1]
         if dense.bias is not None:
             keys = self._body.steps[dense.bias].contents[0]
@@ -331,11 +353,12 @@ class _Reader:
         return self._table(dense.product, 2) if len(step.inputs) > 2 else np.zeros((1, width), np.float32)
 
     def _table(self, number: int, place: int) -> Array:
-        """The models' constants at a step, stacked; a single one where all are the same array."""
+        """The models' constants at a step, stacked; a single one if all are the same array."""
         held = [self._weights_of(number, place, task) for task in range(self._body.tasks)]
         return np.stack(held[:1] if all(array is held[0] for array in held) else held)
 
     def _norm(self, number: int) -> RowNorm:
+        """The scale, shift and epsilon of a layer norm."""
         scale, shift = self._table(number, 1), self._table(number, 2)
         tall = max(len(scale), len(shift))
         wide = [self._tensor(np.broadcast_to(table, (tall, table.shape[1]))) for table in (scale, shift)]
@@ -343,18 +366,19 @@ class _Reader:
 
     def _head(self, dense: DenseStep) -> OwnHead:
         """The heads of all models, padded with zeros to the widest."""
-        tasks, parts = range(self._body.tasks), self._near(dense.product)
+        tasks, parts = range(self._body.tasks), self._low_rank_parts(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         # rounded up, so that models with more classes fit later
-        width = aligned(max(matrix.shape[1] for matrix in matrices), FINEST)
+        width = align_up(max(matrix.shape[1] for matrix in matrices), FINEST)
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            weight[task, :, : matrix.shape[1]] = parts[task].whole(matrix) if task in parts else matrix
+            weight[task, :, : matrix.shape[1]] = parts[task].apply(matrix) if task in parts else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 
     def _own_bias(self, dense: DenseStep, task: int) -> Array | float:
+        """The bias of model *task* at a product; 0 if it has none."""
         if dense.bias is not None:
             keys = self._body.steps[dense.bias].contents[task]
             return self._weights_of(dense.bias, next(place for place, key in enumerate(keys) if key), task)
@@ -364,5 +388,6 @@ class _Reader:
         return torch.from_numpy(np.array(array, np.float32))
 
 
-def _foreign(why: str) -> StitchError:
+def _unsupported(why: str) -> StitchError:
+    """The error for a body that has no kernels; *why*: the reason."""
     return StitchError(f"the body is not of a kind that has kernels: {why}")

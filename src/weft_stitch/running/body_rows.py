@@ -13,15 +13,15 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft_stitch.net import Array
-from weft_stitch.packing import aligned
+from weft_stitch.packing import align_up
 from weft_stitch.running.operators import Tensor, torch
 
 FINEST = 16
-"""The least rows that a product can have of one model: the height of the smallest product in hardware."""
+"""Least number of rows that a product computes for one model: the height of the smallest product in hardware."""
 
 
 class TokenRequest(NamedTuple):
-    """Tokens for one of the models."""
+    """A request for one model: the number of its tokens."""
 
     model: int
     length: int
@@ -33,10 +33,11 @@ class RowTables(NamedTuple):
     whose: Tensor
     """The model of each granule of rows."""
     first: Tensor
-    """Each request's first row."""
+    """The first row of each request."""
     lengths: Tensor
+    """The number of tokens of each request."""
     models: Tensor
-    """Each request's model."""
+    """The model of each request."""
     positions: Tensor
     """The position of each row within its request."""
 
@@ -49,14 +50,14 @@ class PackedRows:
     rows: int
     requests: tuple[TokenRequest, ...]
     first: tuple[int, ...]
-    """Each request's first row, in the order in which they were given."""
+    """The first row of each request, in the order of *requests*."""
 
     @property
     def longest(self) -> int:
         return max(request.length for request in self.requests)
 
     def tables(self, device: Any, room: int | None = None) -> RowTables:
-        """Tables for *room* requests; missing requests have length 0."""
+        """The tables for the kernels on *device*, with *room* requests; missing requests have length 0."""
         whose = np.zeros(self.rows // self.granule, np.int32)
         positions = np.zeros(self.rows, np.int64)
         by_request = np.zeros((3, room or len(self.requests)), np.int32)
@@ -67,15 +68,15 @@ class PackedRows:
         return RowTables(*(torch.from_numpy(table).to(device) for table in (whose, *by_request, positions)))
 
     def laid(self, tokens: Sequence[Array]) -> Array:
-        """The matrix column of all requests' tokens."""
+        """Place the tokens of all requests in one array of *rows* numbers; unused rows are 0."""
         matrix = np.zeros(self.rows, np.int64)
-        for first, mine in zip(self.first, tokens, strict=True):
-            matrix[first : first + len(mine)] = mine
+        for first, ids in zip(self.first, tokens, strict=True):
+            matrix[first : first + len(ids)] = ids
         return matrix
 
 
 class TokenRow(NamedTuple):
-    """A request: its unmasked tokens, with their positions and token types."""
+    """A request with its unmasked tokens, their positions and token types."""
 
     model: int
     tokens: Array
@@ -84,7 +85,7 @@ class TokenRow(NamedTuple):
 
 
 class BatchNumbers(NamedTuple):
-    """Views of one array, of numpy or of torch."""
+    """Views of the parts of one array (of numpy or of torch) with all inputs of a batch."""
 
     tokens: Any
     kinds: Any
@@ -99,21 +100,23 @@ class RowNumbers(NamedTuple):
 
     @property
     def size(self) -> int:
+        """Count of the numbers in the array."""
         return 3 * self.rows + self.rows // FINEST + 3 * self.room
 
     def parts(self, numbers: Any) -> BatchNumbers:
+        """The parts of the array *numbers*, as views."""
         rows, room, parts, at = self.rows, self.room, [], 0
         for size in (rows, rows, rows // FINEST, room, room, room, rows):
             parts.append(numbers[at : at + size])
             at += size
         return BatchNumbers(parts[0], parts[1], RowTables(*parts[2:]))
 
-    def laid(self, asked: Sequence[TokenRow]) -> Array:
-        """Fill the array for a batch; missing requests have length 0."""
-        packed = pack([TokenRequest(row.model, len(row.tokens)) for row in asked], rows=self.rows)
+    def laid(self, requested: Sequence[TokenRow]) -> Array:
+        """The array for a batch of requests, which are sorted by model; missing requests have length 0."""
+        packed = pack([TokenRequest(row.model, len(row.tokens)) for row in requested], rows=self.rows)
         numbers = np.zeros(self.size, np.int32)
         tokens, kinds, tables = self.parts(numbers)
-        for number, (row, first) in enumerate(zip(asked, packed.first, strict=True)):
+        for number, (row, first) in enumerate(zip(requested, packed.first, strict=True)):
             end = first + len(row.tokens)
             tokens[first:end], kinds[first:end], tables.positions[first:end] = row.tokens, row.kinds, row.positions
             tables.whose[first // FINEST : -(-end // FINEST)] = row.model
@@ -121,29 +124,32 @@ class RowNumbers(NamedTuple):
         return numbers
 
 
-def split_requests(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
+def split_requests(requested: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
     """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
     batches, begin, end, last = [], 0, 0, None
-    for number, row in enumerate(asked):
-        start = end if row.model == last else aligned(end, FINEST)
+    for number, row in enumerate(requested):
+        start = end if row.model == last else align_up(end, FINEST)
         end, last = start + len(row.tokens), row.model
         if end > rows or number - begin >= room:
-            batches.append(asked[begin:number])
+            batches.append(requested[begin:number])
             begin, end = number, len(row.tokens)
-    return [*batches, asked[begin:]]
+    return [*batches, requested[begin:]]
 
 
 def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | None = None) -> PackedRows:
-    """Place requests of any order, models and lengths; *rows* is the size of the matrix, with padding at the end."""
+    """Place requests of any order, models and lengths in a matrix; ``StitchError`` if they do not fit.
+
+    *granule*: the rows of a model begin at a multiple of it. *rows*: the size of the matrix, by default what is needed.
+    """
     first, end, last = [0] * len(requests), 0, None
     for number in sorted(range(len(requests)), key=lambda place: requests[place].model):
         model, length = requests[number]
         if length < 1:
             raise StitchError(f"a request of {length} tokens: give 1 or more")
         if model != last:
-            end = aligned(end, granule)
+            end = align_up(end, granule)
         first[number], end, last = end, end + length, model
-    taken = aligned(end, granule)
+    taken = align_up(end, granule)
     if rows is not None and (rows < taken or rows % granule):
         raise StitchError(f"{rows} rows do not hold the requests, which take {taken} in steps of {granule}")
     return PackedRows(granule, rows or taken, tuple(requests), tuple(first))

@@ -36,17 +36,18 @@ from weft_stitch.running.operators import Tensor, torch
 from weft_stitch.running.sessions import relative_difference
 
 SPARE, LEAST_SPARE = 8, 2
-"""Free slots for models that are added later: one for every 8 models, but at least 2; each costs device memory."""
+"""Free slots for models that are added later: one per 8 models, but at least 2. Each slot costs device memory."""
 
 Change = Callable[[Tensor], Tensor]
+"""Maps a tensor of weights to another."""
 
 
 def map_weights(
     weights: BodyWeights, shared: Change, own: Change, setting: Callable[[float], object] = lambda number: None
 ) -> BodyWeights:
-    """Map the weights: *shared* is applied to tensors of all models, *own* to tables with an entry for each model.
+    """Map all weights: *shared* is applied to tensors that models share, *own* to tables with an entry per model.
 
-    setting: is called with other numbers that all models share.
+    *setting*: called with other numbers that all models share.
     """
 
     def product(given: SharedProduct) -> SharedProduct:
@@ -77,42 +78,43 @@ def map_weights(
 
 
 class BodyDigests(NamedTuple):
-    """Digests that tell weights apart."""
+    """Digests by which weights are compared."""
 
     shared: bytes
-    """Digest of the shared weights, and of the sizes of all others."""
+    """Digest of the shared weights, and of the shapes of all others."""
     models: tuple[bytes, ...]
     """Digest of each model's own weights."""
 
 
 def digests(encoder: BodyEncoder) -> BodyDigests:
+    """The digests of an encoder's shared weights and of each model's own weights."""
     common = blake2b(repr(encoder.weights.heads).encode())
     own = [blake2b() for _ in encoder.names]
 
-    def see_shared(tensor: Tensor) -> Tensor:
+    def digest_shared(tensor: Tensor) -> Tensor:
         common.update(repr(tuple(tensor.shape)).encode())
         common.update(tensor.contiguous().numpy().data)
         return tensor
 
-    def see_own(tensor: Tensor) -> Tensor:
+    def digest_own(tensor: Tensor) -> Tensor:
         common.update(repr(tuple(tensor.shape[1:])).encode())
-        for digest, mine in zip(own, tensor, strict=True):
-            digest.update(mine.contiguous().numpy().data)
+        for digest, entry in zip(own, tensor, strict=True):
+            digest.update(entry.contiguous().numpy().data)
         return tensor
 
-    map_weights(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
+    map_weights(encoder.weights, digest_shared, digest_own, lambda number: common.update(repr(number).encode()))
     return BodyDigests(common.digest(), tuple(digest.digest() for digest in own))
 
 
 class SlottedBody:
-    """The weights of a body on a device, with a slot for each model and some free ones."""
+    """The weights of a body on a device, with a slot for each model and some free slots. Thread-safe."""
 
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
         self.shared, self.dtype = shared, dtype
         self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
         self._taken: list[bytes | None] = [None] * self.room
         self._users = [0] * self.room
-        """Count of the loaded files that serve the model in each slot."""
+        """For each slot, the number of loaded files that serve its model."""
         self._lock = threading.Lock()
         """Protects slots and their users: files load and close in different threads."""
         self.weights = map_weights(
@@ -122,7 +124,10 @@ class SlottedBody:
         )
 
     def take(self, encoder: BodyEncoder, models: Sequence[bytes]) -> tuple[int, ...] | None:
-        """Take a slot for each model; loaded models keep theirs. None where there are too few free slots."""
+        """Reserve a slot for each model, by its digest; a loaded model keeps its slot.
+
+        None if there are too few free slots.
+        """
         with self._lock:
             free = [slot for slot, users in enumerate(self._users) if not users and self._taken[slot] not in models]
             new = [digest for digest in dict.fromkeys(models) if digest not in self._taken]
@@ -138,57 +143,64 @@ class SlottedBody:
             return slots
 
     def give_back(self, slots: Sequence[int]) -> None:
+        """Release slots; their weights stay until another model needs the slot."""
         with self._lock:
             for slot in slots:
                 self._users[slot] -= 1
 
     def _write(self, encoder: BodyEncoder, model: int, slot: int) -> None:
-        for table, given in zip(_own(self.weights), _own(encoder.weights), strict=True):
+        """Copy the own weights of *model* into *slot*."""
+        for table, given in zip(_own_tables(self.weights), _own_tables(encoder.weights), strict=True):
             table[slot].copy_(given[model])
 
 
-def _own(weights: BodyWeights) -> Iterator[Tensor]:
-    """The tables with an entry for each model, in order."""
+def _own_tables(weights: BodyWeights) -> Iterator[Tensor]:
+    """The tables with an entry for each model, in a fixed order."""
     tables: list[Tensor] = []
 
-    def seen(tensor: Tensor) -> Tensor:
+    def collect(tensor: Tensor) -> Tensor:
         tables.append(tensor)
         return tensor
 
-    map_weights(weights, lambda tensor: tensor, seen)
+    map_weights(weights, lambda tensor: tensor, collect)
     yield from tables
 
 
 LEAST_ROWS, MOST_ROWS = 64, 2048
-"""Token rows of the smallest and largest rung. Each rung costs tuning, a capture and memory; a batch above the largest
-runs in parts. The largest rung grows where a single request may have more tokens.
+"""Token rows of the smallest and the largest rung.
+
+Each rung costs tuning, a capture and memory. A batch above the largest rung runs in parts. The largest rung has more
+rows if a single request may have more tokens.
 """
 
 Run = Callable[[], None]
+"""Runs a batch in fixed buffers."""
 Capture = Callable[[Run], Run]
+"""Captures a run, as one CUDA graph on a GPU, and returns a function that replays it."""
 Shapes = dict[str, Any]
-"""Rows of a rung -> the tiles that ``tune_body`` found for it, as JSON."""
+"""Rows of a rung -> the tiles that ``tune_body`` found for them, as JSON."""
 
 
 class BodyRung(NamedTuple):
-    """A captured batch with a fixed number of token rows."""
+    """A captured batch with a fixed number of token rows, and its buffers."""
 
     layout: RowNumbers
     numbers: Tensor
-    """Its inputs, laid out by *layout*."""
+    """The input buffer, laid out by *layout*."""
     answers: Tensor
+    """The output buffer."""
     run: Run
 
 
 class BodyLadder:
-    """Batches of a body in fixed buffers of 64, 128, 256, ... rows, each made when it is first needed.
+    """Captured batches of 64, 128, 256, ... token rows, the *rungs*; each is built when it is first needed.
 
-    A batch goes to the smallest rung that holds its rows; one that no rung holds is computed in parts. On a GPU each
-    rung is one CUDA graph.
+    A batch runs on the smallest rung that holds its rows; a batch that no rung holds runs in parts. On a GPU each rung
+    is one CUDA graph. Callers must not use one rung from several threads at once.
     """
 
     def __init__(self, weights: BodyWeights, room: int, shapes: Shapes | None = None) -> None:
-        """room: requests of a batch. shapes: those that were found earlier."""
+        """*room*: the most requests of a batch. *shapes*: tiles that an earlier run has found."""
         self._weights, self.room, self.shapes = weights, room, {} if shapes is None else shapes
         self.positions, self.words = len(weights.positions), len(weights.words)
         self.kinds = 1 if weights.kinds is None else len(weights.kinds)
@@ -196,11 +208,11 @@ class BodyLadder:
         self._rungs: dict[int, BodyRung] = {}
 
     granule = FINEST
-    """Rows that a model has at least."""
+    """The rows of a model begin at a multiple of this."""
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of all possible rungs."""
+        """Rows of all possible rungs, in ascending order."""
         sizes = [LEAST_ROWS]
         while sizes[-1] < self.most:
             sizes.append(2 * sizes[-1])
@@ -208,37 +220,39 @@ class BodyLadder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rungs' input and output buffers."""
+        """Bytes of the buffers of all rungs built so far."""
         return sum(rung.numbers.nbytes + rung.answers.nbytes for rung in self._rungs.values())
 
-    def check(self, asked: TokenRow) -> None:
-        """Refuse a request whose tokens, kinds or length exceed the tables."""
-        length = int(asked.positions.max()) + 1
+    def check(self, requested: TokenRow) -> None:
+        """Refuse a request whose tokens, token types or length exceed the model's tables."""
+        length = int(requested.positions.max()) + 1
         if length > self.positions:
             raise StitchError(f"a request of {length} tokens: {self.positions} at most")
-        for what, numbers, count in (("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds)):
+        for what, numbers, count in (("tokens", requested.tokens, self.words), ("kinds", requested.kinds, self.kinds)):
             least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
                 raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
 
-    def lots(self, asked: Sequence[TokenRow]) -> list[Sequence[TokenRow]]:
-        """Requests as batches that rungs hold; those of a model must follow each other."""
-        return split_requests(asked, self.most, self.room)
+    def split(self, requested: Sequence[TokenRow]) -> list[Sequence[TokenRow]]:
+        """Split requests, which are sorted by model, into batches that rungs hold."""
+        return split_requests(requested, self.most, self.room)
 
-    def rows_of(self, lot: Sequence[TokenRow]) -> int:
-        """Rows of the rung that holds a batch."""
-        return self.size_for(pack([TokenRequest(row.model, len(row.tokens)) for row in lot]).rows)
+    def rows_of(self, batch: Sequence[TokenRow]) -> int:
+        """Rows of the smallest rung that holds *batch*."""
+        return self.size_for(pack([TokenRequest(row.model, len(row.tokens)) for row in batch]).rows)
 
     def size_for(self, rows: int) -> int:
+        """Rows of the smallest rung that holds *rows* token rows."""
         return max(LEAST_ROWS, room_for(rows))
 
     def rung(self, rows: int, capture: Capture, enough: Callable[[], bool] = lambda: False) -> BodyRung:
-        """The rung of *rows* token rows; *enough* says whether the time for tuning its tiles is used up."""
+        """The rung of *rows* token rows. *enough* returns whether the time for tuning its tiles is used up."""
         if rows not in self._rungs:
             self._rungs[rows] = self._build(rows, capture, enough)
         return self._rungs[rows]
 
     def _build(self, rows: int, capture: Capture, enough: Callable[[], bool]) -> BodyRung:
+        """Build a rung: buffers, tuned tiles, and the captured run."""
         words, room = self._weights.words, min(self.room, rows)
         layout, longest = RowNumbers(rows, room), min(rows, self.positions)
         numbers = torch.zeros(layout.size, dtype=torch.int32, device=words.device)
@@ -246,7 +260,7 @@ class BodyLadder:
         body = FusedBody(self._weights)
         if words.is_cuda:
             numbers.copy_(torch.from_numpy(layout.laid(self._example(rows, room))))
-            self._shape(body, tables, enough)
+            self._set_tiles(body, tables, enough)
         width = self._weights.classifier.weight.shape[2]
         answers = torch.zeros((room, width), dtype=torch.float32, device=words.device)
 
@@ -257,13 +271,13 @@ class BodyLadder:
         return BodyRung(layout, numbers, answers, capture(run))
 
     def _example(self, rows: int, room: int) -> list[TokenRow]:
-        """Example requests of several models that fill a rung, for tuning."""
+        """Requests of several models that fill a rung, as an example for tuning."""
         length, models = max(FINEST, rows // room // FINEST * FINEST), len(self._weights.classifier.weight)
         zeros, count = np.zeros(length, np.int32), min(room, rows // length)
         return [TokenRow(number * models // count, zeros, zeros, zeros) for number in range(count)]
 
-    def _shape(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
-        """Tune the products' tiles once for each size; if time is up, use those of the nearest rung."""
+    def _set_tiles(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
+        """Tune the products' tiles once per number of rows; if time is up, take those of the nearest rung."""
         from weft_stitch.running.kernel_shapes import tune_body
 
         rows = len(tables.positions)
@@ -285,20 +299,23 @@ class BodyLadder:
 __all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "rows_of"]
 
 CLOSE = 1e-3
-"""Largest relative difference of an answer to the model's own, in float32: the kernels sum in another order."""
+"""Largest relative difference of an answer to the separate model's, in float32: the kernels sum in another order."""
 ROOM = 32
-"""Requests of a batch."""
+"""Most requests of a batch."""
 _LENGTH, _HIDDEN = 8, (5, 7)
-"""Tokens of a test request, and the positions that its mask hides if there is a mask."""
+"""Tokens of a test request, and the positions that its attention mask hides."""
 
 Feed = dict[str, Array]
 
 
 class FusedEncoder:
-    """Answers requests for any of the models, in one batch."""
+    """Answers requests for any of the models of a body in one batch; not thread-safe."""
 
     def __init__(self, stitching: BodyStitching, device: Any = "cuda", dtype: Any = None) -> None:
-        """dtype: the type of weights and activations; by default float16 on CUDA, else float32."""
+        """*dtype*: the type of weights and activations; by default float16 on CUDA, else float32.
+
+        Raises ``StitchError`` if the body has no kernels, or the kernels answer differently from the models.
+        """
         self.device = torch.device(device)
         self.encoder = read_encoder(stitching.body)
         bench = BodyBench(stitching.body, list(stitching.files.values()), 1)
@@ -317,7 +334,7 @@ class FusedEncoder:
         self.ladder = BodyLadder(body.weights, ROOM)
 
     def __call__(self, requests: Sequence[tuple[str, Array]]) -> list[Array]:
-        """Answer requests (model, tokens), in their order."""
+        """Answer requests (name of the model, token ids), in their order."""
         names = self.encoder.names
         for name, _ in requests:
             if name not in names:
@@ -327,29 +344,31 @@ class FusedEncoder:
             self.ladder.check(row)
         order = sorted(range(len(rows)), key=lambda number: rows[number].model)
         with torch.inference_mode(), torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
-            answers = _ran(
-                self.ladder, [rows[number] for number in order], _capture if self.device.type == "cuda" else _plain
+            answers = _run_requests(
+                self.ladder, [rows[number] for number in order], _capture if self.device.type == "cuda" else _uncaptured
             )
         classes = [self.encoder.classes[names.index(name)] for name, _ in requests]
         return [answers[order.index(number)][:count] for number, count in enumerate(classes)]
 
 
-def _ran(ladder: BodyLadder, asked: Sequence[TokenRow], capture: Capture) -> Array:
-    """Run rows, which are sorted by model, and return their answers."""
+def _run_requests(ladder: BodyLadder, requested: Sequence[TokenRow], capture: Capture) -> Array:
+    """The answers to requests, which are sorted by model."""
     answers = []
-    for lot in ladder.lots(asked):
-        rung = ladder.rung(ladder.rows_of(lot), capture)
-        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(lot)))
+    for batch in ladder.split(requested):
+        rung = ladder.rung(ladder.rows_of(batch), capture)
+        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(batch)))
         rung.run()
-        answers.append(_numpy(rung.answers[: len(lot)]))
+        answers.append(_numpy(rung.answers[: len(batch)]))
     return np.concatenate(answers)
 
 
-def _plain(run: Run) -> Run:
+def _uncaptured(run: Run) -> Run:
+    """A capture that only returns the run, for the CPU."""
     return run
 
 
 def _capture(run: Run) -> Run:
+    """Capture *run* as a CUDA graph, after one run that compiles its kernels."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -367,7 +386,10 @@ def read_file(path: Path, *, cuda: bool) -> BodyEncoder:
 
 
 def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> list[TokenRow]:
-    """Split inputs of a model, [rows, length] each, into requests, without masked tokens."""
+    """Split inputs of a model, [rows, length] each, into requests without masked tokens.
+
+    Raises ``StitchError`` if the mask is not of 0 and 1, or hides the first token.
+    """
     tokens = given[encoder.tokens]
     kinds = given[encoder.kinds] if encoder.kinds else np.zeros_like(tokens)
     if not encoder.shown:
@@ -377,8 +399,8 @@ def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> lis
         raise StitchError(f"{encoder.shown} must be of 0 and 1")
     if not shown[:, :1].all():
         raise StitchError(f"{encoder.shown} hides the first token, which the answer is read of; fill up behind")
-    at = [np.flatnonzero(mask) for mask in shown]
-    return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(at)]
+    positions = [np.flatnonzero(mask) for mask in shown]
+    return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(positions)]
 
 
 def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
@@ -389,19 +411,22 @@ def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRo
 
 
 def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array]]) -> None:
-    """Refuse an *encoder* that answers differently from its models; *alone* runs the models on a row each."""
+    """Compare the kernels' plain versions with the separate models; ``StitchError`` if an answer differs.
+
+    *alone*: runs each model on one row of inputs, and returns the answers.
+    """
     feeds = [_example(encoder, task) for task in range(len(encoder.names))]
     ladder = BodyLadder(encoder.weights, len(feeds))
-    asked = [row for task, feed in enumerate(feeds) for row in rows_of(encoder, task, feed)]
-    answers = _ran(ladder, asked, _plain)
-    for name, count, mine, wanted in zip(encoder.names, encoder.classes, answers, alone(feeds), strict=True):
-        lost = relative_difference(mine[None, :count], wanted)
-        if not lost <= CLOSE:
-            raise StitchError(f"{name} differs by {lost:.2g} as a body with kernels of its own")
+    requested = [row for task, feed in enumerate(feeds) for row in rows_of(encoder, task, feed)]
+    answers = _run_requests(ladder, requested, _uncaptured)
+    for name, count, answer, wanted in zip(encoder.names, encoder.classes, answers, alone(feeds), strict=True):
+        difference = relative_difference(answer[None, :count], wanted)
+        if not difference <= CLOSE:
+            raise StitchError(f"{name} differs by {difference:.2g} as a body with kernels of its own")
 
 
 def _example(encoder: BodyEncoder, task: int) -> Feed:
-    """A random row of inputs."""
+    """A random row of inputs for model *task*."""
     rng = np.random.default_rng(task)
     length = min(_LENGTH, len(encoder.weights.positions))
     feed = {encoder.tokens: rng.integers(0, len(encoder.weights.words), (1, length))}

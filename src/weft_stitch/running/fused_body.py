@@ -20,19 +20,23 @@ class TileShape(NamedTuple):
     """Tile of a product: how much one Triton program computes, and how it is compiled."""
 
     tall: int
+    """Rows."""
     wide: int
+    """Columns."""
     deep: int
+    """Depth per step of the loop."""
     warps: int = 4
     stages: int = 3
     parts: int = 1
-    """Split of the sum over the depth (split-K); the norm after the product adds the parts up."""
+    """Number of parts into which the sum over the depth is split (split-K); the norm after the product adds them up."""
     before: bool = False
     """Whether a separate kernel computes ``x @ down`` first."""
 
 
 PLAINEST = TileShape(16, 16, 16)
+"""The smallest tile, which is used until tiles are tuned."""
 LIBRARY = TileShape(0, 0, 0)
-"""No tiles: a product without parts is left to torch."""
+"""No tile: the product is computed by torch, which is possible without low-rank parts and own biases."""
 MOST_NARROWED, BUSY = 8, 256
 """Limits for splitting ``x @ down``: at most 8 parts of the depth, and only until 256 programs keep the GPU busy."""
 
@@ -50,16 +54,16 @@ class Early(Enum):
 
 @dataclass(frozen=True, eq=False)
 class SharedProduct:
-    """A linear layer of all models."""
+    """A linear layer of all models: a shared weight, with a low-rank part and a bias for each model if they differ."""
 
     weight: Tensor
     """[depth, width]."""
     bias: Tensor
     """[1 or models, width]."""
     down: Tensor | None = None
-    """[models, sections, rank, depth]: the narrow factors; the columns of the result form this many equal sections."""
+    """[models, sections, rank, depth]: the narrow factors, for each of equally wide sections of the columns."""
     up: Tensor | None = None
-    """[models, rank, width]."""
+    """[models, rank, width]: the wide factors."""
 
     @property
     def rank(self) -> int:
@@ -70,7 +74,7 @@ class SharedProduct:
         return 1 if self.down is None else int(self.down.shape[1])
 
     def fits(self, shape: TileShape) -> bool:
-        """Whether tiles of this shape divide it evenly."""
+        """Whether tiles of *shape* divide the product evenly."""
         if not shape.tall:
             return not self.rank and len(self.bias) == 1
         depth, width = self.weight.shape
@@ -91,34 +95,42 @@ class BodyLayer(NamedTuple):
     asked: SharedProduct
     """Queries, keys and values, side by side."""
     mixed: SharedProduct
+    """The product after the attention."""
     attended: RowNorm
+    """The norm of the attention's residual sum."""
     inner: SharedProduct
+    """The first product of the feed-forward part, followed by GELU."""
     outer: SharedProduct
+    """The second product of the feed-forward part."""
     done: RowNorm
+    """The norm of the feed-forward part's residual sum."""
 
 
 class OwnHead(NamedTuple):
-    """A linear layer that each model has for itself: [models, depth, width], [models, width]."""
+    """A linear layer of each model's own: weight [models, depth, width], bias [models, width]."""
 
     weight: Tensor
     bias: Tensor
 
 
 class BodyWeights(NamedTuple):
-    """The weights of all models."""
+    """The weights of all models of a body."""
 
     words: Tensor
+    """Embeddings of tokens."""
     positions: Tensor
     embedded: RowNorm
+    """The norm of the summed embeddings."""
     layers: Sequence[BodyLayer]
     pooler: OwnHead
     classifier: OwnHead
     heads: int
+    """Number of attention heads."""
     kinds: Tensor | None = None
-    """Embeddings of token types, where the models have them."""
+    """Embeddings of token types; None if the models have none."""
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor once."""
+        """Every tensor, once even if it is used in several places."""
         tensors: dict[int, Tensor] = {}
         waiting: list[Any] = list(self)
         while waiting:
@@ -137,24 +149,29 @@ class BodyWeights(NamedTuple):
 
 
 Key = tuple[int, int, int, int, int]
-"""Depth, width and rank of a product, rows and granule."""
+"""Depth, width and rank of a product, and rows and granule of its input."""
 
 
 @dataclass(eq=False)
 class FusedBody:
-    """Runs a body; *shapes* are the products' tiles (``kernel_shapes`` finds them), by default the smallest."""
+    """Runs a body, in Triton kernels on CUDA and in plain torch elsewhere."""
 
     weights: BodyWeights
     shapes: Mapping[Key, TileShape] = field(default_factory=dict)
+    """The tiles of the products (``kernel_shapes`` finds them); by default the smallest."""
     early: Early = Early.NONE
+    """Which kernels may launch before the previous one has ended."""
 
     def __call__(self, tokens: Tensor, tables: RowTables, longest: int, kinds: Tensor | None = None) -> Tensor:
-        """Compute [requests, classes] of tokens [rows]; *longest* is at least the longest request's length."""
+        """The outputs [requests, classes] for *tokens* [rows].
+
+        *longest*: at least the length of the longest request. *kinds*: the token type of each row.
+        """
         weights = self.weights
-        places = weights.positions[tables.positions]
+        offsets = weights.positions[tables.positions]
         if weights.kinds is not None:
-            places = places + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
-        x = self.norm(weights.words[tokens], places, weights.embedded, tables)
+            offsets = offsets + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
+        x = self.norm(weights.words[tokens], offsets, weights.embedded, tables)
         for layer in weights.layers:
             mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
             x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)
@@ -164,6 +181,7 @@ class FusedBody:
         return self.head(pooled, weights.classifier, tables)
 
     def shape(self, product: SharedProduct, rows: int, granule: int) -> TileShape:
+        """The tile for a product of *rows* rows; ``StitchError`` if it does not divide the product."""
         key = (*product.weight.shape, product.rank, rows, granule)
         shape = self.shapes.get(key, PLAINEST)
         if not product.fits(shape):
@@ -174,7 +192,7 @@ class FusedBody:
     def product(
         self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
     ) -> Tensor:
-        """Compute [rows, width]; with *summed*, where a norm adds parts up, it may be [parts, rows, width]."""
+        """The product [rows, width]; with *summed*, parts [parts, rows, width] if the following norm adds them up."""
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
             return plain_product(x, weight, bias, down, up, tables, gelu)
@@ -183,11 +201,13 @@ class FusedBody:
         return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
     def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
+        """The normalised sum of *x*, in parts or not, and *residual*."""
         if not x.is_cuda:
             return plain_norm(x, residual, *norm, tables)
         return launch_norm(x, residual, norm, tables, self.early)
 
     def attention(self, x: Tensor, tables: RowTables, longest: int) -> Tensor:
+        """Attention of each request over its own rows; *x* has queries, keys and values side by side."""
         heads = self.weights.heads
         if not x.is_cuda:
             return plain_attention(x, heads, tables)
@@ -196,7 +216,7 @@ class FusedBody:
     def head(
         self, x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False
     ) -> Tensor:
-        """Compute [requests, width] of *x*, of which *at* selects a row for each request."""
+        """The outputs [requests, width] of each model's own layer; *at* selects a row of *x* for each request."""
         if not x.is_cuda:
             return plain_head(x if at is None else x[at.long()], *head, tables, tanh)
         return launch_head(x, head, tables, at=at, tanh=tanh, early=self.early)
@@ -206,6 +226,7 @@ def launch_product(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False,
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
+    """Launch a product with tiles of *shape*: [rows, width], or [parts, rows, width] if it is split."""
     if not shape.tall:
         y = torch.addmm(product.bias[0], x, product.weight)
         return torch.nn.functional.gelu(y) if gelu else y
@@ -224,7 +245,7 @@ def product_call(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, early: Early,
     narrowed: Tensor | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """Arguments and settings of the product kernel; argument 7 is the output."""
+    """Arguments and settings for a launch of the product kernel; argument 7 is the output."""
     rows, (depth, width) = len(x), product.weight.shape
     kind = x.dtype if shape.parts == 1 else torch.float32
     y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
@@ -236,37 +257,39 @@ def product_call(
         RANK=product.rank, GRANULE=rows // len(tables.whose), OWN_BIAS=len(product.bias) > 1,
         GELU=gelu, PRECISION=_precision(), NARROWED=0 if narrowed is None else len(narrowed),
         TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages,
-        **_start(x, early is Early.ALL),
+        **_launch_settings(x, early=early is Early.ALL),
     )  # fmt: skip
     return arguments, settings
 
 
 def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
-    """Launch ``x @ down`` of each row's model, in parts of the depth: [part, section, rows, rank]."""
+    """Launch ``x @ down`` with each row's model, in parts of the depth: [part, section, rows, rank]."""
     from weft_stitch.running.body_kernels import narrow_kernel
 
     rows, depth, sections = len(x), len(product.weight), product.sections
     granule = rows // len(tables.whose)
     tall, deep = min(64, granule & -granule), min(128, depth & -depth)
     steps = depth // deep
-    able = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
-    parts = next((count for count in able if rows // tall * sections * count >= BUSY), able[-1])
+    divisors = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
+    parts = next((count for count in divisors if rows // tall * sections * count >= BUSY), divisors[-1])
     y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
     narrow_kernel[(rows // tall, sections, parts)](
         x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
         RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4,
-        **_start(x, early is not Early.NONE),
+        **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
 def _factors(product: SharedProduct) -> tuple[Tensor, Tensor]:
+    """The narrow and wide factors; the weight stands for both if there are none, as a kernel needs pointers."""
     if product.down is None or product.up is None:
         return product.weight, product.weight
     return product.down, product.up
 
 
 def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, early: Early = Early.NONE) -> Tensor:
+    """Launch ``norm_kernel``; *x* is [rows, width], or [parts, rows, width] to be summed."""
     from weft_stitch.running.body_kernels import norm_kernel
 
     y = torch.empty_like(residual)
@@ -274,12 +297,13 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, e
     norm_kernel[(rows,)](
         x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
         norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=room_for(width),
-        num_warps=4, **_start(x, early is not Early.NONE),
+        num_warps=4, **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
 def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, early: Early = Early.NONE) -> Tensor:
+    """Launch ``attention_kernel``; *longest* is at least the length of the longest request."""
     from weft_stitch.running.body_kernels import attention_kernel
 
     rows, width = len(x), x.shape[1] // 3
@@ -288,7 +312,7 @@ def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, ear
     attention_kernel[(len(tables.first), heads, -(-longest // tall))](
         x, tables.first, tables.lengths, y, width, (width // heads) ** -0.5,
         HEAD=width // heads, HEAD_ROOM=max(16, room_for(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
-        num_warps=1 if tall == FINEST else 4, **_start(x, early is not Early.NONE),
+        num_warps=1 if tall == FINEST else 4, **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
     return y
 
@@ -297,6 +321,7 @@ def launch_head(
     x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False,
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
+    """Launch ``head_kernel``; *at*: the row of each request, if *x* has more rows than requests."""
     from weft_stitch.running.body_kernels import head_kernel
 
     _, depth, width = head.weight.shape
@@ -304,34 +329,38 @@ def launch_head(
     y = torch.empty((requests, width), dtype=x.dtype, device=x.device)
     head_kernel[(requests, -(-width // wide))](
         x, tables.first if at is None else at, tables.models, head.weight, head.bias, y, depth, width,
-        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4, **_start(x, early is not Early.NONE),
+        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4,
+        **_launch_settings(x, early=early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
-def _start(x: Tensor, early: bool) -> dict[str, bool]:
-    """Launch settings; early launches need Hopper (compute capability 9) or later."""
+def _launch_settings(x: Tensor, *, early: bool) -> dict[str, bool]:
+    """Settings of a kernel's launch; early launches need compute capability 9 (Hopper) or later."""
     if not (x.is_cuda and able_to_start_early(x.device)):
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": early}
 
 
 def able_to_start_early(device: Any) -> bool:
+    """Whether *device* supports programmatic dependent launch."""
     return bool(torch.cuda.get_device_capability(device)[0] >= 9)
 
 
 def _precision() -> str:
+    """The precision of float32 products in Triton, as torch is set."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def models_of(tables: RowTables, rows: int) -> Tensor:
-    """The model of each row."""
+    """The model of each of *rows* rows."""
     return tables.whose.long().repeat_interleave(rows // len(tables.whose))
 
 
 def plain_product(
     x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None, up: Tensor | None, tables: RowTables, gelu: bool
 ) -> Tensor:
+    """The twin of ``product_kernel`` in plain torch."""
     whose = models_of(tables, len(x))
     y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
     if down is not None and up is not None:
@@ -342,12 +371,14 @@ def plain_product(
 
 
 def plain_norm(x: Tensor, residual: Tensor, scale: Tensor, shift: Tensor, epsilon: float, tables: RowTables) -> Tensor:
+    """The twin of ``norm_kernel`` in plain torch."""
     whose = models_of(tables, len(x)) * (len(scale) > 1)
-    plain = torch.nn.functional.layer_norm((x + residual).float(), x.shape[1:], eps=epsilon)
-    return (plain * scale[whose] + shift[whose]).to(x.dtype)
+    normal = torch.nn.functional.layer_norm((x + residual).float(), x.shape[1:], eps=epsilon)
+    return (normal * scale[whose] + shift[whose]).to(x.dtype)
 
 
 def plain_attention(x: Tensor, heads: int, tables: RowTables) -> Tensor:
+    """The twin of ``attention_kernel`` in plain torch."""
     y = torch.zeros(len(x), x.shape[1] // 3, dtype=x.dtype, device=x.device)
     for first, length in zip(tables.first.tolist(), tables.lengths.tolist(), strict=True):
         if length:
@@ -358,6 +389,7 @@ def plain_attention(x: Tensor, heads: int, tables: RowTables) -> Tensor:
 
 
 def plain_head(x: Tensor, weight: Tensor, bias: Tensor, tables: RowTables, tanh: bool) -> Tensor:
+    """The twin of ``head_kernel`` in plain torch; *x* has one row per request."""
     models = tables.models.long()
     y = torch.einsum("qk,qkn->qn", x.float(), weight[models].float()) + bias[models]
     return (torch.tanh(y) if tanh else y).to(x.dtype)

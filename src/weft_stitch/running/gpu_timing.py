@@ -29,16 +29,16 @@ from weft_stitch.running.module import WARM_UPS, StitchedModule, warm_up
 from weft_stitch.running.operators import Tensor, torch
 
 UNCAPTURED = ("eager", "grouped-eager")
-"""The ways that launch every operation anew; the others are replayed as one CUDA graph."""
+"""Ways that launch every operation anew; all others are replayed as one CUDA graph."""
 LOAD_BYTES = 16
-"""What one load of the fused kernel takes."""
+"""Bytes of one vector load of the fused kernel."""
 
 Outputs = tuple[Tensor, ...]
 Call = Callable[..., Outputs]
 
 
 class Place(NamedTuple):
-    """Where modules lie, what they compute in, and how pictures lie there."""
+    """Where modules run: device, number type, and memory order of pictures."""
 
     device: str
     dtype: Any
@@ -46,14 +46,15 @@ class Place(NamedTuple):
 
     @property
     def align(self) -> int:
-        """How many numbers a load takes, for ``lower`` in the form ``fused``."""
+        """Numbers per vector load, as ``lower`` needs it for the form ``fused``."""
         return LOAD_BYTES // int(self.dtype.itemsize)
 
     def module(self, graph: Graph) -> StitchedModule:
+        """*graph* as a module at this place."""
         return StitchedModule(graph, device=self.device, dtype=self.dtype, channels_last=self.channels_last)
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """*tensor* as an input for modules here."""
+        """*tensor* as an input of modules at this place."""
         spatial = self.channels_last and tensor.dim() == 4
         here = tensor.to(device=self.device, dtype=self.dtype)
         return here.contiguous(memory_format=torch.channels_last) if spatial else here
@@ -61,18 +62,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RivalWay:
-    """Something that runs all tasks: ``call`` of ``inputs``, which stay where they are."""
+    """A way to run all tasks: ``call`` with ``inputs``, which stay where they are."""
 
     name: str
     call: Call
     inputs: tuple[Tensor, ...]
     weight_bytes: int
-    """Kernels alone, as they lie on the device."""
+    """Bytes of the kernels on the device."""
     launches: int | None
-    """Steps that are not views; None where a compiler decides."""
+    """Number of steps that are not views; None if a compiler decides."""
 
     @property
     def captured(self) -> bool:
+        """Whether the way is replayed as a CUDA graph."""
         return self.name not in UNCAPTURED
 
     def run(self) -> Outputs:
@@ -81,33 +83,37 @@ class RivalWay:
 
 
 ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0
-"""A round is *REPLAYS* calls, or as many as go into *ROUND_S*, but *FEWEST*."""
+"""Rounds, and calls per round: *REPLAYS*, or as many as take *ROUND_S* seconds, but at least *FEWEST*."""
 
 
-class Built(NamedTuple):
-    """Modules on the device, and what they keep there."""
+class BuiltModules(NamedTuple):
+    """Modules on the device, and the memory that they keep there."""
 
     modules: tuple[StitchedModule, ...]
     resident_bytes: int | None
+    """Bytes of weights and tables; None without CUDA."""
 
 
 class TimedWay(NamedTuple):
-    """A way ready to be timed."""
+    """A way that is warmed up and ready to be timed; byte counts are None without CUDA."""
 
     replay: Run
     outputs: Outputs
     """Overwritten by every replay of a CUDA graph."""
     added_bytes: int | None
-    """The most that running takes on top of what stays."""
+    """Peak bytes that a run needs in addition to what stays on the device."""
     pool_bytes: int | None
-    """What the CUDA graph keeps reserved for that, in the allocator's large pages."""
+    """Bytes that the CUDA graph reserves for a run, in the allocator's large pages."""
     workspace_bytes: int | None
-    """The part of *added_bytes* that is cuBLAS's."""
+    """The part of *added_bytes* that is cuBLAS's workspace."""
 
 
 @contextmanager
 def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
-    """Let float32 products be rounded to TF32, everywhere or nowhere; *search* lets cuDNN try its algorithms."""
+    """A context in which float32 products and convolutions may use TF32, or not.
+
+    *search*: let cuDNN try its algorithms and choose the fastest.
+    """
     conv, product = torch.backends.cudnn, torch.backends.cuda.matmul
     before = conv.allow_tf32, product.allow_tf32, conv.benchmark
     conv.allow_tf32, product.allow_tf32, conv.benchmark = tf32, tf32, search
@@ -117,7 +123,7 @@ def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
         conv.allow_tf32, product.allow_tf32, conv.benchmark = before
 
 
-def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> Built:
+def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> BuiltModules:
     """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
     settle()
     before = _allocated_bytes()
@@ -127,11 +133,11 @@ def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Pl
             module(*given)
     settle()
     after = _allocated_bytes()
-    return Built(modules, None if after is None or before is None else after - before)
+    return BuiltModules(modules, None if after is None or before is None else after - before)
 
 
 def _tune_module(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
-    """A fresh module with the shapes that tuning found: what tuning left behind goes with the old one."""
+    """A new module with tuned tiles; the memory that tuning needed goes with the module that was tuned."""
     module = place.module(graph)
     if not module.fused_layers or not inputs[0].is_cuda:
         return module
@@ -143,7 +149,7 @@ def _tune_module(graph: Graph, inputs: Sequence[Tensor], place: Place) -> Stitch
 
 
 def prepare(way: RivalWay) -> TimedWay:
-    """Warm *way* up, capture it if it is one to be captured, and note what memory that takes."""
+    """Warm *way* up, capture it if it is to be captured, and record the memory that it needs."""
     if not way.inputs[0].is_cuda:
         return TimedWay(way.run, way.run(), None, None, None)
     warm_up(way.run)
@@ -161,6 +167,7 @@ def prepare(way: RivalWay) -> TimedWay:
 
 
 def _capture(way: RivalWay) -> tuple[Run, Outputs]:
+    """Capture a run as a CUDA graph; return its replay and its outputs."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = way.run()
@@ -169,9 +176,10 @@ def _capture(way: RivalWay) -> tuple[Run, Outputs]:
 
 
 def settle() -> None:
-    """Wait for the device and give back all that is not in use, cuBLAS's workspaces too: the next will be its own.
+    """Wait for the device, and free unused memory and cuBLAS's workspaces, so that the next way gets its own.
 
-    A workspace taken during a capture is the graph's; one taken before it would be reused under the graph's feet.
+    A workspace that is taken during a capture belongs to the graph. A workspace taken before would be shared, and
+    overwritten between replays.
     """
     if not torch.cuda.is_available():
         return
@@ -186,7 +194,7 @@ def _allocated_bytes() -> int | None:
 
 
 def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int = REPLAYS) -> dict[str, float]:
-    """The median over *rounds* of each run's mean; the runs take turns."""
+    """The median over *rounds* of each run's mean milliseconds; the runs take turns."""
     with torch.no_grad():
         measures = [partial(_mean_ms, run, _replays(run, replays)) for run in runs.values()]
         times = measure_in_turns(measures, rounds)
@@ -194,11 +202,13 @@ def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int
 
 
 def _replays(run: TimedWay, most: int) -> int:
+    """How many calls a round of *run* has: at most *most*, fewer if they would take longer than ``ROUND_S``."""
     once_ms = _mean_ms(run, 1)
     return max(min(most, FEWEST), min(most, round(1e3 * ROUND_S / max(once_ms, 1e-3))))
 
 
 def _mean_ms(run: TimedWay, count: int) -> float:
+    """Mean milliseconds of *count* calls; by CUDA events on a GPU."""
     if not run.outputs[0].is_cuda:
         return 1e3 * mean_seconds(run.replay, perf_counter, count)
     for _ in range(WARM_UPS):
@@ -215,7 +225,7 @@ def _mean_ms(run: TimedWay, count: int) -> float:
 
 @dataclass(frozen=True)
 class GraphClock:
-    """Every graph as a module at *place*, on CUDA as one CUDA graph with tuned kernels; they take turns."""
+    """The cost of graphs by timing them as modules at *place*, in turns; on CUDA as CUDA graphs with tuned kernels."""
 
     place: Place
     rounds: int = ROUNDS
@@ -240,7 +250,7 @@ def plan_for(
     clock: GraphClock | None = None,
     weight_cap_bytes: int | None = None,
 ) -> Plan:
-    """The fastest way to run *family* at *place*: layers by the model of a GPU, whole graphs by the clock."""
+    """The fastest plan for *family* at *place*; segments are costed by a GPU's model, whole graphs by *clock*."""
     return plan(
         family,
         sharing,

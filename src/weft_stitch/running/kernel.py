@@ -22,6 +22,7 @@ FIELDS = tl.constexpr(len(Tile._fields))
 
 @triton.jit
 def activate(x, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr):
+    """The activation FUNCTION of *x*."""
     if FUNCTION == "Relu":
         x = tl.maximum(x, 0.0)
     if FUNCTION == "LeakyRelu":
@@ -40,24 +41,26 @@ def activate(x, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr)
 
 
 @triton.jit
-def from_table(places, lines, table, k, tap, inside, ALIGN: tl.constexpr):
-    """Where the weights of input columns *k* lie, and whether there are any."""
+def look_up_rows(places, lines, table, k, tap, inside, ALIGN: tl.constexpr):
+    """Where the weights of input columns *k* are, by the table of places, and whether there are any."""
     place = tl.load(places + table + k, mask=inside, other=-1)
     row = (place + tap * tl.load(lines + table + k, mask=inside, other=0)) * ALIGN
     return row, place >= 0
 
 
 @triton.jit
-def product(
+def tile_product(
     x, weights, places, lines, tile, corner, rows_seen, columns_seen, width, x_columns,
     TAPS_HIGH: tl.constexpr, TAPS_WIDE: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     BY_TABLE: tl.constexpr, ALIGN: tl.constexpr, INPUT_ALIGN: tl.constexpr,
     FLAT: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """The sums over taps and input columns for one tile, and for its rider when NARROW says that it has one.
+    """The sums over taps and input columns for one tile, and for its rider if NARROW is above 0.
 
-    Places are sums, not selections: only of sums does the compiler know that they are multiples of ALIGN.
+    *tile*: its row in the table of tiles. *corner*: the first number of each position's window. *rows_seen*,
+    *columns_seen*: for each position, a bit per tap that is inside the picture. Places are computed by additions, not
+    selections: only so does the compiler know that they are multiples of ALIGN.
     """
     TAPS: tl.constexpr = TAPS_HIGH * TAPS_WIDE
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
@@ -109,7 +112,7 @@ def product(
         a = tl.load(x + corner[:, None] + (offset + k)[None, :], mask=seen, other=0.0)
         second = k >= second_column
         if BY_TABLE:
-            row, owned = from_table(places, lines, table, k, tap, inside, ALIGN)
+            row, owned = look_up_rows(places, lines, table, k, tap, inside, ALIGN)
         else:
             owned = inside & ((k < first_end) | (second & (k < second_end)))
             row = (first_place + tap * line) + k * (TAPS * line) + second.to(tl.int32) * jump
@@ -117,7 +120,7 @@ def product(
         total = tl.dot(a, b, total, input_precision=PRECISION)
         if NARROW > 0:
             if BY_TABLE:
-                own_row, owned = from_table(places, lines, own_table, k, tap, inside, ALIGN)
+                own_row, owned = look_up_rows(places, lines, own_table, k, tap, inside, ALIGN)
             else:
                 own_row = (own_first_place + tap * own_line) + k * (TAPS * own_line) + second.to(tl.int32) * own_jump
             own_seen = owned[:, None] & own_known[None, :]
@@ -135,11 +138,11 @@ def finish(
     RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr,
     ALIGN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Scale, shift, add and activate a tile's sums, and write them; columns beside the block become zero."""
+    """Scale, shift and activate a tile's sums, add the residual, and write them; columns outside the block become 0."""
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
     known = channels < tl.multiple_of(tl.load(tile + 4), ALIGN)
     skip = tl.load(tile + 5)
-    mine = (channels >= skip) & (channels < skip + tl.load(tile + 6))
+    in_block = (channels >= skip) & (channels < skip + tl.load(tile + 6))
     out = tl.multiple_of(tl.load(tile + 7), ALIGN) + channels
     table = tl.load(tile) * y_columns + out
     total = total * tl.load(scale + table, mask=known, other=0.0)[None, :]
@@ -148,13 +151,13 @@ def finish(
     kept = alive[:, None] & known[None, :]
     if RESIDUAL:
         total += tl.load(residual + to, mask=kept, other=0.0).to(tl.float32)
-    total = tl.where(mine[None, :], activate(total, ACTIVATION, ALPHA, BETA), 0.0)
+    total = tl.where(in_block[None, :], activate(total, ACTIVATION, ALPHA, BETA), 0.0)
     tl.store(y + to, total.to(y.dtype.element_ty), mask=kept)
 
 
 @triton.jit
-def seen_taps(first, size, TAPS: tl.constexpr, DILATION: tl.constexpr):
-    """A bit for each tap along one side: whether it falls inside the picture."""
+def visible_taps(first, size, TAPS: tl.constexpr, DILATION: tl.constexpr):
+    """A bit for each tap along one side: whether it is inside the picture. *first*: the coordinate of the first tap."""
     bits = tl.zeros_like(first)
     for tap in tl.static_range(TAPS):
         at = first + tap * DILATION
@@ -172,6 +175,11 @@ def fused_kernel(
     BETA: tl.constexpr, ALIGN: tl.constexpr, INPUT_ALIGN: tl.constexpr, FLAT: tl.constexpr, DEPTH: tl.constexpr,
     PRECISION: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
+    """Compute one tile, and its rider if it has one; *tiles* are those of ``PackedLayer.tiles``.
+
+    x, y and residual: [rows, height, width, columns]. *places*, *lines*: the two tables of ``PackedLayer.places``.
+    *x_groups*, *y_groups*: columns divided by the alignment, so that the compiler knows that they are multiples of it.
+    """
     tile = tiles + tl.program_id(0) * (2 * FIELDS)
     x_columns = x_groups * INPUT_ALIGN
     y_columns = y_groups * ALIGN
@@ -183,10 +191,10 @@ def fused_kernel(
     top = (within // out_width) * STRIDE_H - PAD_H
     left = (within % out_width) * STRIDE_W - PAD_W
     corner = ((image * height + top) * width + left) * x_columns
-    rows_seen = tl.where(alive, seen_taps(top, height, TAPS_HIGH, DILATION_H), 0)
-    columns_seen = seen_taps(left, width, TAPS_WIDE, DILATION_W)
+    rows_seen = tl.where(alive, visible_taps(top, height, TAPS_HIGH, DILATION_H), 0)
+    columns_seen = visible_taps(left, width, TAPS_WIDE, DILATION_W)
     if NARROW > 0 and tl.load(tile + FIELDS + 4) > 0:
-        total, own_total = product(
+        total, own_total = tile_product(
             x, weights, places, lines, tile, corner, rows_seen, columns_seen, width, x_columns,
             TAPS_HIGH, TAPS_WIDE, DILATION_H, DILATION_W, BY_TABLE, ALIGN, INPUT_ALIGN, FLAT, DEPTH, PRECISION,
             TALL, WIDE, DEEP, NARROW,
@@ -200,12 +208,12 @@ def fused_kernel(
             RESIDUAL, ACTIVATION, ALPHA, BETA, ALIGN, NARROW,
         )  # fmt: skip
     else:
-        alone, _ = product(
+        single_total, _ = tile_product(
             x, weights, places, lines, tile, corner, rows_seen, columns_seen, width, x_columns,
             TAPS_HIGH, TAPS_WIDE, DILATION_H, DILATION_W, BY_TABLE, ALIGN, INPUT_ALIGN, FLAT, DEPTH, PRECISION,
             TALL, WIDE, DEEP, 0,
         )  # fmt: skip
         finish(
-            alone, tile, positions, alive, scale, shift, residual, y, y_columns,
+            single_total, tile, positions, alive, scale, shift, residual, y, y_columns,
             RESIDUAL, ACTIVATION, ALPHA, BETA, ALIGN, WIDE,
         )  # fmt: skip

@@ -40,12 +40,13 @@ HALF_SHAPES = (
     Shape(64, 64, 64, 4, 4), Shape(64, 64, 64, 8, 4), Shape(64, 64, 128, 8, 3), Shape(64, 64, 32, 4, 5),
     Shape(64, 32, 128, 8, 4), Shape(16, 64, 128, 4, 4),
 )  # fmt: skip
+"""Candidates for fused layers in half precision: wide tiles for full nets, small ones for pruned nets."""
 FLOAT_SHAPES = (
     Shape(128, 128, 32, 8, 3), Shape(128, 64, 32, 8, 3), Shape(64, 64, 32, 4, 3), Shape(64, 32, 32, 4, 3),
     Shape(64, 16, 32, 4, 3), Shape(128, 16, 16, 4, 3), Shape(32, 32, 64, 4, 3), Shape(32, 64, 32, 4, 3),
     Shape(16, 16, 64, 2, 3), Shape(16, 64, 64, 4, 3),
 )  # fmt: skip
-"""Candidates for fused layers: wide tiles for full nets, small ones for pruned nets and late layers."""
+"""The same in single precision."""
 PRODUCT_SHAPES = (
     TileShape(128, 256, 64, 8, 3), TileShape(128, 128, 64, 8, 3), TileShape(64, 128, 64, 4, 4),
     TileShape(64, 64, 64, 4, 5), TileShape(64, 64, 128, 4, 4), TileShape(64, 32, 128, 4, 4),
@@ -54,19 +55,21 @@ PRODUCT_SHAPES = (
 )  # fmt: skip
 """Candidates for the products of a body."""
 PARTS = (1, 2, 4)
+"""Numbers of parts into which the sum over a product's depth may be split."""
 MIXED = 64
-"""Rows from which a tile may hold many models, so that applying narrow factors in a kernel before may be faster."""
+"""Rows from which a tile may contain many models, so that a separate kernel for narrow factors may be faster."""
 FEW, MANY = 12, 800
-"""Programs of a launch: with fewer most of a GPU is idle, more of them are small ones that read too much."""
+"""Programs per launch: with fewer, most of a GPU is idle; with more, these are small and read too much."""
 
 TileChoice = TypeVar("TileChoice", Shape, TileShape)
 Trial = tuple[FusedConv, Tensor, Tensor | None]
-"""A layer with an input and a residual like those it gets."""
+"""A fused layer, with an input and a residual (or None) like those it gets."""
 Progress = Callable[[int, int], None]
+"""Called with the number of tuned layers and of all layers."""
 
 
 def replay_seconds(run: Run, repeats: int = 10) -> float:
-    """The least seconds of one call inside a CUDA graph of *repeats* calls."""
+    """Seconds of one call, as the least mean over three replays of a CUDA graph of *repeats* calls."""
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -91,9 +94,10 @@ def _seconds_by_shape(
     repeats: int,
     stop: Callable[[TileChoice], bool] = lambda shape: False,
 ) -> dict[TileChoice, float]:
-    """Time a kernel in each shape that the GPU has resources for.
+    """Time a kernel in each shape for which the GPU has resources.
 
-    *stop* is consulted before each shape, but never before one shape has run.
+    *run_in*: returns a run of the kernel in a shape. *stop*: called before each shape, but never before one shape has
+    run; ends the trials.
     """
     from triton.runtime.errors import OutOfResources
 
@@ -111,7 +115,7 @@ def _seconds_by_shape(
 def _compile_all(jobs: Iterable[Callable[[], object]]) -> list[Future[object]]:
     """Compile on all cores; threads suffice, as the compiler does most of its work outside Python.
 
-    A failure is kept in the future, and shows again when the candidate is timed.
+    A failure is kept in the future; it occurs again when the candidate is timed.
     """
     with ThreadPoolExecutor() as pool:
         return [pool.submit(job) for job in jobs]
@@ -128,25 +132,26 @@ def tune(
 ) -> None:
     """Give every fused layer of *module* its fastest shape for inputs like *example*; equal layers are timed once.
 
-    enough: whether to make do with what was compiled and tried so far; a shape is found for every layer all the same.
+    *enough*: returns whether tuning must end; every layer still gets a shape that runs. Raises ``StitchError`` if a
+    layer has none, or *example* is not on CUDA.
     """
     if places := {str(tensor.device) for tensor in example if tensor.device.type != "cuda"}:
         raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(places))}")
     trials = _trials(module, example)
-    different = {_key(*trial): trial for trial in trials}
-    compiled = _compile(list(different.values()), enough)
+    distinct = {_key(*trial): trial for trial in trials}
+    compiled = _compile(list(distinct.values()), enough)
     fastest: dict[Any, Shape] = {}
-    for done, (key, trial) in enumerate(different.items()):
+    for done, (key, trial) in enumerate(distinct.items()):
         fastest[key] = _fastest(*trial, compiled, enough)
         if on_progress is not None:
-            on_progress(done + 1, len(different))
-    for trial in trials:
-        trial[0].shape = fastest[_key(*trial)]
-        trial[0].forget_tables()
+            on_progress(done + 1, len(distinct))
+    for layer, x, residual in trials:
+        layer.shape = fastest[_key(layer, x, residual)]
+        layer.forget_tables()
 
 
 def shapes(layer: FusedConv) -> Iterator[Shape]:
-    """The candidates for *layer*."""
+    """The shapes to try for *layer*."""
     taps = layer.packed.window.kernel[0] * layer.packed.window.kernel[1]
     most = max(tile.span for targets in layer.packed.targets for tile in targets)
     for shape in HALF_SHAPES if layer.weights.dtype == torch.float16 else FLOAT_SHAPES:
@@ -159,12 +164,12 @@ def shapes(layer: FusedConv) -> Iterator[Shape]:
 
 
 def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
-    """Run the module once and keep what its fused layers are given."""
+    """Run the module once, and record the inputs of its fused layers."""
     trials: list[Trial] = []
 
     def keep(layer: FusedConv, given: tuple[Tensor, ...]) -> None:
-        lying = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in given]
-        trials.append((layer, lying[0], lying[1] if len(lying) > 1 else None))
+        channels_last = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in given]
+        trials.append((layer, channels_last[0], channels_last[1] if len(channels_last) > 1 else None))
 
     hooks = [layer.register_forward_pre_hook(keep) for layer in module.fused_layers]
     with torch.no_grad():
@@ -175,32 +180,35 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
 
 
 def _key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
-    """Equal for layers that take equally long in the same shape."""
+    """A key that is equal for layers that take equally long in the same shape."""
     packed = layer.packed
     sizes = (packed.window, packed.inputs, packed.outputs, packed.unique, packed.narrow, packed.align, packed.by_table)
     return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes)
 
 
-def _job(layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape) -> tuple[Any, tuple[Any, ...], Any]:
-    """A key that differs for kernels that are compiled differently, and the arguments to compile one with."""
-    kept, layer.shape = layer.shape, shape
+def _compile_job(
+    layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape
+) -> tuple[Any, tuple[Any, ...], Any]:
+    """A key that differs for kernels that are compiled differently, and the arguments and settings to compile one."""
+    before, layer.shape = layer.shape, shape
     settings, tables = layer.settings(residual is not None), layer.tables(1, x.device)
-    layer.shape = kept
+    layer.shape = before
     key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
     return key, layer.arguments(x, tables, residual, x), settings
 
 
 def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
-    """Compile the candidates of all layers; the keys of those that were reached before it was *enough*.
+    """Compile the candidates of all layers; return the keys of those that were tried before it was *enough*.
 
-    The first candidate of every layer comes before the second of any, so that each layer has one when time runs out.
+    The first candidate of every layer is compiled before the second of any, so that each layer has one when time runs
+    out.
     """
     from weft_stitch.running.kernel import fused_kernel
 
     jobs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     rounds = zip_longest(*([(*trial, shape) for shape in shapes(trial[0])] for trial in trials))
     for candidate in filter(None, chain.from_iterable(rounds)):
-        key, arguments, settings = _job(*candidate)
+        key, arguments, settings = _compile_job(*candidate)
         jobs[key] = arguments, settings
 
     def compile_one(arguments: tuple[Any, ...], settings: dict[str, Any]) -> bool:
@@ -216,8 +224,8 @@ def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
 def _fastest(
     layer: FusedConv, x: Tensor, residual: Tensor | None, compiled: set[Any], enough: Callable[[], bool]
 ) -> Shape:
-    """The fastest of the shapes that are compiled; where none of them fits, the first that does."""
-    ready = [shape for shape in shapes(layer) if _job(layer, x, residual, shape)[0] in compiled]
+    """The fastest of the shapes that are compiled; if none of them runs on this GPU, the first other one that does."""
+    ready = [shape for shape in shapes(layer) if _compile_job(layer, x, residual, shape)[0] in compiled]
 
     def run_in(shape: Shape) -> Run:
         layer.shape = shape
@@ -235,14 +243,16 @@ def _fastest(
 
 
 class PlaceTrial(NamedTuple):
-    """The products at one place of every layer."""
+    """The products at one place of every layer, such as ``inner``, which are tuned together."""
 
     products: list[SharedProduct]
     norms: list[RowNorm]
-    """The norms after them, where these add up parts."""
+    """The norms that follow the products and add up their parts; empty if none does."""
     gelu: bool
+    """Whether a GELU follows."""
 
     def run(self, x: Tensor, tables: RowTables, early: Early, shape: TileShape) -> None:
+        """Run all products, and one norm after each to count the cost of adding parts up."""
         for product in self.products:
             y = launch_product(x, product, tables, shape, gelu=self.gelu, early=early)
             if self.norms:
@@ -250,15 +260,19 @@ class PlaceTrial(NamedTuple):
 
 
 class BodyTrials(NamedTuple):
-    """Seconds of everything that was tried."""
+    """The seconds of all candidates that were timed."""
 
     products: dict[str, dict[TileShape, float]]
-    """By the names of ``BodyLayer``."""
+    """Name of a product in ``BodyLayer`` -> tile -> seconds."""
     bodies: dict[Early, float]
+    """Launch mode -> seconds of the whole body."""
 
 
 def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
-    """Give *body* the tiles and the launch mode that are fastest for rows like those of *tables*."""
+    """Give *body* the fastest tiles and launch mode for rows like those of *tables*; return all times.
+
+    Raises ``StitchError`` if no tile of a product runs on this GPU.
+    """
     early = Early.ALL if able_to_start_early(tables.whose.device) else Early.NONE
     rows = len(tables.positions)
     times, chosen = {}, dict(body.shapes)
@@ -288,24 +302,27 @@ def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
 
 
 def _place_trials(body: FusedBody) -> dict[str, PlaceTrial]:
-    """By the names of ``BodyLayer``."""
+    """Name of a product in ``BodyLayer`` -> its trial."""
     layers = body.weights.layers
     return {
-        "asked": PlaceTrial([layer.asked for layer in layers], [], False),
-        "mixed": PlaceTrial([layer.mixed for layer in layers], [layer.attended for layer in layers], False),
-        "inner": PlaceTrial([layer.inner for layer in layers], [], True),
-        "outer": PlaceTrial([layer.outer for layer in layers], [layer.done for layer in layers], False),
+        "asked": PlaceTrial([layer.asked for layer in layers], [], gelu=False),
+        "mixed": PlaceTrial([layer.mixed for layer in layers], [layer.attended for layer in layers], gelu=False),
+        "inner": PlaceTrial([layer.inner for layer in layers], [], gelu=True),
+        "outer": PlaceTrial([layer.outer for layer in layers], [layer.done for layer in layers], gelu=False),
     }
 
 
 def product_shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
-    """The candidates for a product; where all are too large for a small one, whatever fits."""
-    fitting = [*_fitting(product, rows, summed, FEW)] or [*_fitting(product, rows, summed, 1)]
+    """The tiles to try for a product; for a small one, for which all have too few programs, whatever divides it.
+
+    *summed*: whether a norm follows that can add up parts.
+    """
+    fitting = [*_fitting_tiles(product, rows, summed, FEW)] or [*_fitting_tiles(product, rows, summed, 1)]
     return fitting or [PLAINEST] if product.fits(PLAINEST) else fitting
 
 
-def _fitting(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
-    """The candidates that make at least *few* programs."""
+def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
+    """The tiles to try that divide the product and make at least *few* programs."""
     if product.fits(LIBRARY):
         yield LIBRARY
     for parts in PARTS if summed else (1,):
@@ -321,6 +338,7 @@ def _fitting(product: SharedProduct, rows: int, summed: bool, few: int) -> Itera
 def _compile_products(
     jobs: Iterable[tuple[PlaceTrial, Tensor, Sequence[TileShape]]], tables: RowTables, early: Early
 ) -> None:
+    """Compile the products' kernels for all tiles to try."""
     from weft_stitch.running.body_kernels import product_kernel
 
     def compile_one(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
@@ -333,7 +351,7 @@ def _compile_products(
 
 
 def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:
-    """Seconds of whole runs by launch mode."""
+    """Launch mode -> seconds of the whole body."""
     longest, times = int(tables.lengths.max()), {}
     for body.early in modes:
         run = partial(body, torch.zeros_like(tables.positions), tables, longest)

@@ -29,14 +29,17 @@ def plain(
     shift: Array,
     residual: Array | None = None,
 ) -> Array:
-    """*x* and *residual* are [rows, height, width, columns], as is the result."""
-    patches, (tall, wide) = _patches(packed, x)
+    """The twin of the fused kernel in numpy: [rows, height, width, columns] in and out.
+
+    *rows*: the rows of each task. *scale*, *shift*: [task, output column].
+    """
+    patches, (tall, wide) = _unfold(packed, x)
     taps = packed.window.kernel[0] * packed.window.kernel[1]
     y = np.zeros((len(patches), packed.outputs), np.float32)
     for fields in packed.tiles([row_count * tall * wide for row_count in rows], 1 << 30, 1 << 30):
         tile = Tile(*(int(field) for field in fields[: len(Tile._fields)]))
         k, channel = np.arange(tile.depth), tile.skip + np.arange(tile.width)
-        place, line = _place_of(packed, tile, k, taps)
+        place, line = _weight_places(packed, tile, k, taps)
         owned = place >= 0
         at = place[owned][:, None, None] + (line[owned][:, None] * np.arange(taps))[:, :, None] + channel
         positions = slice(tile.first_position, tile.end_position)
@@ -48,8 +51,8 @@ def plain(
     return y.reshape(len(x), tall, wide, packed.outputs)
 
 
-def _place_of(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
-    """Where the weights of each input column begin (-1: the task has none), and how far it is from tap to tap."""
+def _weight_places(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
+    """For each input column *k*, where its weights begin (-1: the task has none), and the distance of its taps."""
     if packed.by_table:
         place, line = packed.places.reshape(2, -1)[:, tile.table + k]
         return np.where(place < 0, -1, place * packed.align), line * packed.align
@@ -59,23 +62,23 @@ def _place_of(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Arr
     return np.where(owned, place, -1), np.full_like(k, tile.line)
 
 
-def _patches(packed: PackedLayer, x: Array) -> tuple[Array, tuple[int, int]]:
-    """[output position, column, tap]: what every output position sees; and the size of the output."""
+def _unfold(packed: PackedLayer, x: Array) -> tuple[Array, tuple[int, int]]:
+    """The input [output position, column, tap] of every output position, and the output's height and width."""
     window = packed.window
     top, left, bottom, right = window.pads
     padded = np.pad(np.asarray(x, np.float32), ((0, 0), (top, bottom), (left, right), (0, 0)))
     tall, wide = window.output(x.shape[1], x.shape[2])
-    seen = []
+    patches = []
     for i in range(window.kernel[0]):
         for j in range(window.kernel[1]):
             first, second = i * window.dilations[0], j * window.dilations[1]
             cut = padded[:, first :: window.strides[0], second :: window.strides[1]][:, :tall, :wide]
-            seen.append(cut.reshape(-1, padded.shape[-1]))
-    return np.stack(seen, axis=-1), (tall, wide)
+            patches.append(cut.reshape(-1, padded.shape[-1]))
+    return np.stack(patches, axis=-1), (tall, wide)
 
 
 def activated(y: Array, activation: Activation) -> Array:
-    """The activation's function of *y*."""
+    """Apply an activation to *y*."""
     function, alpha, beta = activation
     if function in ("Sigmoid", "Silu"):
         with np.errstate(over="ignore"):
@@ -93,61 +96,65 @@ def activated(y: Array, activation: Activation) -> Array:
 
 
 class Shape(NamedTuple):
-    """How much one program of the kernel does, and how the compiler arranges it."""
+    """Tile of the fused kernel: how much one program computes, and how it is compiled."""
 
     tall: int
-    """How many output positions it computes."""
+    """Output positions."""
     wide: int
-    """How many output channels it computes."""
+    """Output channels."""
     deep: int
-    """How many input columns it reads at a time."""
+    """Input columns per step of the loop."""
     warps: int = 4
     stages: int = 3
     flat: bool = False
-    """Walk taps and columns as one dimension: better when there are few columns."""
+    """Whether the loop treats taps and columns as one dimension, which is better for few columns."""
 
 
 class FusedConv(torch.nn.Module):
-    """Convolve, scale, shift, add and activate all tasks' rows; tensors are [rows, columns, height, width]."""
+    """Convolve, scale, shift, add a residual and activate, for all tasks' rows; [rows, columns, height, width]."""
 
     def __init__(self, packed: PackedLayer, rows: Sequence[int], activation: Activation, *tables: Array) -> None:
+        """*rows*: the rows of each task. *tables*: packed weights, scale and shift."""
         super().__init__()
         self.packed, self.rows, self.activation = packed, tuple(rows), activation
         self.shape = Shape(64, 32, 32)
         self.reuses = False
-        """Whether the result takes the place of the residual, which nothing else needs."""
+        """Whether the output may be written over the residual, which no other step needs."""
         self._places: dict[Any, tuple[Tensor, ...]] = {}
-        """Tables of tiles for the shapes that it had so far."""
+        """Number of positions and tile sizes -> tables of tiles, places and lines on the device."""
         for name, table in zip(("weights", "scale", "shift"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(np.array(table)))
 
     def forward(
         self, x: Tensor, residual: Tensor | None = None, *, into: Tensor | None = None, keep: bool = False
     ) -> Tensor:
-        """The layer's output, in *into* if that lies as it does; *keep* leaves the residual as it is."""
-        lying = x.permute(0, 2, 3, 1).contiguous()
-        more = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
-        place = more if self.reuses and not keep else None
+        """The layer's output.
+
+        *into*: memory for it, used if it is in channels-last order. *keep*: do not write over the residual.
+        """
+        x_last = x.permute(0, 2, 3, 1).contiguous()
+        residual_last = None if residual is None else residual.permute(0, 2, 3, 1).contiguous()
+        target = residual_last if self.reuses and not keep else None
         if into is not None and into.dtype == x.dtype and into.permute(0, 2, 3, 1).is_contiguous():
-            place = into.permute(0, 2, 3, 1)
+            target = into.permute(0, 2, 3, 1)
             if self.packed.ragged:
-                place.zero_()
-        y = self.launch(lying, more, place) if x.is_cuda else self.plainly(lying, more)
-        if place is not None and y is not place:  # where there is no kernel
-            y = place.copy_(y)
+                target.zero_()
+        y = self.launch(x_last, residual_last, target) if x.is_cuda else self.plainly(x_last, residual_last)
+        if target is not None and y is not target:  # the plain twin does not write into a target
+            y = target.copy_(y)
         return y.permute(0, 3, 1, 2)
 
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer computed without CUDA: [rows, height, width, columns] in and out."""
+        """The layer without CUDA: [rows, height, width, columns] in and out."""
         given, weights, scale, shift = (
             tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
         )
-        more = None if residual is None else residual.float().cpu().numpy()
-        y = plain(self.packed, self.rows, self.activation, given, weights, scale, shift, more)
+        added = None if residual is None else residual.float().cpu().numpy()
+        y = plain(self.packed, self.rows, self.activation, given, weights, scale, shift, added)
         return torch.from_numpy(y).to(x)
 
     def launch(self, x: Tensor, residual: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-        """One kernel: [rows, height, width, columns] in and out; *into* may be the residual."""
+        """The layer as one kernel: [rows, height, width, columns] in and out; *into* may be the residual."""
         from weft_stitch.running.kernel import fused_kernel
 
         height, width = self.packed.window.output(x.shape[1], x.shape[2])
@@ -163,12 +170,12 @@ class FusedConv(torch.nn.Module):
 
     @property
     def narrow(self) -> int:
-        """The width of what rides along with the tiles of shared blocks, 0 when it is too wide for that."""
+        """Width of the riders of shared blocks' tiles (see ``PackedLayer.tiles``); 0 if they are too wide."""
         width = max(16, 1 << (self.packed.narrow - 1).bit_length()) if self.packed.narrow else 0
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
-        """Tables of tiles, places and lines for *positions* output positions of a row."""
+        """Tables of tiles, places and lines on *device*, for *positions* output positions per row."""
         key = (positions, self.shape.tall, self.shape.wide, self.narrow, device)
         if key not in self._places:
             tiles = self.packed.tiles([rows * positions for rows in self.rows], *key[1:4])
@@ -177,10 +184,11 @@ class FusedConv(torch.nn.Module):
         return self._places[key]
 
     def forget_tables(self) -> None:
-        """Give tables back; the next launch makes those that it needs."""
+        """Free the cached tables; the next launch computes those that it needs."""
         self._places.clear()
 
     def arguments(self, x: Tensor, tables: Sequence[Tensor], residual: Tensor | None, y: Tensor) -> tuple[Any, ...]:
+        """The arguments of a launch."""
         packed, (tiles, places, lines) = self.packed, tables
         return (
             x, self.weights, places, lines, tiles, self.scale, self.shift, y if residual is None else residual, y,
@@ -189,6 +197,7 @@ class FusedConv(torch.nn.Module):
         )  # fmt: skip
 
     def settings(self, residual: bool) -> dict[str, Any]:
+        """The constants of a launch; *residual*: whether there is one."""
         window, packed, shape = self.packed.window, self.packed, self.shape
         return dict(
             TAPS_HIGH=window.kernel[0], TAPS_WIDE=window.kernel[1],
@@ -213,28 +222,30 @@ def fused_conv(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
 
 
 MODULES = {"FusedConv": fused_conv}
-"""Operators that are torch modules of their own -> what makes one from a step and the graph's constants."""
+"""Operators that become torch modules -> a function that makes the module from a step and the graph's constants."""
 FRESH = frozenset(("FusedConv", "MaxPool"))
-"""Steps whose result shares memory with nothing: a module that is its last reader may write over it, if none of the
-readers before it is one of ``ALIASES``."""
+"""Operators whose output shares memory with no other tensor.
+
+The last reader of such a tensor may write over it, unless another reader is one of ``ALIASES``.
+"""
 ALIASES = frozenset(
     ("Expand", "Flatten", "Identity", "Island", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 )
-"""Steps whose result may share memory with what they read."""
+"""Operators whose output may share memory with their input."""
 WARM_UPS = 3
 """Runs before a capture or a timing: cuDNN chooses its algorithms and Triton compiles in the first ones."""
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class ReadyStep(NamedTuple):
-    """One step, ready to run."""
+    """One step with everything resolved that does not depend on inputs."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    """Names as ``Name``, everything else as it is."""
+    """Names of tensors as ``Name``, all else as values."""
     outputs: tuple[str, ...]
     forget: tuple[str, ...]
-    """Tensors that nothing reads after it."""
+    """Tensors that no later step reads."""
 
 
 class Name(str):
@@ -244,18 +255,21 @@ class Name(str):
 
 
 class StitchedModule(torch.nn.Module):
-    """Runs the steps of *graph*; inputs and outputs are those of the graph, in order."""
+    """Runs the steps of *graph* in torch; inputs and outputs are those of the graph, in order."""
 
     def __init__(self, graph: Graph, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> None:
         super().__init__()
         self.graph = graph
         self.channels_last, self.dtype = channels_last, dtype
         self._buffer_names: dict[str, str] = {}
-        self._spare = _spare(graph)
-        self._calls = [self._call(step, forget) for step, forget in zip(graph.steps, _forgotten(graph), strict=True)]
+        self._unshared_tensors = _unshared_tensors(graph)
+        self._calls = [
+            self._ready_step(step, forget) for step, forget in zip(graph.steps, _last_uses(graph), strict=True)
+        ]
         self.to(device=device, dtype=dtype)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The graph's outputs for its inputs; ``StitchError`` if their number or shapes are wrong."""
         if len(inputs) != len(self.graph.inputs):
             names = ", ".join(tensor.name for tensor in self.graph.inputs)
             raise StitchError(f"{self.graph.name} takes {len(self.graph.inputs)} tensors ({names}), not {len(inputs)}")
@@ -274,9 +288,10 @@ class StitchedModule(torch.nn.Module):
         end: int | None = None,
         into: Mapping[str, Tensor] = _NOTHING,
     ) -> dict[str, Any]:
-        """What steps *start* to *end* leave that is still needed, by name; *given* is what they read and keep.
+        """Run steps *start* to *end*; return by name all tensors that later steps or the caller need.
 
-        into: where to put some of it, as far as the steps that make it can.
+        *given*: the tensors that these steps read, which are kept. *into*: memory for some outputs, used by the steps
+        that can write there.
         """
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_names.items()}
         tensors.update(given)
@@ -297,18 +312,19 @@ class StitchedModule(torch.nn.Module):
 
     @property
     def fused_layers(self) -> list[FusedConv]:
-        """The layers that one kernel computes for all tasks, in order."""
+        """The layers in the form ``fused``, in order."""
         return [layer for layer in self.modules() if isinstance(layer, FusedConv)]
 
     def captured(self, *example: Tensor) -> Captured:
-        """The module as one CUDA graph, for inputs of the shapes of *example*."""
+        """The module as one CUDA graph, for inputs shaped like *example*."""
         devices = {str(tensor.device) for tensor in (*example, *self.buffers())}
         if any(not name.startswith("cuda") for name in devices):
             where = ", ".join(sorted(devices))
             raise StitchError(f"a CUDA graph needs the module and its inputs on a CUDA device, not on {where}")
         return Captured(self, example)
 
-    def _call(self, step: GraphStep, forget: tuple[str, ...]) -> ReadyStep:
+    def _ready_step(self, step: GraphStep, forget: tuple[str, ...]) -> ReadyStep:
+        """Resolve a step: to a module, an island's function, or a function of torch; *forget*: see ``ReadyStep``."""
         if step.op in MODULES:
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
@@ -323,17 +339,20 @@ class StitchedModule(torch.nn.Module):
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
         arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
-        # The index of a stitched Gather counts from the front: no kernel has to make it do so.
-        known: Mapping[str, Any] = {"StackRows": {"dtype": self.dtype}, "Gather": {"from_zero": 1}}.get(step.op, {})
-        bound = _bound(function, {**step.attributes, **known}, len(step.outputs))
+        # indices of a stitched Gather are never negative, so that no kernel has to check them
+        settings: Mapping[str, Any] = {"StackRows": {"dtype": self.dtype}, "Gather": {"from_zero": 1}}.get(step.op, {})
+        bound = _bind(function, {**step.attributes, **settings}, len(step.outputs))
         return ReadyStep(bound, tuple(arguments), step.outputs, forget)
 
     def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
-        """Whether the second of *tensors*, a residual, may be written over: not if it is the input as well."""
-        source, *more = tensors
-        return more != [] and more[0] != source and more[0] in forget and more[0] in self._spare
+        """Whether a step may write over the second of *tensors*, its residual: not if that is the input as well."""
+        source, *residual = tensors
+        return (
+            residual != [] and residual[0] != source and residual[0] in forget and residual[0] in self._unshared_tensors
+        )
 
     def _argument(self, step: GraphStep, place: int, name: str) -> Any:
+        """Input *place* of a step: a name, a tuple of numbers where torch needs one, or None if it is omitted."""
         if not name:
             return None
         if name not in self.graph.constants:
@@ -347,13 +366,14 @@ class StitchedModule(torch.nn.Module):
         return Name(name)
 
     def _tensor(self, array: Array) -> Tensor:
+        """A constant as a tensor, in the module's memory order."""
         tensor = torch.from_numpy(np.array(array))
         spatial = self.channels_last and tensor.dim() == 4 and tensor.is_floating_point()
         return tensor.contiguous(memory_format=torch.channels_last) if spatial else tensor
 
 
 def warm_up(run: Callable[[], object]) -> None:
-    """Run on a side stream, as CUDA asks before a capture."""
+    """Run on a side stream, as CUDA requires before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -363,7 +383,7 @@ def warm_up(run: Callable[[], object]) -> None:
 
 
 class Captured:
-    """A module replayed as one CUDA graph: outputs are overwritten by the next call."""
+    """A module replayed as one CUDA graph. Outputs are overwritten by the next call."""
 
     def __init__(self, module: StitchedModule, example: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(tensor.clone() for tensor in example)
@@ -389,6 +409,7 @@ class Captured:
 
 
 def _require_shape(name: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> None:
+    """Raise ``StitchError`` unless the shape *given* is the one that the graph was planned for."""
     if len(given) == len(wanted) and all(size in (DYNAMIC, got) for size, got in zip(wanted, given, strict=True)):
         return
     way_out = ""
@@ -397,19 +418,20 @@ def _require_shape(name: str, wanted: tuple[int, ...], given: tuple[int, ...]) -
     raise StitchError(f"{name} was planned as {list(wanted)}, not {list(given)}{way_out}")
 
 
-def _bound(function: Meaning, attributes: Mapping[str, Any], outputs: int) -> Callable[..., Any]:
+def _bind(function: Meaning, attributes: Mapping[str, Any], outputs: int) -> Callable[..., Any]:
+    """*function* of the table of operators as a function of tensors only."""
     settings = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
     node = TorchNode(torch, settings, outputs)
     return lambda *arguments: function(node, *arguments)
 
 
-def _spare(graph: Graph) -> set[str]:
-    """The tensors that share memory with no other one."""
+def _unshared_tensors(graph: Graph) -> set[str]:
+    """The tensors that share memory with no other tensor."""
     fresh = {name for step in graph.steps if step.op in FRESH for name in step.outputs}
     return fresh.difference(*(step.inputs for step in graph.steps if step.op in ALIASES))
 
 
-def _forgotten(graph: Graph) -> list[tuple[str, ...]]:
+def _last_uses(graph: Graph) -> list[tuple[str, ...]]:
     """For each step, the tensors that no later step reads."""
     kept = {tensor.name for tensor in graph.outputs} | graph.constants.keys() | {""}
     forgotten: list[tuple[str, ...]] = []

@@ -18,22 +18,22 @@ except ImportError as error:
 __all__ = ["Tensor", "meaning", "torch"]
 
 Tensor: TypeAlias = Any
-"""torch.Tensor, whose types are not followed."""
+"""torch.Tensor; torch's types are not checked."""
 
 
 def meaning(op: str) -> Meaning | None:
-    """What a step of this operator computes; None where it does not run in torch."""
+    """The function of torch for a step's operator; None if it does not run in torch."""
     return stack_rows if op == "StackRows" else find(op).torch
 
 
 def stack_rows(t: TorchNode, *parts: Tensor) -> Tensor:
-    """Concatenate the rows of *parts* in channels-last order, padded with zero channels to the attribute ``columns``.
+    """Concatenate the rows of *parts* in channels-last order, with zero channels up to the attribute ``columns``.
 
-    dtype: what they become; None: they stay.
+    The attribute ``dtype`` is the type of the result; None: that of the parts.
     """
     joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     rows, channels, height, width = joined.shape
-    lying = joined.new_empty((rows, height, width, t.get("columns")), dtype=t.get("dtype"))
-    lying[..., :channels] = joined.permute(0, 2, 3, 1)
-    lying[..., channels:] = 0
-    return lying.permute(0, 3, 1, 2)
+    stacked = joined.new_empty((rows, height, width, t.get("columns")), dtype=t.get("dtype"))
+    stacked[..., :channels] = joined.permute(0, 2, 3, 1)
+    stacked[..., channels:] = 0
+    return stacked.permute(0, 3, 1, 2)

@@ -28,7 +28,7 @@ from weft_stitch.reading.onnx_source import COARSE
 
 
 class GraphRunner:
-    """A graph loaded in ONNX Runtime, with made-up inputs."""
+    """A graph loaded in ONNX Runtime, with random inputs; a call runs it once."""
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1) -> None:
         self._name = graph.name
@@ -40,12 +40,15 @@ class GraphRunner:
         }
 
     def __call__(self) -> list[Array]:
-        """Run once."""
+        """Run once; return the outputs."""
         return run_session(self._session, None, self.feed, self._name)
 
 
 def load_session(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
-    """A session over a graph or a model's file; *title* is what messages call it."""
+    """Load a graph or a model's file; ``StitchError``, which calls it *title*, if ONNX Runtime cannot.
+
+    *optimise*: let ONNX Runtime rewrite the graph.
+    """
     try:
         return open_session(source, threads, optimise=optimise)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
@@ -53,15 +56,15 @@ def load_session(source: Path | bytes, threads: int, title: str, *, optimise: bo
 
 
 def graph_session(graph: Graph, threads: int, *, optimise: bool) -> Any:
-    """Load a graph that fits into one protobuf message."""
+    """Load a graph that fits into one protobuf message (2 GB)."""
     return load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=optimise)
 
 
 def run_session(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
-    """The outputs *names*, or all, for *feed*."""
+    """The outputs *names* (None: all) for the inputs *feed*; ``StitchError`` if the run fails."""
     try:
         outputs: list[Array] = session.run(names, feed)
-    except Exception as error:  # see above
+    except Exception as error:  # as when loading
         raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
     return outputs
 
@@ -75,7 +78,10 @@ def race(
     rows: int = 1,
     clock: Clock = time.perf_counter,
 ) -> dict[str, Turns]:
-    """Time contenders in turns; one of several graphs runs them one after another."""
+    """Time contenders in turns; a contender is one graph, or several that run one after another.
+
+    *rows*: taken for sizes known only at run time. Returns wall and processor seconds of every round.
+    """
     if rounds < 1:
         raise StitchError(f"{rounds} rounds measure nothing; run at least 1")
     runners = [[GraphRunner(graph, threads=threads, rows=rows) for graph in graphs] for graphs in contenders.values()]
@@ -93,13 +99,13 @@ def _wall_and_busy_s(runs: Sequence[Run], clock: Clock) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class GraphTimer:
-    """The cost of graphs as they run: the least of several rounds, as whatever disturbs a run adds to it."""
+    """The cost of graphs by running them: the least of several rounds, as disturbances only add time."""
 
     threads: int = 1
     rounds: int = 10
     warm_ups: int = 2
     rows: int = 1
-    """Given for a dimension that is known only at run time."""
+    """Taken for a size that is known only at run time."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
         contenders = {str(number): [graph] for number, graph in enumerate(graphs)}
@@ -108,30 +114,34 @@ class GraphTimer:
 
 
 _FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
-"""Inputs of models that can be compared as they are; others only as they were read."""
+"""Types of inputs with which a model's own file is compared; other models are compared as they were read."""
 
 _SEVERAL = 3
-"""Batches that a model is given at once to see whether it keeps their rows apart."""
+"""Batches that a model gets at once, to see whether its answer for a row depends on other rows."""
 
 Feed = Mapping[str, Array]
+"""Inputs by name."""
 
 
 CLOSE = 1e-5
-"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
+"""Largest difference of an output relative to its largest number: that of float32 sums in another order."""
 
 
 class Difference(NamedTuple):
-    """The largest one that was seen."""
+    """The largest difference of a graph's outputs to the separate models'."""
 
     relative: float
-    """To the largest number in that output of the model alone, in float32 if its file is in half precision."""
+    """Relative to the largest number in that output of the separate model.
+
+    A model in half precision is computed in float32 for this.
+    """
     output: str
-    """The graph's name of it."""
+    """The graph's name of the output."""
     coarse: float = 0.0
-    """The largest difference to files in half precision as they run by themselves."""
+    """The largest difference to models in half precision, or with rounding, as their files compute."""
 
     def require(self, allowed: float) -> None:
-        """Raise StitchError if the difference is larger than *allowed*."""
+        """Raise ``StitchError`` if the difference is larger than *allowed*."""
         if self.relative > allowed:
             raise StitchError(
                 f"{self.output} differs by {self.relative:.2g} of its largest number from the model alone, "
@@ -149,49 +159,51 @@ def largest_difference(
 ) -> Difference:
     """Run *graph* and its models on the same random inputs; *rows* are multiples of each model's batch.
 
-    sources: the models' files, which ONNX Runtime runs as they are; without one the net as it was read.
+    *sources*: the models' files, which ONNX Runtime runs as they are; None: the net as it was read.
     """
     rng = np.random.default_rng(0)
     feeds = [
         {port.name: _draw_input(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
     ]
-    outputs = _together(graph, family, feeds, threads)
+    outputs = _stitched_answers(graph, family, feeds, threads)
     worst, coarse = Difference(0.0, ""), 0.0
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
-        # one in half precision is off by itself: the graph is judged by what was read, and this is told beside
-        judged = None if net.stored in COARSE else source
-        for port, wanted in zip(net.outputs, _answers_alone(net, judged, feeds[task], threads), strict=True):
+        # a file in half precision rounds by itself: the graph is judged by the net in float32, and the difference to
+        # the file is reported as *coarse*
+        reference = None if net.stored in COARSE else source
+        for port, wanted in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
             worst = max(worst, Difference(relative_difference(outputs[name], wanted), name))
-        if source != judged:
+        if source != reference:
             for port, wanted in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
                 coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], wanted))
     return worst._replace(coarse=coarse)
 
 
 def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
-    """Why *net* cannot take any number of rows, in words; empty if it answers several batches as it does each."""
+    """Say why *net* cannot take any number of rows; empty if answers do not depend on the rows beside."""
     rng = np.random.default_rng(0)
     feed = {port.name: _draw_input(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
-    apart = _answers_alone(net, None, feed, threads)
+    separate = _answers_alone(net, None, feed, threads)
     session = graph_session(plain_graph(net, dynamic=True), threads, optimise=False)
     names = [port.name for port in net.outputs]
     try:
         together = run_session(session, names, feed, net.name)
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
-    mixed = (name for name, *pair in zip(names, together, apart, strict=True) if relative_difference(*pair) > close)
+    mixed = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
     return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
 
 
 def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
-    """Numbers that a model in half precision takes as they are."""
+    """Random numbers that half precision can represent if the model is in half precision."""
     drawn = rng.standard_normal(shape, np.float32)
     return drawn.astype(np.float16).astype(np.float32) if net.stored in COARSE else drawn
 
 
-def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
+def _stitched_answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
+    """The outputs of *graph*, by its names, for the inputs of each model."""
     session = graph_session(graph, threads, optimise=True)
     joined = {
         port_name(family, task, port): feeds[task][port.name]
@@ -203,7 +215,7 @@ def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int)
 
 
 def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
-    """What the model answers by itself, a batch at a time."""
+    """The outputs of the separate model, computed batch by batch; *source*: its file, or None for the net as read."""
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
     kinds = {port.name: port.type for port in session.get_inputs()} if session else {}
     if session is None or not all(kind in _FED for kind in kinds.values()):
@@ -217,20 +229,21 @@ def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> l
 
 
 def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
+    """*feed* in batches of *rows* rows."""
     total = len(next(iter(feed.values())))
     for start in range(0, total, rows):
         yield {name: array[start : start + rows] for name, array in feed.items()}
 
 
 def relative_difference(actual: Array, wanted: Array) -> float:
-    """The largest difference by the largest number; infinite where one has a number and the other has none."""
+    """The largest difference relative to the largest number; infinite if shapes differ, or only one array is finite."""
     if actual.shape != wanted.shape:
         return np.inf
     same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     if bool(same.all()):
         return 0.0
-    apart = np.abs(actual[~same].astype(np.float64) - wanted[~same].astype(np.float64))
-    if not bool(np.isfinite(apart).all()):
+    differences = np.abs(actual[~same].astype(np.float64) - wanted[~same].astype(np.float64))
+    if not bool(np.isfinite(differences).all()):
         return np.inf
     numbers = np.abs(wanted[np.isfinite(wanted)])
-    return float(apart.max() / max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny))
+    return float(differences.max() / max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny))
