@@ -358,9 +358,9 @@ def _errors(matrix: Matrix, minor_rows: int, normal_rows: int, values: Floats) -
 
 
 def _lost_pct(matrix: Matrix, values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Percent of speed lost if all rows were minor, all normal, or all intensive: each [row of *values*, own, external].
+    """Percent of speed lost if all rows were minor, if all were normal, and if all were intensive.
 
-    The formulas of ``weft.devices.relative_speed``, over arrays.
+    Each is [row of *values*, own, external]. The formulas are those of ``weft.devices.relative_speed``, over arrays.
     """
     own, external = matrix.own_gb_s[:, None], matrix.external_gb_s[None, :]
     mrmc, tbwdc, cbp, rate = (column[:, None, None] for column in values.T)

@@ -412,7 +412,7 @@ def _step_name(problem: Problem, task: int, step: int) -> str:
 
 
 def _check_units(problem: Problem, task: int, units: Sequence[int]) -> None:
-    """Refuse *units* (one per step of *task*) with an unknown unit, a unit that may not run its step, or a wrong move."""
+    """Refuse *units* (one per step of *task*) with an unknown unit, one that may not run its step, or a wrong move."""
     source, names = OUTSIDE, problem.units
     for step, unit in enumerate(units):
         where = _step_name(problem, task, step)
