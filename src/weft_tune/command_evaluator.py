@@ -160,7 +160,7 @@ class CommandEvaluator:
             return waiting.popleft()
 
     def _abandon(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> None:
-        """After an interrupt: drop waiting configurations, kill running commands, wait until their files are removed."""
+        """After an interrupt: drop waiting configurations, kill commands, and wait until their files are removed."""
         before, self._closed = self._closed, True
         with self._lock:
             waiting.clear()
