@@ -100,7 +100,7 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
 
 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
-    """The samples to measure ranges on; repeated to fill whole batches if the model takes *fixed* samples at a time."""
+    """The samples to measure ranges on; the last one is repeated to fill batches if each must have *fixed* samples."""
     rows = np.arange(min(CALIBRATION, count_rows(data.inputs)))
     return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)
 
