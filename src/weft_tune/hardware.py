@@ -144,7 +144,7 @@ def bit_serial(work: Sequence[LayerWork], configuration: Configuration) -> Speed
 
 
 def word_packing(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
-    """A proxy for an FPGA: a word of 32 bits multiplies as many pairs at once as its wider operand fits into it."""
+    """A proxy for an FPGA: a word of 32 bits multiplies as many pairs at once as wider operands fit into it."""
 
     def lanes(layer: LayerWork) -> int:
         widths = (configuration[f"{layer.name}.{role}"].bits for role in ROLES)

@@ -75,7 +75,7 @@ def total_bits(network: Network, configuration: Configuration) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An objective from text, checked by ``parse_objective``; calling it returns a finite number or raises TuneError."""
+    """An objective from text, checked by ``parse_objective``; a call returns a finite number or raises TuneError."""
 
     text: str
     extras: Extras

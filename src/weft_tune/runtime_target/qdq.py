@@ -191,7 +191,7 @@ class _QdqWriter:
         return nodes
 
     def _leave(self, node: OnnxNode, name: str) -> list[OnnxNode]:
-        """The pair behind the output *name* of *node* if it is produced in 8 bits; its name moves to the pair's output."""
+        """The pair behind output *name* of *node* if that is produced in 8 bits; the pair's output takes the name."""
         if name not in self._places.produced:
             return []
         inside = self._emitter.name(f"{name}/float")
