@@ -1,11 +1,11 @@
 """The background planner: a process on one core that searches for better schedules while others are in use.
 
-``Planner.plan`` gives it a problem and returns at once; ``news`` says what it has found since. A new problem replaces
-the last one. A process that dies is noticed, said so, and replaced a few times for each problem; it ends with the
-planner. Threads write to it and read from it, so no caller waits for a process that is busy.
+``Planner.plan`` sends the process a problem and returns at once; ``news`` returns its reports since the last call. A
+new problem replaces the last one. A process that dies is reported and restarted a few times per problem. Threads write
+to the process and read from it, so no caller waits for a busy process.
 
-In the process a thread receives: a new problem interrupts the search for the last one, and the end of the input ends
-the process, so it does not outlive its parent.
+In the process, a thread receives problems: a new problem interrupts the search for the last one, and the end of the
+input ends the process, so that it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class PlanReport(NamedTuple):
     kind: str
     """"ready" (for jobs), "better", "ended" or "failed"."""
     seconds: float = 0.0
-    """Since the search began."""
+    """Seconds since the search began."""
     value: float = 0.0
     bound: float = 0.0
     makespan_s: float = 0.0
     schedule: Schedule | None = None
     proved: bool = False
     message: str = ""
-    """Why it failed, or what ended it."""
+    """Why the search failed or ended."""
 
 
 class Superseded(BaseException):  # not an Exception: handlers of failures on the way must not catch it
@@ -61,17 +61,18 @@ class Superseded(BaseException):  # not an Exception: handlers of failures on th
 
 
 class Worker:
-    """Solves one job at a time, and drops it for a newer one."""
+    """The code of the process: solves one job at a time, and drops it for a newer one."""
 
-    def __init__(self, tell: Callable[[PlanReport], None]) -> None:
-        self._tell = tell
+    def __init__(self, send_report: Callable[[PlanReport], None]) -> None:
+        self._send_report = send_report
         self._jobs: SimpleQueue[PlanJob] = SimpleQueue()
         self._newest = -1
+        """Number of the job that was received last."""
         self._running: int | None = None
-        """The job that may be interrupted just now."""
+        """Number of the job that is searched and may be interrupted; None while it may not be."""
 
     def read(self, stream: BinaryIO) -> None:
-        """Take jobs until the input ends, and the process with it."""
+        """Receive jobs, in a thread, and interrupt the main thread for each; exit at the end of *stream*."""
         while True:
             try:
                 job = receive(stream)
@@ -82,12 +83,13 @@ class Worker:
             _thread.interrupt_main()
 
     def interrupted(self, *_: object) -> None:
-        """Runs in the main thread, between two steps of whatever it does."""
+        """Signal handler, run in the main thread at any point: raise ``Superseded`` if a newer job has come."""
         if self._running is not None and self._running != self._newest:
             self._running = None
             raise Superseded
 
     def work(self) -> None:
+        """Solve jobs for ever."""
         while True:
             try:
                 self._solve(self._jobs.get())
@@ -98,33 +100,35 @@ class Worker:
         try:
             self._running = job.number
             self.interrupted()
-            solution = solve(job.problem, job.options, lambda improvement: self._better(job, improvement))
+            solution = solve(job.problem, job.options, lambda improvement: self._report_better(job, improvement))
             self._running = None
-        except Exception as error:  # whatever is wrong with this job: the next one may be fine
+        except Exception as error:  # an error of one job must not end the process: the next job may be fine
             self._running = None
-            self._tell(PlanReport(job.number, "failed", message=_in_a_line(error)))
+            self._send_report(PlanReport(job.number, "failed", message=_one_line(error)))
             return
-        known = solution.certificate
-        numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
-        self._tell(PlanReport(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
+        certificate = solution.certificate
+        numbers = certificate.seconds, certificate.value, certificate.bound, solution.outcome.makespan_s
+        schedule, proved = solution.schedule, certificate.proved
+        self._send_report(PlanReport(job.number, "ended", *numbers, schedule, proved, certificate.ended))
 
-    def _better(self, job: PlanJob, improvement: Improvement) -> None:
-        at_once = job.options.objective == "latency"
-        makespan_s = improvement.value if at_once else simulate(job.problem, improvement.schedule).makespan_s
+    def _report_better(self, job: PlanJob, improvement: Improvement) -> None:
+        """Report a better schedule of *job*, with its makespan."""
+        is_makespan = job.options.objective == "latency"
+        makespan_s = improvement.value if is_makespan else simulate(job.problem, improvement.schedule).makespan_s
         numbers = improvement.seconds, improvement.value, improvement.bound, makespan_s
-        self._running = None  # whole messages only: nothing interrupts while one is written
-        self._tell(PlanReport(job.number, "better", *numbers, improvement.schedule))
+        self._running = None  # an interrupt while a message is written would leave half a message in the pipe
+        self._send_report(PlanReport(job.number, "better", *numbers, improvement.schedule))
         self._running = job.number
         self.interrupted()
 
 
-def _in_a_line(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return said if isinstance(error, WeftError) else f"{type(error).__name__}: {said}"
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, WeftError) else f"{type(error).__name__}: {text}"
 
 
 def serve_jobs(core: int | None) -> None:
-    """Warm up, then serve standard input and output until the input ends."""
+    """Main function of the process: solve jobs from standard input, pinned to *core* if given, until the input ends."""
     jobs, reports = take_pipes()
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
@@ -139,9 +143,9 @@ def serve_jobs(core: int | None) -> None:
 
 
 MOST_RESTARTS = 3
-"""So often a planner's process is started again for one problem."""
+"""How often the process is restarted for one problem before the planner gives the problem up."""
 LOST = "lost"
-"""Kind of a message that the planner writes itself: its process has ended."""
+"""Kind of a report that the planner itself makes: its process has ended."""
 
 
 class News(NamedTuple):
@@ -152,10 +156,10 @@ class News(NamedTuple):
 
 
 class Planner:
-    """Plans one problem at a time, elsewhere."""
+    """Plans one problem at a time in a process of its own; use it from one thread."""
 
     def __init__(self, now: Callable[[], float] = perf_counter, *, core: int | None = None) -> None:
-        """now: the clock that stamps news. core: where the process runs; the last one we may use if left out."""
+        """now: the clock for ``News.at_s``. core: where the process runs; None: the last core that we may use."""
         self._now = now
         self._core = _last_core() if core is None else core
         self._changed = Condition()  # protects the attributes below; notified when news arrive
@@ -170,7 +174,7 @@ class Planner:
         self._start()
 
     def plan(self, problem: Problem, options: Options) -> int:
-        """Search for this problem from now on; returns the number that its news carry."""
+        """Search for *problem* from now on, instead of the last one; return the number that its reports carry."""
         with self._changed:
             self._number += 1
             self._job = PlanJob(self._number, problem, options)
@@ -184,21 +188,21 @@ class Planner:
     def news(self) -> list[News]:
         """Return the reports about the present problem since the last call, in order; restart a dead process."""
         with self._changed:
-            said, self._news = list(self._news), deque()
-            kinds = {item.report.kind for item in said}
+            news, self._news = list(self._news), deque()
+            kinds = {item.report.kind for item in news}
             if kinds & {"ended", "failed"}:
                 self._job = None
             if LOST in kinds:
-                said += self._replace()
-            return said
+                news += self._restart()
+            return news
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is news; False where there was none in time."""
+        """Wait until there is news; return False if none came within *timeout_s*."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._news), timeout_s)
 
     def warm_up(self) -> None:
-        """Have the process load and, the first time, compile all it needs."""
+        """Let the process load, and the first time compile, its kernels: solve a small problem. Raises WeftError."""
         self.plan(_small_problem(), Options())
         while self.searching:
             self.wait()
@@ -208,7 +212,7 @@ class Planner:
 
     @property
     def searching(self) -> bool:
-        """Whether the search goes on, by the reports that ``news`` has returned."""
+        """Whether the search goes on, according to the reports that ``news`` has returned."""
         return self._job is not None
 
     @property
@@ -220,7 +224,7 @@ class Planner:
         return self._child.pid
 
     def close(self) -> None:
-        """Kill the process, whatever it does."""
+        """Kill the process, and wait for the two threads to end."""
         self._child.close()
         self._reader.join()
         self._writer.join()
@@ -232,6 +236,7 @@ class Planner:
         self.close()
 
     def _start(self) -> None:
+        """Start the process, and the threads that read from it and write to it."""
         self._ready = False
         self._child = ChildProcess(serve_jobs, self._core)
         self._jobs: SimpleQueue[PlanJob | None] = SimpleQueue()
@@ -244,7 +249,7 @@ class Planner:
         """Receive reports, in a thread, until the process has ended."""
         try:
             while True:
-                self._hear(child.receive())
+                self._handle(child.receive())
         except ChildDied as death:
             message = f"the planner's process ended {death.how}"
         child.close()
@@ -253,7 +258,8 @@ class Planner:
             self._ready = False
             self._put(PlanReport(self._number, LOST, message=message))
 
-    def _hear(self, report: PlanReport) -> None:
+    def _handle(self, report: PlanReport) -> None:
+        """Keep a report about the present problem as news; send the job to a process that has become ready."""
         with self._changed:
             if report.kind == "ready":
                 self._ready = True
@@ -266,12 +272,12 @@ class Planner:
         self._changed.notify_all()
 
     def _hand_over(self) -> None:
-        """Send the job, if the process is there to read it; if not, it gets it as soon as it is."""
+        """Send the job if the process is ready; otherwise ``_handle`` calls this again when it is."""
         if self._ready and self._job is not None:
             self._jobs.put(self._job)
 
-    def _replace(self) -> list[News]:
-        """Restart the process, up to a number of times per problem; return a report of it."""
+    def _restart(self) -> list[News]:
+        """Restart the process; after ``MOST_RESTARTS`` restarts for one problem, give up and return news of that."""
         self.restarts += 1
         if not self._given_up:
             self._start()
@@ -282,7 +288,7 @@ class Planner:
 
 
 def _write(child: ChildProcess, jobs: SimpleQueue[PlanJob | None]) -> None:
-    """Send jobs, in a thread, however long the process takes to read them, until it has ended."""
+    """Send jobs to the process, in a thread, until it has ended (None in the queue)."""
     with suppress(ChildDied):  # the reader reports it
         while (job := jobs.get()) is not None:
             child.send(job)
@@ -293,7 +299,7 @@ def _last_core() -> int | None:
 
 
 def _small_problem() -> Problem:
-    """Enough for all that is compiled or loaded to be needed once."""
+    """A problem whose solution uses every kernel and module once."""
     soc = Soc(name="small", bandwidth_gb_s=100.0, units=(Unit(name="gpu"), Unit(name="dla")))
     costs = {"gpu": UnitCost(1e-3, 60.0, out_s=1e-5), "dla": UnitCost(1.5e-3, 30.0, out_s=1e-5)}
     groups = tuple(Group(f"g{n}", costs) for n in range(3))

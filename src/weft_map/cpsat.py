@@ -1,12 +1,12 @@
 """The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a first schedule.
 
 Contention only makes steps longer, and a step that ends early delays no other: shrink every step of a contended
-schedule to its time alone and what is left is a schedule without contention. So no schedule, event-aligned or
-idling as it likes, beats the bound given here.
+schedule to its stand-alone time, and the result is a schedule without contention. So no schedule, whether it is
+event-aligned or idles at will, beats the bound of this module.
 
-All times become whole ticks, rounded down, so that the bound stays one; the schedule's own value is worked out
+All times become whole ticks, rounded down, so that the bound stays a bound; the schedule's own value is computed
 afterwards in seconds. Throughput is not linear: each task's runs per second are bounded from above by chords of 1/T,
-so that the bound holds and lies some parts in ten thousand from the truth at most.
+so that the bound holds and is at most a few parts in ten thousand too high.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from weft_map.problem import Objective, Problem, Task
 from weft_map.schedule import Schedule, Units
 
 TICKS = 1 << 22
-"""Ticks in the longest time that is looked at; a step or a move loses less than one of them to rounding."""
+"""Ticks in the longest time that the model can express; rounding shortens a step or a move by less than one tick."""
 CHORDS = 48
-"""Pieces into which 1/T is cut."""
+"""Number of straight pieces that replace the curve 1/T."""
 REWARD = 1 << 20
-"""Steps into which the throughput of the best task, alone, is cut."""
+"""The throughput of the best task, alone, in the model's whole numbers."""
 
 MOST_TURNS = 720
-"""Orders of whole tasks to start from."""
+"""Cap on the orders of whole tasks that are tried as first plans: those of six tasks."""
 
 Starts = tuple[tuple[float, ...], ...]
 
@@ -40,7 +40,7 @@ class BlindResult:
     """The best schedule found without contention, and a bound that no such schedule can beat."""
 
     schedule: Schedule
-    """It has planned starts, as early as its order on each unit allows."""
+    """With planned starts, as early as the order of its steps on each unit allows."""
     value_s: float
     """Value of the schedule without contention: its makespan; for throughput the negated runs per second."""
     bound_s: float
@@ -61,19 +61,21 @@ def contention_free(
     """Find the best schedule without contention.
 
     *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. One
-    worker searches, so the result depends on the seed alone, except where the time limit cut the search short.
+    thread searches, so the result depends on the seed alone, unless the time limit ends the search. Raises
+    WorkloadError if *max_switches* are too few, and InputError if ortools is not installed.
     """
     check_switches(problem, max_switches)
-    sat = _load()
+    sat = _import_cp_model()
     alone = [shortest(problem, n, max_switches) for n in range(len(problem.tasks))]
-    mappings: list[Units] = [tuple(path for _, path in alone)]
+    mappings: list[Units] = [tuple(units for _, units in alone)]
     if hint and (max_switches is None or most_switches(problem, hint.units) <= max_switches):
         mappings.append(hint.units)
-    best = min((_plan(problem, objective, *way) for way in _openings(problem, mappings)), key=_value)
-    model = _CpModel(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
-    model.aim(objective)
+    plans = (_plan(problem, objective, units, sequence) for units, sequence in _first_plans(problem, mappings))
+    best = min(plans, key=_value)
+    model = _CpModel(sat.CpModel(), problem, [alone_s for alone_s, _ in alone], max_switches)
+    model.set_objective(objective)
     model.hint(best[1])
-    solver = _solver(sat, time_limit_s, seed)
+    solver = _make_solver(sat, time_limit_s, seed)
     status = solver.solve(model.cp)
     if status in (sat.OPTIMAL, sat.FEASIBLE):
         best = min(best, _plan(problem, objective, *model.read(solver)), key=_value)
@@ -135,21 +137,28 @@ def queued(problem: Problem, units: Units) -> list[int]:
     return sequence
 
 
-def _openings(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[Units, list[int]]]:
-    """Yield initial plans: first come, first served; and one task after the other."""
-    turns = [turn for turn in islice(permutations(range(len(problem.tasks))), MOST_TURNS) if _in_turn(problem, turn)]
+def _first_plans(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[Units, list[int]]]:
+    """Yield plans to start from, as units and the sequence of tasks that ``placed`` takes.
+
+    For each mapping: first come, first served; and one whole task after the other, in all orders that respect which
+    task waits for which.
+    """
+    orders = islice(permutations(range(len(problem.tasks))), MOST_TURNS)
+    allowed = [order for order in orders if _is_allowed_order(problem, order)]
     for units in mappings:
         yield units, queued(problem, units)
-        for turn in turns:
-            yield units, [n for n in turn for _ in units[n]]
+        for order in allowed:
+            yield units, [n for n in order for _ in units[n]]
 
 
-def _in_turn(problem: Problem, turn: Sequence[int]) -> bool:
+def _is_allowed_order(problem: Problem, order: Sequence[int]) -> bool:
+    """Whether no task comes before a task that it waits for."""
     waits = problem.tables.waits
-    return not any(waits[n, m] for place, n in enumerate(turn) for m in turn[place:])
+    return not any(waits[n, m] for place, n in enumerate(order) for m in order[place:])
 
 
 def _plan(problem: Problem, objective: Objective, units: Units, sequence: Sequence[int]) -> tuple[float, Schedule]:
+    """The schedule that ``placed`` makes, after its value (to be minimised) without contention."""
     starts, finish = placed(problem, units, sequence)
     value = max(finish) if objective == "latency" else -sum(map(_rate, problem.tasks, finish))
     return value, Schedule(units, starts_s=starts, made_by="contention-free")
@@ -159,7 +168,7 @@ def _value(plan: tuple[float, Schedule]) -> float:
     return plan[0]
 
 
-def _load() -> Any:
+def _import_cp_model() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -167,7 +176,7 @@ def _load() -> Any:
     return cp_model
 
 
-def _solver(sat: Any, time_limit_s: float, seed: int) -> Any:
+def _make_solver(sat: Any, time_limit_s: float, seed: int) -> Any:
     solver = sat.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
@@ -183,39 +192,46 @@ def _rate(task: Task, finish_s: float) -> float:
 
 
 class _CpModel:
-    """The constraint model, in ticks.
+    """The constraint model for CP-SAT, in ticks.
 
-    Constraints: one unit per step, one flow per move between units, starts and ends, one step at a time per unit.
+    Constraints: each step runs on one unit; each move is a flow from one unit to one unit; a step starts after the
+    step before it and the move; a unit runs no more steps at a time than it has instances.
     """
 
     def __init__(self, cp: Any, problem: Problem, alone_s: Sequence[float], max_switches: int | None) -> None:
+        """cp: an empty ``cp_model.CpModel``. alone_s: the shortest duration of each task without other tasks."""
         self.cp = cp
         self._problem, self._alone_s = problem, alone_s
-        # With all tasks in a row, each on its shortest way, none ends later than this, and in no optimum need it.
+        # If all tasks run in a row, each at its shortest, the last one ends after sum(alone_s); no optimum is longer.
         self._tick_s = max(sum(alone_s), 1e-9) / TICKS
         self._best_rate = max(map(_rate, problem.tasks, alone_s))
         self._on: list[list[dict[int, Any]]] = []
+        """[task][step]: unit -> variable that is 1 if the step runs on it."""
         self._start: list[list[Any]] = []
+        """[task][step]: variable of the start tick."""
         self._busy: list[list[tuple[Any, Any]]] = [[] for _ in problem.units]
-        """Per unit: intervals, and the ticks they take if they are there."""
+        """[unit]: optional intervals of the steps that it may run, each with its ticks (0 if it runs elsewhere)."""
         self._switches: list[list[Any]] = [[] for _ in problem.tasks]
-        self._finish = [self._chain(n) for n in range(len(alone_s))]
+        """[task]: for each pair of groups in each run, the number of switches (0 or 1) as an expression."""
+        self._finish = [self._add_task(n) for n in range(len(alone_s))]
+        """[task]: its end in ticks, as an expression."""
         for n, waits in enumerate(problem.tables.waits):
             if max_switches is not None:
-                self._cap(n, max_switches)
+                self._cap_switches(n, max_switches)
             for m in waits.nonzero()[0]:
-                self.cp.add(self._start[n][0] - self._entry(n) >= self._finish[m])
+                self.cp.add(self._start[n][0] - self._entry_ticks(n) >= self._finish[m])
         for busy, count in zip(self._busy, problem.tables.instances, strict=True):
             if count == 1:
                 self.cp.add_no_overlap([interval for interval, _ in busy])
             else:
                 self.cp.add_cumulative([interval for interval, _ in busy], [1] * len(busy), int(count))
 
-    def aim(self, objective: Objective) -> None:
-        """Set the objective: minimise the makespan, or maximise the throughput."""
+    def set_objective(self, objective: Objective) -> None:
+        """Minimise the makespan, or maximise the throughput."""
         last = self.cp.new_int_var(0, TICKS, "")
         for finish in self._finish:
             self.cp.add(last >= finish)
+        # Implied by the intervals, but the linear relaxation is tighter with it.
         for busy, count in zip(self._busy, self._problem.tables.instances, strict=True):
             self.cp.add(sum(ticks for _, ticks in busy) <= int(count) * last)
         if objective == "latency":
@@ -224,7 +240,7 @@ class _CpModel:
             self.cp.maximize(sum(self._reward(n) for n in range(len(self._finish))))
 
     def hint(self, schedule: Schedule) -> None:
-        """Give the solver a plan to start from."""
+        """Give the solver *schedule*, with its planned starts, as a solution to start from."""
         starts_s = schedule.starts_s or ()
         for n, row in enumerate(schedule.units):
             for i, unit in enumerate(row):
@@ -233,7 +249,7 @@ class _CpModel:
                 self.cp.add_hint(self._start[n][i], min(TICKS, self._ticks(starts_s[n][i])))
 
     def read(self, solver: Any) -> tuple[Units, list[int]]:
-        """Return the mapping of a solution, and the task of each step in the order of their starts."""
+        """Return the mapping of the solver's solution, and the task of each step in the order of their starts."""
         units = tuple(
             tuple(next(unit for unit, chosen in step.items() if solver.boolean_value(chosen)) for step in row)
             for row in self._on
@@ -247,9 +263,10 @@ class _CpModel:
         return units, [n for *_, n in sorted(steps)]
 
     def bound(self, objective_value: float, objective: Objective) -> float:
-        """Return the tighter bound of the solver's and that of every task alone, in seconds or runs per second.
+        """Return a lower bound of the value: seconds, or negated runs per second.
 
-        It is loosened by 1e-12 of its value for rounding errors.
+        It is the tighter of two bounds: the solver's *objective_value*, and the tasks without each other. It is
+        loosened by 1e-12 of its value for rounding errors.
         """
         if objective == "latency":
             return max(objective_value * self._tick_s, *self._alone_s) * (1 - 1e-12)
@@ -259,8 +276,8 @@ class _CpModel:
     def _ticks(self, seconds: float) -> int:
         return floor(seconds / self._tick_s)
 
-    def _chain(self, n: int) -> Any:
-        """Add the steps of task *n*; return its end, in ticks, as an expression."""
+    def _add_task(self, n: int) -> Any:
+        """Add variables and constraints for the steps of task *n*; return its end, in ticks, as an expression."""
         tables = self._problem.tables
         self._on.append([])
         self._start.append([])
@@ -272,7 +289,7 @@ class _CpModel:
             start = self.cp.new_int_var(0, TICKS, "")
             self._on[n].append(on)
             self._start[n].append(start)
-            self.cp.add(start >= end + (self._move_ticks(n, i) if i else self._entry(n)))
+            self.cp.add(start >= end + (self._add_move(n, i) if i else self._entry_ticks(n)))
             spent = {u: self._ticks(tables.time[n, i, u]) for u in able}
             for u, chosen in on.items():
                 interval = self.cp.new_optional_fixed_size_interval_var(start, spent[u], chosen, "")
@@ -280,12 +297,12 @@ class _CpModel:
             end = start + sum(spent[u] * chosen for u, chosen in on.items())
         return end + sum(self._ticks(tables.leave[n, u]) * chosen for u, chosen in self._on[n][-1].items())
 
-    def _entry(self, n: int) -> Any:
+    def _entry_ticks(self, n: int) -> Any:
         """Return the ticks before the first step of task *n*, as an expression."""
         enter = self._problem.tables.move[n, 0, -1]
         return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
 
-    def _move_ticks(self, n: int, i: int) -> Any:
+    def _add_move(self, n: int, i: int) -> Any:
         """Add the move of task *n* before its step *i*; return its ticks as an expression.
 
         Each allowed pair of units has a flow variable, of which exactly one is 1.
@@ -301,14 +318,14 @@ class _CpModel:
             self._switches[n].append(sum(flow for (v, u), flow in flows.items() if v != u))
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
-    def _cap(self, n: int, most: int) -> None:
+    def _cap_switches(self, n: int, most: int) -> None:
         """Allow at most *most* switches of unit in each run of task *n*."""
         between = len(self._problem.tasks[n].groups) - 1
         for begin in range(0, len(self._switches[n]), between or 1):
             self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)
 
     def _depth(self, n: int) -> int:
-        """Return the length of the longest chain of tasks that must end before this one starts."""
+        """Return the length of the longest chain of tasks that must end before task *n* starts."""
         return max((1 + self._depth(int(m)) for m in self._problem.tables.waits[n].nonzero()[0]), default=0)
 
     def _reward(self, n: int) -> Any:

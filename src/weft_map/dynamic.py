@@ -1,9 +1,10 @@
 """Models that come and go (D-HaX-CoNN).
 
-Frames run with the best naive schedule at once, and with better ones as soon as a planner beside them has them.
+Frames run with the best naive schedule at once, and with better schedules as soon as a background planner finds them.
 
 ``run_dynamic`` is the loop in real time: a frame takes the makespan of its schedule in the simulator. Phases of a
-scenario say which models run when. A phase that was there before begins with the best schedule known for it.
+scenario say which models run when. A phase with the same models as an earlier one begins with the best schedule known
+for them. The *oracle* is the best schedule of a phase, searched without haste after the run.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from weft_map.search import ends_s
 from weft_map.solver import NAIVE, Options, solve
 
 SHORTEST_FRAME_S = 1e-4
-"""A frame that takes less waits for the rest of it: no clock of ours is finer."""
+"""Shorter frames are padded to this time, because our clocks are no finer."""
 NEAR = 0.02
-"""A schedule is near the oracle from this share on."""
+"""A schedule counts as near the oracle if its value differs by at most this share."""
 TINY = 1e-6
-"""An improvement by a smaller share is none."""
+"""Improvements by a smaller share do not count."""
 
 
 class PlanClock(Protocol):
-    """The time as a planner sees it; tests use one that they advance."""
+    """A clock in seconds; tests use one that they advance themselves."""
 
     def now_s(self) -> float: ...
 
@@ -60,10 +61,10 @@ class Frame(NamedTuple):
     phase: int
     latency_s: float
     version: int
-    """The schedule's number, from 0 in every phase."""
+    """Number of the schedule, from 0 in every phase."""
     gap: float | None
-    """How far the schedule may be from the best, as a share of the bound, as far as known then; None: not known, or
-    the schedule is not within the limits."""
+    """How far the schedule may be from the best, as a share of the bound known at that time. None: there was no bound,
+    or the schedule breaks the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,9 @@ class Update:
     phase: int
     version: int
     found_s: float
-    """When it arrived, since the phase began."""
+    """When the schedule arrived, in seconds since the phase began."""
     used_s: float | None
-    """When the first frame with it began, since the run began; None: never."""
+    """When the first frame with it began, in seconds since the run began; None: no frame used it."""
     value: float
     """Makespan in seconds, or runs per second."""
     latency_s: float
@@ -85,7 +86,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class PhaseLog:
-    """A phase, in numbers. Values are makespans in seconds, or runs per second."""
+    """The record of one phase. Values are makespans in seconds, or runs per second."""
 
     tasks: tuple[str, ...]
     start_s: float
@@ -98,15 +99,15 @@ class PhaseLog:
     last_value: float
     last_latency_s: float
     oracle_value: float | None
-    """The value of the best schedule, found without haste after the run."""
+    """Value of the best schedule that was found after the run; None if none was searched for or found."""
     oracle_latency_s: float | None
     oracle_proved: bool
     improved_s: float | None
-    """How long the phase went on before the first better schedule came; None: there was none."""
+    """Seconds from the phase's begin until the first better schedule; None: there was none."""
     near_s: float | None
-    """How long it went on before a schedule within 2 % of the oracle came; 0 where the first one is."""
+    """Seconds until a schedule within 2 % of the oracle; 0 if the first is, None if there was none."""
     proved_s: float | None
-    """Seconds until the proof of optimality."""
+    """Seconds until the proof of optimality; None: not proved during the phase."""
 
 
 class LoopEvent(NamedTuple):
@@ -152,7 +153,7 @@ def log_as_dict(log: DynamicLog) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _BestKnown:
-    """The best schedule known of one case, found in any phase."""
+    """The best known schedule of a case, whichever phase found it; updated during the run."""
 
     case: MappingCase
     schedule: Schedule
@@ -161,10 +162,10 @@ class _BestKnown:
     bound: float
     proved: bool = False
     fair: bool = True
-    """Whether the schedule is within the limits. Naive schedules may not be; those of a search are."""
+    """Whether the schedule keeps the limits. A naive schedule may break them; a searched one never does."""
 
-    def better(self, value: float) -> bool:
-        """Return whether *value*, of a schedule within the limits, is better than that of the known schedule."""
+    def is_beaten_by(self, value: float) -> bool:
+        """Whether a schedule that keeps the limits and has *value* is better than the known one."""
         if not self.fair:
             return True
         gain = self.value - value if self.case.options.objective == "latency" else value - self.value
@@ -172,6 +173,7 @@ class _BestKnown:
 
     @property
     def gap(self) -> float | None:
+        """See ``Frame.gap``."""
         if self.proved:
             return 0.0
         known = self.fair and isfinite(self.bound) and self.bound
@@ -184,13 +186,14 @@ class _BestKnown:
 
 @dataclass(slots=True)
 class _Phase:
-    """A phase while it runs."""
+    """The state of a running phase."""
 
     number: int
     start_s: float
     first: _BestKnown
-    """The best known schedule when the phase began."""
+    """A copy of the best known schedule when the phase began."""
     job: int | None = None
+    """Number of the planner's job; None if the known schedule is proved already."""
     version: int = 0
     frames: int = 0
     unfair_frames: int = 0
@@ -212,13 +215,13 @@ def run_dynamic(
 ) -> DynamicLog:
     """Run the phases of *scenario* one after another, in real time.
 
-    on_frame: told every frame as it begins. clock, planner: others than this machine's time and a planner of its own.
-    oracle: solve what the planner did not prove to the end afterwards, to compare with.
+    on_frame: called with every frame as it begins. clock, planner: instead of this machine's time and of a new planner.
+    oracle: afterwards, search the best schedule of every phase that the planner did not prove, for comparison.
     """
     cases = prepare_phases(scenario)
     for case in cases:
         check_feasible(case.problem, case.options.limits)
-        best_naive(case.problem, case.options)  # compiled before the clock runs
+        best_naive(case.problem, case.options)  # compiles its kernels before the clock runs
     clock = clock or RealClock()
     with ExitStack() as stack:
         if planner is None:
@@ -231,7 +234,10 @@ def run_dynamic(
 
 
 def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, float]:
-    """The best schedule that needs no search, its value and its latency; one within the limits if there is one."""
+    """The best schedule of the naive baselines, its value and its latency in seconds.
+
+    A schedule that breaks the limits is returned only if all of them do.
+    """
     tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
     ended = [ends_s(problem, schedule) for schedule in tried]
     unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
@@ -241,34 +247,37 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
 
 
 class _Loop:
-    """The loop over frames, and its log."""
+    """The loop over phases and frames, and its log. It runs in one thread; only the planner's process is beside it."""
 
     def __init__(self, clock: PlanClock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
         self._clock, self._planner, self._on_frame = clock, planner, on_frame
         self._origin_s = self._end_s = self._free_s = clock.now_s()
+        """By the clock: when the run began; when the present phase ends; when the present frame ends."""
         self.known: dict[int, _BestKnown] = {}
-        """The best known schedule by the identity of its case: equal phases share it."""
+        """id(case) -> best known schedule; phases with the same tasks share a case."""
         self._phases: list[_Phase] = []
         self._frames: list[Frame] = []
         self._events: list[LoopEvent] = []
 
     def run_phase(self, case: MappingCase, duration_s: float) -> None:
+        """Run frames for *duration_s*, each with the best schedule known when it begins."""
         phase = self._begin(case)
         known = self.known[id(case)]
         self._end_s += duration_s
         self._clock.sleep_until(min(self._free_s, self._end_s))  # the frame before this phase runs to its end
         while (now_s := self._clock.now_s()) < self._end_s and self._free_s < self._end_s:
-            self._take(phase, known)
+            self._take_news(phase, known)
             self._free_s = now_s + max(known.latency_s, SHORTEST_FRAME_S)
             self._run_frame(phase, known, now_s - self._origin_s)
             self._clock.sleep_until(min(self._free_s, self._end_s))
-        self._take(phase, known)
+        self._take_news(phase, known)
         phase.end_s = self._end_s - self._origin_s
         if phase.unfair_frames:
             what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
             self._events.append(LoopEvent(phase.start_s, phase.number, f"{what}; none within them was known yet"))
 
     def _begin(self, case: MappingCase) -> _Phase:
+        """Begin a phase: give its problem to the planner unless it is solved; if it is new, take a naive schedule."""
         known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
         job = None if known and known.proved else self._planner.plan(case.problem, case.options)
         if known is None:
@@ -282,6 +291,7 @@ class _Loop:
         return self._phases[-1]
 
     def _run_frame(self, phase: _Phase, known: _BestKnown, start_s: float) -> None:
+        """Record a frame that begins at *start_s* with the known schedule, and call ``on_frame``."""
         for place, update in enumerate(phase.updates):
             if update.version == phase.version and update.used_s is None:
                 phase.updates[place] = replace(update, used_s=start_s)
@@ -292,20 +302,21 @@ class _Loop:
         if self._on_frame:
             self._on_frame(frame)
 
-    def _take(self, phase: _Phase, known: _BestKnown) -> None:
-        """Take the schedules that the planner found since the last frame."""
+    def _take_news(self, phase: _Phase, known: _BestKnown) -> None:
+        """Take over what the planner has found since the last frame; record its failures as events."""
         for news in self._planner.news() if phase.job is not None else ():
             report = news.report
             if report.kind in (LOST, "failed"):
                 what = f"{report.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
                 self._events.append(LoopEvent(news.at_s - self._origin_s, phase.number, what))
             elif report.job == phase.job:
-                self._learn(phase, known, news)
+                self._take_report(phase, known, news)
 
-    def _learn(self, phase: _Phase, known: _BestKnown, news: News) -> None:
+    def _take_report(self, phase: _Phase, known: _BestKnown, news: News) -> None:
+        """Update the best known schedule, its bound and its proof by one report about the phase's problem."""
         report, since_s = news.report, news.at_s - self._origin_s - phase.start_s
         known.sharpen(report.bound)
-        if report.schedule is not None and known.better(report.value):
+        if report.schedule is not None and known.is_beaten_by(report.value):
             known.schedule, known.value, known.latency_s = report.schedule, report.value, report.makespan_s
             known.fair = True
             phase.version += 1
@@ -315,7 +326,7 @@ class _Loop:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
     def oracles(self) -> dict[int, _BestKnown]:
-        """Return the best schedule of every case that has one within its limits."""
+        """id(case) -> the best schedule that keeps the limits, searched to the end; cases without one are left out."""
         best = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
         return {key: known_best for key, known_best in best.items() if known_best.fair}
 
@@ -323,12 +334,12 @@ class _Loop:
         """Search with the full time limit; return the best schedule known afterwards."""
         try:
             solved = _solve(known.case)
-        except WeftError as error:  # the frames ran; their log is worth having without it
+        except WeftError as error:  # the frames have run, and their log is useful without an oracle
             number = max(phase.number for phase in self._phases if phase.first.case is known.case)
             at_s = self._clock.now_s() - self._origin_s
             self._events.append(LoopEvent(at_s, number, f"there is no oracle: {error}"))
             return known
-        if known.better(solved.value):
+        if known.is_beaten_by(solved.value):
             return solved
         best = replace(known, proved=solved.proved)
         best.sharpen(solved.bound)
@@ -356,7 +367,7 @@ def _solve(case: MappingCase) -> _BestKnown:
 
 def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
     first = phase.first
-    better = [update for update in phase.updates if first.better(update.value)]
+    better = [update for update in phase.updates if first.is_beaten_by(update.value)]
     near_s = None
     if oracle:
         tries = [(0.0, first.value)] if first.fair else []

@@ -10,7 +10,7 @@ and a fixed cost. Additions and activations ride on the kernel before them, and 
 the kernels that feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
 constants; an efficiency that falls with the size of a product did not come nearer and was left out.
 
-``find_profile`` is the profile that a name means: a file, one that ships with the package, or such an estimate.
+``find_profile`` turns a name into a profile: from a file, from those that ship with the package, or by an estimate.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from weft_map.profiles import (
 )
 
 _ELEMENTS_WORTH = 32
-"""MACs that take about as long as moving one value, for shares of work where no unit is known."""
+"""MACs that take about as long as moving one value: to compare the work of groups before a unit is known."""
 
 _POOLED = ("conv", "gemm", "elementwise")
-"""Kinds of layers whose kernel can pool what it writes."""
+"""Kinds of layers into whose kernel a compiler can fuse a pool that follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,61 +55,63 @@ class LayerGroup:
     name: str
     layers: tuple[Layer, ...]
     output_elements: int
-    """What crosses to the group after, for one sample."""
+    """Values that pass to the next group, for one sample."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes of the network inside; the layers' names where a layer does not say."""
+        """The nodes of the network that the group computes; the layer's name for a layer that does not list any."""
         return tuple(dict.fromkeys(node for layer in self.layers for node in layer.nodes or (layer.name,)))
 
     @property
     def work(self) -> int:
-        """MACs, and values moved at their worth in MACs."""
+        """MACs plus values moved, each counted as ``_ELEMENTS_WORTH`` MACs."""
         moved = sum(layer.weights + layer.input_elements + layer.output_elements for layer in self.layers)
         return sum(layer.macs for layer in self.layers) + _ELEMENTS_WORTH * moved
 
 
 def group_layers(model: Model, *, max_groups: int | None = None) -> tuple[LayerGroup, ...]:
-    """The smallest groups of *model* that break no chain; of more than *max_groups* the smallest neighbours join."""
+    """Cut *model* into groups, wherever only one activation crosses and no compiler would fuse across.
+
+    Of more than *max_groups* groups, the neighbours with the least work are merged.
+    """
     if max_groups is not None and max_groups < 1:
         raise ModelError(f"{model.name}: max_groups = {max_groups} must be at least 1")
     if not model.layers:
         raise ModelError(f"{model.name}: nothing in it takes time, so there is nothing to place")
     cuts = [0, *(end for end in model.block_ends if not _belong_together(model.layers, end)), len(model.layers)]
     crossing = _crossing(model)
-    groups = [_group(model.layers[here:there], crossing.get(there)) for here, there in pairwise(cuts)]
-    return tuple(groups) if max_groups is None else _fewer(groups, max_groups)
+    groups = [_group(model.layers[begin:end], crossing.get(end)) for begin, end in pairwise(cuts)]
+    return tuple(groups) if max_groups is None else _merge_layer_groups(groups, max_groups)
 
 
-def _fewer(groups: list[LayerGroup], most: int) -> tuple[LayerGroup, ...]:
-    """The neighbours with the least work together join, the first of equals, until *most* are left."""
+def _merge_layer_groups(groups: list[LayerGroup], max_groups: int) -> tuple[LayerGroup, ...]:
+    """Merge the two neighbours with the least work together, the first pair on a tie, until *max_groups* are left."""
     work = [group.work for group in groups]
     spans = [(place, place + 1) for place in range(len(groups))]
-    while len(spans) > most:
-        together = [left + right for left, right in pairwise(work)]
-        place = together.index(min(together))
-        work[place : place + 2] = [together[place]]
+    while len(spans) > max_groups:
+        pair_work = [left + right for left, right in pairwise(work)]
+        place = pair_work.index(min(pair_work))
+        work[place : place + 2] = [pair_work[place]]
         spans[place : place + 2] = [(spans[place][0], spans[place + 1][1])]
     return tuple(
-        _group(
-            tuple(layer for group in groups[here:there] for layer in group.layers), groups[there - 1].output_elements
-        )
-        for here, there in spans
+        _group(tuple(layer for group in groups[begin:end] for layer in group.layers), groups[end - 1].output_elements)
+        for begin, end in spans
     )
 
 
 def follows(layer: Layer, before: Layer) -> bool:
-    """Whether *layer* is fused into *before*: an elementwise operation on the values that it writes."""
+    """Whether a compiler fuses *layer* into *before*: an elementwise operation on the values that *before* writes."""
     return layer.kind == "elementwise" and find(layer.op).fuses and layer.output_elements == before.output_elements
 
 
 def _belong_together(layers: tuple[Layer, ...], end: int) -> bool:
-    """Whether the layers before and after *end* belong together."""
+    """Whether a compiler would fuse the layers on both sides of the cut before layer number *end*."""
     before, after = layers[end - 1], layers[end]
     return follows(after, before) or (after.kind == "pool" and before.kind in _POOLED)
 
 
 def _crossing(model: Model) -> dict[int, int]:
+    """End of a block (number of the layer after it) -> values of the activation that leaves it."""
     sizes = (positions * channels for positions, channels in model.block_shapes)
     return dict(zip(model.block_ends, sizes, strict=False))
 
@@ -122,7 +124,7 @@ def _group(layers: tuple[Layer, ...], crossing: int | None) -> LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A layer and what rides on it, for one batch."""
+    """A layer and the operations that are fused into it, for one batch."""
 
     layer: Layer
     macs: int
@@ -133,9 +135,10 @@ class Kernel:
 
 
 def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None = None) -> SocProfile:
-    """*model* on every unit of *soc* that runs all of some group, alone.
+    """Estimate the profile of *model* on *soc*; a group has costs on every unit that supports all its operators.
 
-    max_groups: neighbours are merged until there are no more (``merge_groups``).
+    max_groups: merge neighbouring groups until at most this many are left (``merge_groups``). Raises ProfileError if
+    a unit has no ``peak_tflops`` or a group runs on no unit.
     """
     if batch < 1:
         raise ProfileError(f"{model.name}: batch = {batch} must be at least 1")
@@ -146,13 +149,13 @@ def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None =
                 "description, or name a profile (.json)"
             )
     try:
-        profile = _estimate_cached(model, soc, batch)
+        profile = _estimate_all_groups(model, soc, batch)
     except ValidationError as error:
         raise ProfileError(f"{model.name} on {soc.name}: {first_problem(error)}; look at its units") from error
     return profile if max_groups is None else merge_groups(profile, max_groups)
 
 
-def _estimate_cached(model: Model, soc: Soc, batch: int) -> SocProfile:
+def _estimate_all_groups(model: Model, soc: Soc, batch: int) -> SocProfile:
     groups = group_layers(model, max_groups=MAX_STEPS)
     names = distinct([readable(group.name) for group in groups])
     profile_groups = [_profile_group(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
@@ -181,27 +184,33 @@ def kernels(layers: tuple[Layer, ...], *, batch: int, element_bits: int) -> list
 
 
 def move_s(group: LayerGroup, soc: Soc, *, batch: int = 1) -> float:
-    """The time of a move between units after *group*: the tensors that cross are written and read again."""
+    """Seconds of a move to another unit after *group*: its output is written and read again, at the full bandwidth."""
     bits = min(group.layers[-1].activation_bits, soc.element_bits)
     crossing_bytes = batch * group.output_elements * bits / 8
     return soc.transition_us * 1e-6 + crossing_bytes / (soc.bandwidth_gb_s * 1e9 / 2)
 
 
 def _kernel(layer: Layer, batch: int, element_bits: int) -> Kernel:
-    stored, active = min(layer.weight_bits, element_bits) / 8, min(layer.activation_bits, element_bits) / 8
-    elements = 0 if _in_place(layer) else layer.input_elements + layer.output_elements
-    moved = layer.weights * stored + batch * (layer.lookups * stored + elements * active)
-    return Kernel(layer, batch * layer.macs, moved, frozenset((layer.kind, *layer.op.split("+"))))
+    """The kernel of *layer* alone; wider values are stored in *element_bits* bits."""
+    weight_bytes, value_bytes = min(layer.weight_bits, element_bits) / 8, min(layer.activation_bits, element_bits) / 8
+    elements = 0 if _is_in_place(layer) else layer.input_elements + layer.output_elements
+    moved_bytes = layer.weights * weight_bytes + batch * (layer.lookups * weight_bytes + elements * value_bytes)
+    return Kernel(layer, batch * layer.macs, moved_bytes, frozenset((layer.kind, *layer.op.split("+"))))
 
 
 def _with_follower(kernel: Kernel, layer: Layer, before: Layer, batch: int, element_bits: int) -> Kernel:
-    """Fuse a layer into the kernel before it: its output replaces the kernel's, its other inputs are added."""
-    beside = max(0, layer.input_elements - before.output_elements)
-    moved = kernel.moved_bytes + batch * beside * min(layer.activation_bits, element_bits) / 8
-    return Kernel(kernel.layer, kernel.macs, moved, kernel.ops | {layer.kind, layer.op})
+    """Fuse *layer* into *kernel*, whose last layer is *before*.
+
+    The output of *layer* has the size of the kernel's and replaces it; its inputs other than *before*'s output are
+    additional traffic.
+    """
+    other_inputs = max(0, layer.input_elements - before.output_elements)
+    moved_bytes = kernel.moved_bytes + batch * other_inputs * min(layer.activation_bits, element_bits) / 8
+    return Kernel(kernel.layer, kernel.macs, moved_bytes, kernel.ops | {layer.kind, layer.op})
 
 
-def _in_place(layer: Layer) -> bool:
+def _is_in_place(layer: Layer) -> bool:
+    """Whether the layer takes no time, because the kernels that feed it write its output: a concatenation."""
     return layer.op == "Concat"
 
 
@@ -218,10 +227,12 @@ def _profile_group(name: str, group: LayerGroup, model: Model, soc: Soc, batch: 
 
 
 def _refused_operators(parts: list[Kernel], unit: Unit) -> set[str]:
+    """Operators and kinds of layers in *parts* that *unit* does not support."""
     return {op for kernel in parts for op in kernel.ops if op in unit.refuses}
 
 
 def _cost(parts: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> ProfileCost:
+    """The cost of the kernels *parts* in a row on *unit*; *out_s*: seconds of a move to another unit afterwards."""
     time_s = sum(_time_s(kernel, unit, soc) for kernel in parts)
     moved_gb = sum(kernel.moved_bytes for kernel in parts) / 1e9
     demand_gb_s = min(moved_gb / time_s, soc.bandwidth_gb_s) if time_s else 0.0
@@ -230,11 +241,12 @@ def _cost(parts: list[Kernel], unit: Unit, soc: Soc, out_s: float) -> ProfileCos
 
 
 def _time_s(kernel: Kernel, unit: Unit, soc: Soc) -> float:
-    if _in_place(kernel.layer):
+    """Roofline: arithmetic or memory traffic, whichever takes longer, plus the unit's fixed time per kernel."""
+    if _is_in_place(kernel.layer):
         return 0.0
     reached_flops = (unit.peak_tflops or 0.0) * 1e12 * unit.efficiency
-    bandwidth = min(unit.bandwidth_gb_s or soc.bandwidth_gb_s, soc.bandwidth_gb_s) * 1e9
-    return max(2 * kernel.macs / reached_flops, kernel.moved_bytes / bandwidth) + unit.launch_us * 1e-6
+    bandwidth_bytes_s = min(unit.bandwidth_gb_s or soc.bandwidth_gb_s, soc.bandwidth_gb_s) * 1e9
+    return max(2 * kernel.macs / reached_flops, kernel.moved_bytes / bandwidth_bytes_s) + unit.launch_us * 1e-6
 
 
 SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
@@ -242,9 +254,9 @@ SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
 
 
 def shipped_profiles(soc: str) -> dict[str, tuple[Origin, ...]]:
-    """Model -> the origins of the profiles of it on *soc* that ship with the package, best first."""
+    """Model -> origins of its profiles on *soc* that ship with the package, the preferred origin first."""
     origins: dict[str, list[Origin]] = {}
-    folder = next((child for child in _data().iterdir() if child.name == soc and child.is_dir()), None)
+    folder = next((child for child in _profiles_folder().iterdir() if child.name == soc and child.is_dir()), None)
     names = [entry.name for entry in folder.iterdir()] if folder else []
     for origin in SHIPPED_ORIGINS:
         for name in sorted(names):
@@ -253,13 +265,13 @@ def shipped_profiles(soc: str) -> dict[str, tuple[Origin, ...]]:
     return {model: tuple(origins[model]) for model in sorted(origins)}
 
 
-def _data() -> Traversable:
+def _profiles_folder() -> Traversable:
     return resources.files("weft_map") / "data" / "profiles"
 
 
 @lru_cache(maxsize=256)
 def _read_shipped(soc: str, model: str, origin: Origin) -> SocProfile:
-    path = _data() / soc / f"{model}.{origin}.json"
+    path = _profiles_folder() / soc / f"{model}.{origin}.json"
     with resources.as_file(path) as file:
         return read_soc_profile(file)
 
@@ -272,10 +284,10 @@ def find_profile(
     max_groups: int | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> SocProfile:
-    """The best profile of *model* on *soc*: the .json file it names, a shipped one, else an estimate.
+    """Find the profile of *model* on *soc*: the .json file that it names, else a shipped profile, else an estimate.
 
-    origin: only such a profile. max_groups: neighbours are merged until there are no more. shapes: input -> shape,
-    for a model that is estimated.
+    origin: accept only a profile of this origin. max_groups: merge neighbouring groups until at most this many are
+    left. shapes: input -> shape; with them the profile is estimated. Raises ProfileError if no profile fits.
     """
     if max_groups is not None and max_groups < 1:
         raise ProfileError(f"max_groups = {max_groups} must be at least 1")
@@ -305,19 +317,19 @@ def _by_name(
 ) -> SocProfile:
     origins = shipped_profiles(soc.name).get(model, ())
     # A profile is for one size of input; with shapes the caller asks for another.
-    wanted = next((shipped for shipped in origins if shapes is None and origin in (None, shipped)), None)
+    wanted = next((candidate for candidate in origins if shapes is None and origin in (None, candidate)), None)
     if wanted is not None:
         return _read_shipped(soc.name, model, wanted)
     if origin in SHIPPED_ORIGINS:
-        there = ", ".join(f"{name} ({' and '.join(its)})" for name, its in shipped_profiles(soc.name).items())
-        raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {there or 'none'}")
+        shipped = ", ".join(f"{name} ({' and '.join(known)})" for name, known in shipped_profiles(soc.name).items())
+        raise ProfileError(f"no {origin} profile of {model} on {soc.name} is shipped; there are: {shipped or 'none'}")
     return _estimate_by_name(model, soc, max_groups, shapes)
 
 
 def _estimate_by_name(
     model: str, soc: Soc, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> SocProfile:
-    # It reads ONNX; a profile from a file does not need that.
+    # Imported here, because it needs onnx, and a profile from a file does not.
     from weft.models.sources import load_model
 
     return estimate(load_model(model, shapes=shapes), soc, max_groups=max_groups)

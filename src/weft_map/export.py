@@ -1,4 +1,4 @@
-"""Schedules in the words of others: stretches of groups, devices of layers, trtexec's options, JSON, trace events."""
+"""Export of schedules: as stretches of groups, devices of layers, options of trtexec, JSON, and trace events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from weft_map.schedule import Outcome, Schedule, Transfer
 from weft_map.solver import Improvement, Solution
 
 SUFFIXES = (".json", ".csv", ".txt")
-"""How files of a device list end; .txt holds options of trtexec."""
+"""Suffixes of device list files; .txt holds options of trtexec."""
 TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
 TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
 """Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
@@ -54,14 +54,14 @@ class LayerDevice(NamedTuple):
     """Which run of the task, from 0; one that repeats may be placed differently each time."""
     group: str
     layer: str | None
-    """Its name, or its number where the profile numbers layers; none where it names only groups."""
+    """The layer's name, or its number if the profile numbers layers; None if the profile names only groups."""
     unit: str
     instance: int
     """Which of the unit's instances, from 0: the core id."""
 
 
 def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
-    """Every task's way through the units."""
+    """The segments of all tasks: runs of consecutive groups on one unit, by task and run."""
     stretches: list[UnitSegment] = []
     for task, units in enumerate(schedule.units):
         groups = len(problem.tasks[task].groups)
@@ -76,7 +76,7 @@ def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
 
 
 def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
-    """One run of one task, as "gpu 0-4 | dla 5-9"."""
+    """Text of the segments of one run of one task, such as "gpu 0-4 | dla 5-9" (groups from 0)."""
     parts = [
         f"{problem.units[segment.unit]} {segment.first}" + (f"-{segment.last}" if segment.last > segment.first else "")
         for segment in its
@@ -88,7 +88,7 @@ def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
 
 
 def device_list(outcome: Outcome, models: Mapping[str, str] | None = None) -> list[LayerDevice]:
-    """The unit and the instance of every layer; models: task -> what it was made from."""
+    """The unit and the instance of every layer in every run; models: task -> name of its model, if it differs."""
     problem, models = outcome.problem, models or {}
     instances = {(piece.task, piece.step): piece.instance for piece in outcome.pieces}
     rows = []
@@ -102,6 +102,7 @@ def device_list(outcome: Outcome, models: Mapping[str, str] | None = None) -> li
 
 
 def _layers(group: Group) -> Sequence[str | None]:
+    """The layers of a group by name, or by number if it gives a range such as "0-9"; (None,) if it lists none."""
     numbered = re.fullmatch(r"(\d{1,9})-(\d{1,9})", group.layers[0]) if len(group.layers) == 1 else None
     if numbered:
         first, last = int(numbered[1]), int(numbered[2])
@@ -111,7 +112,7 @@ def _layers(group: Group) -> Sequence[str | None]:
 
 
 def write_device_list(path: str | Path, outcome: Outcome, models: Mapping[str, str] | None = None) -> None:
-    """Write it as .json, as .csv, or as options of trtexec (.txt)."""
+    """Write the device list of *outcome* as .json, as .csv, or as options of trtexec (.txt)."""
     rows, suffix = device_list(outcome, models), Path(path).suffix.lower()
     if suffix == ".json":
         write_json(path, {"format": 1, "soc": outcome.problem.soc.name, "layers": [row._asdict() for row in rows]})
@@ -132,7 +133,7 @@ def _csv(rows: Sequence[LayerDevice]) -> str:
 
 
 def check_device_list(path: str | Path, problem: Problem) -> None:
-    """Refuse, before any search, a device list that no schedule of *problem* could be written as."""
+    """Raise InputError if a device list of *problem* cannot be written to *path*; called before the search."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"{path}: a device list ends in {', '.join(SUFFIXES)}")
@@ -147,7 +148,10 @@ def check_device_list(path: str | Path, problem: Problem) -> None:
 
 
 def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]:
-    """A remark for each task, and the options that build its engine: ``--layerDeviceTypes=*:GPU,conv1:DLA``."""
+    """Lines for a .txt file: for each task a comment, and the options that build its engine.
+
+    Such as ``--layerDeviceTypes=*:GPU,conv1:DLA``; runs of a task with different units get a line each.
+    """
     precision = TRT_PRECISIONS.get(element_bits)
     lines = [f"# add {precision}, or the precision that the profile was measured with"] if precision else []
     for task in dict.fromkeys(row.task for row in rows):
@@ -162,6 +166,7 @@ def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]
 
 
 def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
+    """The options of trtexec for one run of one task; raises InputError if it uses two cores of the DLA."""
     cores = sorted({row.instance for row in rows if row.unit == "dla"})
     if len(cores) > 1:
         raise InputError(
@@ -169,7 +174,7 @@ def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
             "write the device list as .json or .csv"
         )
     core = f"--useDLACore={cores[0]} --allowGPUFallback " if cores else ""
-    # What the parser adds to the network has no name here; an exact name goes before the wildcard.
+    # The wildcard is for layers that TensorRT's parser adds, whose names we do not know; exact names take precedence.
     devices = {"*": "DLA" if all(row.unit == "dla" for row in rows) else "GPU"}
     for row in rows:
         _check_trtexec_unit(row.task, row.unit)
@@ -202,7 +207,7 @@ def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
 
 
 def solution_as_dict(case: MappingCase, solution: Solution) -> dict[str, Any]:
-    """A solution as a file tells it; ``weft map --json`` adds the report."""
+    """The content of a mapping file; ``weft map --json`` adds the report."""
     problem, options = case.problem, case.options
     return {
         "format": 1,
@@ -243,7 +248,7 @@ def _task(case: MappingCase, n: int) -> dict[str, Any]:
 
 
 def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
-    """A schedule and its outcome, with units and tasks by name."""
+    """A schedule and its outcome as JSON, with units and tasks by name."""
     problem, schedule = outcome.problem, outcome.schedule
     names = [task.name for task in problem.tasks]
     known = all(cost.energy_j is not None for task in problem.tasks for g in task.groups for cost in g.costs.values())
@@ -274,7 +279,7 @@ def improvement_as_dict(improvement: Improvement) -> dict[str, Any]:
 
 
 def gain(case: MappingCase, solution: Solution) -> float | None:
-    """What the schedule gains over the best baseline: share of the makespan, or of the throughput."""
+    """The gain over the best baseline, as a share of its makespan or throughput; None without a baseline."""
     name = solution.best_baseline
     if name is None:
         return None
@@ -285,12 +290,12 @@ def gain(case: MappingCase, solution: Solution) -> float | None:
 
 
 def finite(value: Any) -> Any:
-    """*value* as JSON can say it, which has no infinity."""
+    """Replace infinity and NaN by None, because JSON has neither."""
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
 SOC, TASKS = 1, 2
-"""Process ids."""
+"""Ids of the two processes in the trace events."""
 
 
 def write_outcome_perfetto(outcome: Outcome, path: Path | str) -> None:
@@ -306,6 +311,7 @@ def write_outcome_perfetto(outcome: Outcome, path: Path | str) -> None:
 
 
 def _soc_names(problem: Problem) -> Iterator[Event]:
+    """Events that name the processes and threads: an instance of a unit, and a task, is a thread."""
     lanes = {tid: lane_name(problem, *lane) for tid, lane in enumerate(lanes_of(problem), start=1)}
     yield from process_events(SOC, problem.soc.name, lanes)
     yield from process_events(TASKS, "tasks", {tid: task.name for tid, task in enumerate(problem.tasks, start=1)})
@@ -324,7 +330,7 @@ def _piece_events(outcome: Outcome) -> Iterator[Event]:
             "demand_gb_s": float(demand[piece.task, piece.step, piece.unit]),
         }
         event = {"ph": "X", "pid": SOC, "tid": threads[piece.unit, piece.instance], "cat": "compute", "args": about}
-        yield {**event, "name": f"{task.name}/{name}", **_stretch(piece.start_s, piece.end_s)}
+        yield {**event, "name": f"{task.name}/{name}", **_times_us(piece.start_s, piece.end_s)}
 
 
 def _task_events(outcome: Outcome) -> Iterator[Event]:
@@ -337,29 +343,29 @@ def _task_events(outcome: Outcome) -> Iterator[Event]:
 def _move_event(problem: Problem, move: Transfer) -> Event:
     ends = [problem.units[unit] if unit >= 0 else "outside" for unit in (move.source, move.target)]
     event = {"ph": "X", "pid": TASKS, "tid": move.task + 1, "cat": "move", "name": f"move {ends[0]} to {ends[1]}"}
-    return {**event, "args": {"from": ends[0], "to": ends[1]}, **_stretch(move.start_s, move.end_s)}
+    return {**event, "args": {"from": ends[0], "to": ends[1]}, **_times_us(move.start_s, move.end_s)}
 
 
 def _step_events(problem: Problem, step: RanStep) -> Iterator[Event]:
-    """A step in the track of its task: when it waits for its unit and when it runs."""
+    """Events of a step in the thread of its task: the wait for its unit, if any, and the run."""
     name, unit = problem.step(step.task, step.step).name, lane_name(problem, step.unit, step.instance)
     event = {"ph": "X", "pid": TASKS, "tid": step.task + 1}
     if step.start_s > step.ready_s:
         waits = {**event, "cat": "wait", "name": f"wait for {unit}", "args": {"group": name, "unit": unit}}
-        yield {**waits, **_stretch(step.ready_s, step.start_s)}
+        yield {**waits, **_times_us(step.ready_s, step.start_s)}
     about = {"group": name, "unit": unit, "slow_down": round(step.slow_down, 6)}
-    yield {**event, "cat": "compute", "name": f"{name} on {unit}", "args": about, **_stretch(step.start_s, step.end_s)}
+    yield {**event, "cat": "compute", "name": f"{name} on {unit}", "args": about, **_times_us(step.start_s, step.end_s)}
 
 
 def _demand_events(outcome: Outcome) -> Iterator[Event]:
-    """Constant from one instant to the next, and nothing after the last."""
+    """Counter events of the total memory demand: one per instant at which it changes, and 0 at the end."""
     demand, event = demand_of(outcome), {"ph": "C", "pid": SOC, "name": "memory demand (GB/s)"}
     levels = [*demand.gb_s.sum(axis=1).tolist(), 0.0]
     for time_s, gb_s in zip(demand.times_s.tolist(), levels, strict=True):
         yield {**event, "ts": round(time_s * 1e9) / 1000, "args": {"value": gb_s}}
 
 
-def _stretch(start_s: float, end_s: float) -> dict[str, float]:
-    """When a stretch begins and how long it lasts, in microseconds that are whole nanoseconds."""
+def _times_us(start_s: float, end_s: float) -> dict[str, float]:
+    """The keys ``ts`` (start) and ``dur`` (duration) of an event, in microseconds, rounded to whole nanoseconds."""
     start_ns, end_ns = round(start_s * 1e9), round(end_s * 1e9)
     return {"ts": start_ns / 1000, "dur": (end_ns - start_ns) / 1000}

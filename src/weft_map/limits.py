@@ -1,7 +1,7 @@
-"""Limits of a schedule beyond the SoC's, and whether any schedule can keep them.
+"""Limits that a user sets for schedules (switches, energy), and whether any schedule can keep them.
 
-A *switch* is a change of unit between two groups of one run; a new run begins where it likes. What a task takes at
-least with the SoC to itself, in time or energy, is exact: a dynamic program from the end of its chain of steps.
+A *switch* is a change of unit between two groups of one run; a new run may begin on any unit. The least time and the
+least energy of a task that runs alone are exact: a dynamic program from the end of its chain of steps finds them.
 """
 
 from __future__ import annotations
@@ -20,61 +20,66 @@ from weft_map.schedule import Schedule, Units
 
 
 def shortest(problem: Problem, task: int, max_switches: int | None = None) -> tuple[float, tuple[int, ...]]:
-    """The least duration of a task without other tasks, and the units it takes."""
+    """The least duration in seconds of *task* without other tasks, and the unit of each of its steps then."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
-    ways_s = tables.move[task, :steps] + tables.time[task, :steps, None]
-    return _cheapest(problem, task, ways_s, tables.leave[task], max_switches)
+    costs_s = tables.move[task, :steps] + tables.time[task, :steps, None]
+    return _cheapest_path(problem, task, costs_s, tables.leave[task], max_switches)
 
 
 def least_energy_j(problem: Problem, task: int, max_switches: int | None = None) -> float:
-    """The least energy of a task, at any duration; infinite if it needs more switches."""
+    """The least energy of *task* in joules, at any duration; infinite if *max_switches* are too few."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
-    ways_j = np.where(np.isinf(tables.move[task, :steps]), np.inf, tables.energy[task, :steps, None])
-    return _cheapest(problem, task, ways_j, np.zeros(len(problem.units)), max_switches)[0]
+    costs_j = np.where(np.isinf(tables.move[task, :steps]), np.inf, tables.energy[task, :steps, None])
+    return _cheapest_path(problem, task, costs_j, np.zeros(len(problem.units)), max_switches)[0]
 
 
-def _cheapest(
-    problem: Problem, task: int, ways: Floats, leave: Floats, max_switches: int | None
+def _cheapest_path(
+    problem: Problem, task: int, costs: Floats, leave: Floats, max_switches: int | None
 ) -> tuple[float, tuple[int, ...]]:
-    """The least sum of ways[step, from, to] and leave[unit], and its units."""
-    free = np.ones(len(ways), dtype=np.bool_) if max_switches is None else problem.tables.begins[task, : len(ways)]
+    """The cheapest sequence of units for the steps of *task*: its cost, and the units.
+
+    costs[step, from, to]: cost of a step on unit *to* if the task comes from unit *from* (the last index: from
+    outside). leave[unit]: cost after the last step.
+    """
+    free = np.ones(len(costs), dtype=np.bool_) if max_switches is None else problem.tables.begins[task, : len(costs)]
     # No run can switch more often than between all of its groups.
     cap = min(max_switches or 0, len(problem.tasks[task].groups) - 1)
-    values, choices = _togo(ways, leave, free, cap)
-    at, spare, units = -1, cap, []
-    for i in range(len(ways)):
-        unit = int(choices[i][spare, at])
-        spare = cap if free[i] else spare - (unit != at)
+    values, choices = _costs_to_end(costs, leave, free, cap)
+    source, switches_left, units = -1, cap, []
+    for i in range(len(costs)):
+        unit = int(choices[i][switches_left, source])
+        switches_left = cap if free[i] else switches_left - (unit != source)
         units.append(unit)
-        at = unit
+        source = unit
     return float(values[cap, -1]), tuple(units)
 
 
-def _togo(
-    ways: Floats, leave: Floats, free: npt.NDArray[np.bool_], cap: int
+def _costs_to_end(
+    costs: Floats, leave: Floats, free: npt.NDArray[np.bool_], cap: int
 ) -> tuple[Floats, list[npt.NDArray[np.intp]]]:
-    """The least cost to the end, and the best unit at each step, by switches to spare and unit before.
+    """The least cost from the first step to the end, and the best unit at each step: dynamic programming backwards.
 
-    free[step]: whether a change of unit before that step counts for nothing, and those made before it no more.
+    Both are indexed by [switches left, unit before]. costs, leave: as in ``_cheapest_path``. free[step]: a run begins
+    at this step, so changing the unit before it is no switch, and *cap* switches are allowed again.
     """
     units = len(leave)
     stays = np.eye(units + 1, units, dtype=np.bool_)
     values, choices = np.tile(np.append(leave, np.inf), (cap + 1, 1)), []
-    for i in reversed(range(len(ways))):
+    for i in reversed(range(len(costs))):
         after = values[:, None, :units]
         if free[i]:
             onward = np.broadcast_to(after[cap], (cap + 1, units + 1, units))
         else:
             switched = np.concatenate([np.full((1, 1, units), np.inf), after[:-1]])
             onward = np.where(stays, after, switched)
-        every = ways[i] + onward
-        choices.append(every.argmin(axis=-1))
-        values = every.min(axis=-1)
+        totals = costs[i] + onward
+        choices.append(totals.argmin(axis=-1))
+        values = totals.min(axis=-1)
     return values, choices[::-1]
 
 
 def most_switches(problem: Problem, units: Units) -> int:
-    """The switches of the run, of any task, that has the most."""
+    """The largest number of switches in any run of any task; *units* is the mapping, [task][step]."""
     return max(
         sum(row[i] != row[i - 1] for i in range(begin + 1, begin + len(task.groups)))
         for task, row in zip(problem.tasks, units, strict=True)
@@ -83,7 +88,7 @@ def most_switches(problem: Problem, units: Units) -> int:
 
 
 def check_switches(problem: Problem, max_switches: int | None) -> None:
-    """Refuse a cap on switches below what a task needs, and say why it needs them."""
+    """Raise WorkloadError if *max_switches* is too low for a task; the message says which groups force the switches."""
     if max_switches is None:
         return
     if max_switches < 0:
@@ -99,31 +104,31 @@ def check_switches(problem: Problem, max_switches: int | None) -> None:
 
 
 class Stretch(NamedTuple):
-    """Groups of one run that can stay on one unit, as many as possible."""
+    """A longest sequence of groups of one run that can stay on one unit."""
 
     groups: tuple[str, ...]
     units: tuple[str, ...]
-    """The units that may run all of them."""
+    """The units that may run all of these groups."""
 
 
 def fewest_stretches(problem: Problem, task: Task) -> tuple[Stretch, ...]:
-    """A run in as few stretches as can be; taking each as long as possible is optimal."""
+    """The fewest stretches that make up a run of *task*; making each as long as possible from the front is optimal."""
     stretches: list[Stretch] = []
     names: list[str] = []
     able: tuple[str, ...] = problem.units
     for block in _blocks(task):
-        here = tuple(unit for unit in problem.units if all(unit in task.groups[i].costs for i in block))
-        both = tuple(unit for unit in able if unit in here)
-        if not both:
+        able_of_block = tuple(unit for unit in problem.units if all(unit in task.groups[i].costs for i in block))
+        common = tuple(unit for unit in able if unit in able_of_block)
+        if not common:
             stretches.append(Stretch(tuple(names), able))
-            names, both = [], here
-        able = both
+            names, common = [], able_of_block
+        able = common
         names += [task.groups[i].name for i in block]
     return (*stretches, Stretch(tuple(names), able))
 
 
 def _blocks(task: Task) -> list[range]:
-    """Groups that must stay together."""
+    """Index ranges of groups that must run on one unit, because the model may not change units between them."""
     cuts = [i for i in range(len(task.groups)) if i == 0 or task.groups[i - 1].leave]
     return [range(begin, end) for begin, end in zip(cuts, [*cuts[1:], len(task.groups)], strict=True)]
 
@@ -133,6 +138,7 @@ def _count(switches: int) -> str:
 
 
 def _reasons(stretches: Sequence[Stretch]) -> str:
+    """Text such as "group 'a' on dla only, then groups 'b' to 'd' on gpu only"; at most four stretches."""
     shown = [f"{_span(stretch.groups)} on {' or '.join(stretch.units)} only" for stretch in stretches[:4]]
     return ", then ".join(shown) + (", ..." if len(stretches) > 4 else "")
 
@@ -148,11 +154,11 @@ class TaskLimits:
     max_switches: int | None = None
     """Changes of unit within a run."""
     energy_budget_j: float | None = None
-    """What all tasks together may spend."""
+    """Joules that all tasks together may spend."""
 
 
 def check_feasible(problem: Problem, limits: TaskLimits) -> None:
-    """Refuse limits that no schedule can keep, and say by how much."""
+    """Raise WorkloadError if no schedule can keep *limits*; the message says by how much they are missed."""
     check_switches(problem, limits.max_switches)
     budget = limits.energy_budget_j
     if budget is None:
@@ -160,21 +166,22 @@ def check_feasible(problem: Problem, limits: TaskLimits) -> None:
     if not (isfinite(budget) and budget >= 0):
         raise WorkloadError(f"an energy budget of {budget} J; must be a number from 0")
     _check_energies(problem)
-    least, free = (_least_energy_j(problem, cap) for cap in (limits.max_switches, None))
+    least, uncapped = (_total_least_energy_j(problem, cap) for cap in (limits.max_switches, None))
     if least > budget:
-        capped = f" with max_switches = {limits.max_switches}" if least > free else ""
-        other = ", or allow more switches" if free <= budget else ""
+        capped = f" with max_switches = {limits.max_switches}" if least > uncapped else ""
+        other = ", or allow more switches" if uncapped <= budget else ""
         raise WorkloadError(
             f"the tasks take at least {least:.6g} J{capped} and the budget is {budget:.6g} J, "
             f"{least - budget:.3g} J too few; raise it to {least:.6g} J at least{other}"
         )
 
 
-def _least_energy_j(problem: Problem, max_switches: int | None) -> float:
+def _total_least_energy_j(problem: Problem, max_switches: int | None) -> float:
     return sum(least_energy_j(problem, n, max_switches) for n in range(len(problem.tasks)))
 
 
 def _check_energies(problem: Problem) -> None:
+    """Raise ProfileError if a group has no energy on a unit of the SoC: an energy budget needs all of them."""
     for task in problem.tasks:
         for group in task.groups:
             missing = [unit for unit in problem.units if unit in group.costs and group.costs[unit].energy_j is None]
@@ -186,7 +193,7 @@ def _check_energies(problem: Problem) -> None:
 
 
 def energy_j(problem: Problem, schedule: Schedule) -> float:
-    """What the steps of a schedule take together."""
+    """Joules of all steps of *schedule*."""
     return float(sum(problem.tables.energy[n, i, u] for n, row in enumerate(schedule.units) for i, u in enumerate(row)))
 
 

@@ -1,8 +1,8 @@
 """Measure how much the cores of this machine slow each other down at its memory, and how fast one multiplies.
 
-One core reads memory at several intensities, alone and while all others do the same at several intensities; the
-two are measured in turns, so that a drift of the machine's speed meets both. Time is the threads' own: being
-scheduled away is no contention. ``weft_map.pccs_fit`` fits the result.
+One core reads memory at several intensities, alone and while all other cores read at several intensities. The two are
+measured in turns, so that a drift of the machine's speed affects both. Times are thread CPU times, because waiting for
+a core is no memory contention. ``weft_map.pccs_fit`` fits the result.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from weft_map.pccs_fit import FEWEST, Fit, Matrix
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
-"""Called with how many windows are done, and of how many."""
+"""Called with the number of windows that are done, and the number of all windows."""
 
 BLOCK_BYTES = BLOCK * 8
 CALL_BLOCKS = 2048
-"""Read between two looks at the clock: 1 MiB."""
+"""Blocks (1 MiB together) that a thread reads before it looks at the clock."""
 REPEATS = 3
 """Passes over all pairs of levels; medians are used, so that a disturbed window does not count."""
 LEAST_WINDOW_S, LONGEST_S = 0.005, 600.0
 LEAST_SLICE, LARGEST_SLICE = 2**24, 2**30
+"""Bounds in bytes of the memory that one thread reads."""
 USUAL_CACHE = 2**25
-"""Bytes of a last-level cache that cannot be asked for."""
+"""Assumed bytes of the last-level cache where the system does not tell."""
 LEAST_NOISE_PCT = 3.0
-"""A reduction that counts as none on a machine that does other things too."""
+"""A reduction by less counts as none: other processes on the machine cause as much."""
 LEVELS, SECONDS = 6, 20.0
 QUICK_LEVELS, QUICK_S = 4, 3.0
-"""How many levels and seconds a first look takes."""
+"""Intensities and seconds of ``weft map calibrate --quick``."""
 
 PRODUCT_SIZE = 512
-"""Rows of square matrices: large enough that their product is all the work there is."""
+"""Rows of square matrices: so large that the overhead of a call does not count beside their product."""
 ROUNDS = 8
 """The fastest of these counts: other processes and a rising clock only make a product slower."""
 
 
 class _ReadWindow(NamedTuple):
-    """What a thread did in a window."""
+    """Bytes that one thread read in a window, and the CPU seconds that it had."""
 
     bytes: int
     seconds: float
-    """The time that it had a core."""
 
     @property
     def gb_s(self) -> float:
@@ -68,19 +68,22 @@ NOTHING = _ReadWindow(0, 0.0)
 
 
 def physical_cores() -> list[int]:
-    """One hardware thread of each core this process may run on: threads of one core share more than the memory."""
+    """One hardware thread of each core that this process may use: threads of one core share more than the memory."""
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return sorted({_siblings(number): number for number in reversed(allowed)}.values())
+    return sorted({_core_key(cpu): cpu for cpu in reversed(allowed)}.values())
 
 
-def _siblings(number: int) -> str:
-    """A text that hardware threads of the same core have in common."""
-    file = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
-    return file.read_text(encoding="ascii") if file.exists() else str(number)
+def _core_key(cpu: int) -> str:
+    """A text that is the same for all hardware threads of a core: Linux's list of sibling threads."""
+    file = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+    return file.read_text(encoding="ascii") if file.exists() else str(cpu)
 
 
 def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress: Progress | None = None) -> Matrix:
-    """Bandwidth of one core beside all others, at *levels* intensities of each, in about *seconds*."""
+    """Measure the bandwidth of one core while all others read too, at *levels* intensities each, in about *seconds*.
+
+    Raises InputError for fewer than two cores, or *levels* or *seconds* out of range.
+    """
     if not FEWEST <= levels <= 32:
         raise InputError(f"levels = {levels}: measure at {FEWEST} to 32 intensities")
     if not 0 < seconds <= LONGEST_S:
@@ -91,7 +94,7 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
     cache = last_level_cache()
     windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)
     window_s = max(LEAST_WINDOW_S, seconds / windows)
-    with _running(cores, cache) as (own, others):
+    with _reader_threads(cores, cache) as (own, others):
         return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)
 
 
@@ -104,9 +107,10 @@ def host_soc(
     instances: int = 1,
     peak_tflops: float | None = None,
 ) -> Soc:
-    """What was measured as a device; plain sharing up to the largest bandwidth seen where nothing was lost.
+    """Make a SoC with one unit from a measured matrix and its fit.
 
-    *peak_tflops*: what a large product reaches on one instance, where that was measured too.
+    Without contention in the matrix, the unit shares the largest measured bandwidth equally. *peak_tflops*: measured
+    speed of a large matrix product on one instance, if known.
     """
     seen = matrix.peak_gb_s or max(float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1]))
     verdict = f"fitted, mean error {fit.mean_error_points:.2f} points" if fit.contended else "showed no contention"
@@ -128,7 +132,7 @@ def host_soc(
 
 
 def last_level_cache() -> int:
-    """Bytes of the largest cache of the first core, where the system tells."""
+    """Bytes of the largest cache of core 0; ``USUAL_CACHE`` if the system does not tell."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         size = re.fullmatch(r"(\d+)([KMG])", file.read_text(encoding="ascii").strip())
@@ -139,21 +143,22 @@ def last_level_cache() -> int:
 
 @dataclass
 class _ReaderThread:
-    """A thread, pinned to a core, that reads its own memory while it is told to."""
+    """A thread, pinned to a core, that reads its own memory between ``start`` and ``stop``."""
 
     core: int
     data: Floats
     steps: int = 0
+    """Arithmetic operations after each block: the more, the lower the read intensity."""
     done: _ReadWindow = NOTHING
+    """What was read since the last start."""
     quit: bool = False
     go: threading.Event = field(default_factory=threading.Event)
     idle: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
+        """Body of the thread: read while ``go`` is set, until ``quit``."""
         if hasattr(os, "sched_setaffinity"):
-            with suppress(
-                OSError
-            ):  # the system may have taken the core away; where it then runs is the system's choice
+            with suppress(OSError):  # the system may have taken the core away; then it picks another core
                 os.sched_setaffinity(0, {self.core})
         places = len(self.data) // (CALL_BLOCKS * BLOCK)
         place = 0
@@ -176,7 +181,7 @@ class _ReaderThread:
         self.go.set()
 
     def stop(self) -> _ReadWindow:
-        """What it read since it was started: at least one piece."""
+        """Stop reading; return what was read since ``start``, at least one call's blocks."""
         while not self.done.bytes:
             time.sleep(1e-4)
         self.go.clear()
@@ -185,10 +190,13 @@ class _ReaderThread:
 
 
 @contextmanager
-def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_ReaderThread, list[_ReaderThread]]]:
-    """A reader on the first core and one on each other; arrays so large that no cache holds them."""
-    spread = 2 * cache // (len(cores) - 1)
-    sizes = [2 * cache] + [spread] * (len(cores) - 1)
+def _reader_threads(cores: Sequence[int], cache: int) -> Iterator[tuple[_ReaderThread, list[_ReaderThread]]]:
+    """Start one reader per core; yield the reader on the first core, and those on the other cores.
+
+    The first array, and all others together, are twice as large as the *cache* in bytes, so that reads go to memory.
+    """
+    other_size = 2 * cache // (len(cores) - 1)
+    sizes = [2 * cache] + [other_size] * (len(cores) - 1)
     readers = [
         _ReaderThread(core, np.ones(min(LARGEST_SLICE, max(LEAST_SLICE, size)) // 8))
         for core, size in zip(cores, sizes, strict=True)
@@ -211,7 +219,7 @@ def _running(cores: Sequence[int], cache: int) -> Iterator[tuple[_ReaderThread, 
 
 @dataclass
 class _ContentionSurvey:
-    """The measurement, window by window."""
+    """The measurement of a contention matrix, window by window."""
 
     own: _ReaderThread
     others: list[_ReaderThread]
@@ -219,20 +227,23 @@ class _ContentionSurvey:
     levels: int
     windows: int
     on_progress: Progress | None
-    passed: int = 0
+    windows_done: int = 0
     peak_gb_s: float = 0.0
+    """The most that all cores read together in any window."""
 
     def matrix(self, cores: Sequence[int]) -> Matrix:
+        """Measure all pairs of intensities ``REPEATS`` times; return medians, with the noise from their spread."""
         steps = self._steps()
         own = np.empty((REPEATS, self.levels, self.levels))
         external, share = np.empty((REPEATS, self.levels)), np.empty_like(own)
         for repeat in range(REPEATS):
             for column, level in enumerate(steps):
-                external[repeat, column] = self._window(None, level)[1]
+                _, external[repeat, column] = self._measure_window(own=None, others=level)
             for row, level in enumerate(steps):
-                for column, beside in enumerate(steps):
-                    own[repeat, row, column] = self._window(level, None)[0]
-                    share[repeat, row, column] = self._window(level, beside)[0] / own[repeat, row, column]
+                for column, other_level in enumerate(steps):
+                    own[repeat, row, column], _ = self._measure_window(own=level, others=None)
+                    contended_gb_s, _ = self._measure_window(own=level, others=other_level)
+                    share[repeat, row, column] = contended_gb_s / own[repeat, row, column]
         alone = np.median(own, axis=(0, 2))  # [row]
         shares = np.median(share, axis=0)
         spread = max(np.median(np.abs(own / alone[None, :, None] - 1)), np.median(np.abs(share - shares)))
@@ -246,16 +257,23 @@ class _ContentionSurvey:
         )
 
     def _steps(self) -> list[int]:
-        """Arithmetic per block, most first, for bandwidths from a tenth of a core's to all of it in even steps."""
-        pure = [self._window(0, None)[0] for _ in range(self.levels)]
-        slowed = [self._window(256, None)[0] for _ in range(self.levels)]
+        """For each intensity, the arithmetic operations per block that lead to it, from the lowest intensity.
+
+        Intensities go from a tenth of one core's bandwidth to all of it in even steps; two measurements (0 and 256
+        operations per block) give the time of a block and of an operation.
+        """
+        pure = [self._measure_window(own=0, others=None)[0] for _ in range(self.levels)]
+        slowed = [self._measure_window(own=256, others=None)[0] for _ in range(self.levels)]
         block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (pure, slowed))
         step_ns = max(1e-3, (slow_ns - block_ns) / 256)
         shares = np.linspace(0.1, 1.0, self.levels)
         return [round((block_ns / share - block_ns) / step_ns) for share in shares]
 
-    def _window(self, own: int | None, others: int | None) -> tuple[float, float]:
-        """GB/s of the first core and of the others together, each reading at an intensity or resting."""
+    def _measure_window(self, *, own: int | None, others: int | None) -> tuple[float, float]:
+        """Read for one window; return the GB/s of the first core, and of the other cores together.
+
+        own, others: arithmetic operations per block of the first core and of the others; None: they do not read.
+        """
         active = [(self.own, own)] if own is not None else []
         if others is not None:
             active += [(reader, others) for reader in self.others]
@@ -265,24 +283,25 @@ class _ContentionSurvey:
         gb_s = {id(reader): reader.stop().gb_s for reader, _ in active}
         mine = gb_s.pop(id(self.own), 0.0)
         self.peak_gb_s = max(self.peak_gb_s, mine + sum(gb_s.values()))
-        self.passed += 1
+        self.windows_done += 1
         if self.on_progress:
-            self.on_progress(self.passed, self.windows)
+            self.on_progress(self.windows_done, self.windows)
         return mine, sum(gb_s.values())
 
 
 def _increasing(levels: Floats) -> Floats:
-    """The levels with those that noise put below the one before raised to just above it."""
+    """Raise every level that noise put below its predecessor to just above it: a matrix needs increasing levels."""
     raised: Floats = np.maximum.accumulate(levels) * (1 + 1e-9 * np.arange(len(levels)))
     return raised
 
 
 def core_tflops(*, clock: Clock = time.process_time) -> float:
-    """Measure float32 operations per second of a core in a large matrix product, in 10^12.
+    """Measure the float32 operations per second of one core in a large matrix product, in 10^12.
 
-    Processor time counts all threads, so the result is that of one core however many of them a product uses.
+    The default clock counts the processor time of all threads, so the result is that of one core even if the product
+    uses several.
     """
-    one, two = (np.full((PRODUCT_SIZE, PRODUCT_SIZE), value, np.float32) for value in (0.5, 2.0))
-    one @ two
-    least_s = min(mean_seconds(lambda: one @ two, clock) for _ in range(ROUNDS))
+    left, right = (np.full((PRODUCT_SIZE, PRODUCT_SIZE), value, np.float32) for value in (0.5, 2.0))
+    left @ right  # the first product starts BLAS's threads
+    least_s = min(mean_seconds(lambda: left @ right, clock) for _ in range(ROUNDS))
     return round(2 * PRODUCT_SIZE**3 / max(least_s, 1e-6) / 1e12, 4)

@@ -1,9 +1,12 @@
 """Fit of the PCCS contention model to a matrix of measured bandwidths.
 
-A matrix has a row per intensity of the unit's own work and a column per intensity of the others': what the unit
-still achieves. The published five steps (Xu et al., MICRO 2021) read the parameters off it; a pattern search then moves
-them to where the mean error in points of relative speed is least. Measuring this machine is in
-``weft_map.memory_contention``.
+A matrix has a row per intensity of the unit's own work and a column per intensity of the other units' work; its values
+are the bandwidth that the unit still achieves. The published five steps (Xu et al., MICRO 2021) read the parameters off
+it; then a pattern search minimises the mean error in points of relative speed. ``weft_map.memory_contention`` measures
+such a matrix on this machine.
+
+PCCS divides work into regions by its own demand: minor (hardly slowed down), normal, and intensive (slowed down by any
+other work). *Borders* are the numbers of rows that are minor, and minor or normal.
 """
 
 from __future__ import annotations
@@ -29,37 +32,37 @@ Numbers = Sequence[float] | Floats
 Table = Sequence[Sequence[float]] | Floats
 
 FEWEST, MOST = 3, 64
-"""Rows, and columns, of a matrix that can be fitted."""
+"""Bounds of the number of rows, and of columns, of a matrix."""
 LEAST_GB_S, MOST_GB_S = 1e-3, 1e6
 NOISE_PCT = 2.0
-"""A reduction that counts as none, where the matrix does not say."""
+"""Reductions by less count as none, if the matrix has no noise of its own."""
 NO_MINOR_PCT = 10.0
-"""The gentlest row losing more than this means that there is no minor region (step 1)."""
+"""If the row of the lowest intensity loses more than this, there is no minor region (step 1)."""
 FLOOR_PCT = 10.0
-"""Speed below which no model goes: beyond the calibrated range its straight lines would reach 0 and below."""
+"""Lower limit of the relative speed of a model: beyond the measured range its straight lines would reach 0."""
 SUITED = 4
-"""Borders between regions that are tried because they fit the other numbers best."""
+"""Number of borders that are tried in each round because they fit the present parameters best."""
 COARSE, FINE = 9, 18
-"""How often a pattern search halves its steps: to compare borders, and for the result."""
+"""How often a pattern search halves its step: to compare borders, and for the result."""
 DIRECTIONS = np.array([signs for signs in product((-1.0, 0.0, 1.0), repeat=4) if any(signs)])
-"""Where it looks: along each parameter and along each diagonal, since they trade off."""
+"""Directions of the pattern search: along each parameter and each diagonal, because parameters trade off."""
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Bandwidth that work achieves beside others, in GB/s; checked when made."""
+    """Bandwidth that work achieves while other units read too, in GB/s; the constructor checks it (InputError)."""
 
     own_gb_s: Floats
-    """The bandwidth of the work alone, one per row, increasing."""
+    """[row]: bandwidth of the work alone, increasing."""
     external_gb_s: Floats
-    """The bandwidth of the others without the work, together, one per column, increasing."""
+    """[column]: bandwidth of all other units together, without the work, increasing."""
     achieved_gb_s: Floats
-    """The bandwidth that the work reached: [own, external]."""
+    """[row, column]: bandwidth of the work beside the others."""
     noise_pct: float = NOISE_PCT
-    """A reduction that counts as none."""
+    """Reductions by less than this count as none."""
     source: str = ""
     peak_gb_s: float | None = None
-    """The most that was drawn together, where known."""
+    """The largest total bandwidth that was measured; None if unknown."""
 
     def __post_init__(self) -> None:
         _check_levels("own_gb_s", self.own_gb_s)
@@ -68,15 +71,15 @@ class Matrix:
 
     @cached_property
     def relative_speed_pct(self) -> Floats:
-        """The percent of its speed alone that the work keeps: [own, external]."""
+        """[row, column]: the speed of the work beside the others, in percent of its speed alone."""
         speed: Floats = 100 * self.achieved_gb_s / self.own_gb_s[:, None]
         return speed
 
     @property
     def lost_pct(self) -> float:
-        """The largest lasting reduction: over the upper third of the external levels, in the second worst row.
+        """The largest lasting reduction in percent: the median over the upper third of the external levels.
 
-        The worst row may be a disturbance.
+        It is that of the second worst row, because a disturbance may have made the worst.
         """
         tail = max(1, len(self.external_gb_s) // 3)
         return float(100 - np.sort(np.median(self.relative_speed_pct[:, -tail:], axis=1))[1])
@@ -88,28 +91,30 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Fit:
-    """The model that suits a matrix, and where the search for it began."""
+    """The fitted model of a matrix, and the model from which the search started."""
 
     model: Pccs
     start: Pccs
-    """What the five steps found."""
+    """The model of the five steps."""
     mean_error_points: float
     """Mean distance of the model from the matrix, in points of relative speed."""
     start_error_points: float
     contended: bool
-    """Whether the matrix shows any contention; the parameters mean nothing where it does not."""
+    """Whether the matrix shows any contention; if not, the parameters mean nothing."""
     lost_pct: float
     """The largest lasting reduction in the matrix."""
     noise_pct: float
 
 
-class _Shape(NamedTuple):
-    """Parameters as the search moves them: how many rows are minor, how many minor or normal, and four numbers."""
+class _Parameters(NamedTuple):
+    """The parameters of PCCS in the form that the search changes."""
 
     minor: int
+    """Number of rows in the minor region."""
     normal: int
+    """Number of rows in the minor and the normal region together."""
     values: tuple[float, float, float, float]
-    """mrmc_pct, tbwdc, cbp, rate_n"""
+    """mrmc_pct, tbwdc, cbp, rate_n of ``Pccs``."""
 
 
 class _MatrixFile(BaseModel, extra="forbid", frozen=True):
@@ -123,26 +128,26 @@ class _MatrixFile(BaseModel, extra="forbid", frozen=True):
     noise_pct: float = NOISE_PCT
     peak_gb_s: Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)] | None = None
     fit: dict[str, Any] | None = None
-    """What a calibration wrote beside its matrix; fitted anew, not read."""
+    """The fit that a calibration wrote beside its matrix; ignored, because a matrix is always fitted again."""
     device: dict[str, Any] | None = None
-    """What came of it, for ``weft.devices.load_soc``; not read here."""
+    """The fitted device, which ``weft.devices.load_soc`` reads; ignored here."""
 
 
 def read_matrix(path: str | Path) -> Matrix:
-    """The matrix of a JSON file with own_gb_s, external_gb_s and achieved_gb_s."""
+    """Read the matrix of a JSON file with own_gb_s, external_gb_s and achieved_gb_s; raises InputError."""
     try:
         file = _MatrixFile.model_validate(read_json(path, InputError))
     except ValidationError as error:
         raise InputError(f"{path}: {first_problem(error, _MatrixFile)}") from error
     try:
-        matrix = _make(file.own_gb_s, file.external_gb_s, file.achieved_gb_s, file.noise_pct)
+        matrix = _make_matrix(file.own_gb_s, file.external_gb_s, file.achieved_gb_s, file.noise_pct)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     return replace(matrix, source=file.source, peak_gb_s=file.peak_gb_s)
 
 
 def calibration_as_dict(matrix: Matrix, fit: Fit, device: Soc | None = None) -> dict[str, object]:
-    """The matrix as ``read_matrix`` reads it, with the fit beside it, and as the device that ``load_soc`` reads."""
+    """The content of a calibration file: the matrix for ``read_matrix``, the fit, and the device for ``load_soc``."""
     return {
         "format": 1,
         "source": matrix.source,
@@ -170,18 +175,18 @@ def sample_matrix() -> Matrix:
 
 
 def fit_pccs(own: Numbers, external: Numbers, achieved: Table, *, noise_pct: float = NOISE_PCT) -> Fit:
-    """The model of a unit that alone draws *own*, and *achieved* [own, external] while others draw *external*."""
-    return fit_matrix(_make(own, external, achieved, noise_pct))
+    """Fit PCCS to a unit: *own* GB/s alone, *achieved*[own][external] while other units draw *external* GB/s."""
+    return fit_matrix(_make_matrix(own, external, achieved, noise_pct))
 
 
 def fit_matrix(matrix: Matrix) -> Fit:
-    """``fit_pccs`` of a matrix."""
+    """Fit PCCS to *matrix*; without contention, the model slows nothing down."""
     if matrix.contended:
-        begin = _five_steps(matrix)
-        start, model = _model(matrix, begin), _model(matrix, _refine(matrix, begin))
+        first = _five_steps(matrix)
+        start, model = _model(matrix, first), _model(matrix, _refine(matrix, first))
     else:
         rows = len(matrix.own_gb_s)
-        start = model = _model(matrix, _Shape(rows, rows, (0.0, 0.0, 0.0, 0.0)))
+        start = model = _model(matrix, _Parameters(rows, rows, (0.0, 0.0, 0.0, 0.0)))
     error, start_error = (mean_error_points(candidate, matrix) for candidate in (model, start))
     return Fit(model, start, error, start_error, matrix.contended, matrix.lost_pct, matrix.noise_pct)
 
@@ -192,7 +197,7 @@ def mean_error_points(model: Pccs, matrix: Matrix) -> float:
     return float(np.abs(np.array(speeds) - matrix.relative_speed_pct).mean())
 
 
-def _make(own: Numbers, external: Numbers, achieved: Table, noise_pct: float) -> Matrix:
+def _make_matrix(own: Numbers, external: Numbers, achieved: Table, noise_pct: float) -> Matrix:
     try:
         rows, columns, table = (np.array(values, dtype=np.float64) for values in (own, external, achieved))
     except (TypeError, ValueError):
@@ -234,36 +239,36 @@ def _check_achieved(matrix: Matrix) -> None:
 # The five steps
 
 
-def _five_steps(matrix: Matrix) -> _Shape:
-    """Parameters read off the matrix; a shape that a step does not foresee falls back on its neighbours."""
+def _five_steps(matrix: Matrix) -> _Parameters:
+    """Read the parameters off the matrix, as PCCS's authors do; where a step's condition never holds, take the end."""
     own, external, lost = matrix.own_gb_s, matrix.external_gb_s, 100 - matrix.relative_speed_pct
     rows = len(own)
-    # 1: the minor region, and what counts as a drop from here on
+    # 1: the minor region, and the reduction that counts as a drop in the other steps
     has_minor = bool(lost[0, -1] <= NO_MINOR_PCT)
     drop = min(NO_MINOR_PCT, 2 * max(lost[0, -1], matrix.noise_pct / 2))
-    minor = _first(lost[:, -1] > drop, rows) if has_minor else 0
+    minor = _first_true(lost[:, -1] > drop, rows) if has_minor else 0
     mrmc = max(0.0, float(lost[minor - 1, -1])) if minor else 0.0
     if minor == rows:
-        return _Shape(rows, rows, (mrmc, float(own[-1] + external[-1]), float(external[-1]), 0.0))
-    # 2: the intensive region; its first row still lies on the border, hence is judged as normal
-    intensive = minor + _first(lost[minor:, 0] >= drop, rows - minor)
+        return _Parameters(rows, rows, (mrmc, float(own[-1] + external[-1]), float(external[-1]), 0.0))
+    # 2: the intensive region; its first row lies on the border and counts as normal
+    intensive = minor + _first_true(lost[minor:, 0] >= drop, rows - minor)
     normal = range(minor, max(minor + 1, intensive))
     # 3 and 4: where the drop starts and where it ends
-    starts = {row: _first(lost[row] >= drop, len(external) - 1) for row in normal}
+    starts = {row: _first_true(lost[row] >= drop, len(external) - 1) for row in normal}
     tbwdc = float(np.mean([own[row] + external[column] for row, column in starts.items()]))
     slopes = np.diff(lost, axis=1, prepend=0.0) / np.diff(external, prepend=0.0)
-    cbp = float(np.mean([external[_flat(slopes[row], column)] for row, column in starts.items()]))
-    # 5: how fast it drops
+    cbp = float(np.mean([external[_end_of_drop(slopes[row], column)] for row, column in starts.items()]))
+    # 5: the rate of the drop
     steep = [slopes[row, (own[row] + external >= tbwdc) & (external <= cbp)] for row in normal]
     slope = np.concatenate(steep) if sum(map(len, steep)) else slopes[list(normal)].max(axis=1)
-    return _Shape(minor, min(rows, intensive + 1), (mrmc, tbwdc, cbp, max(0.0, float(slope.mean()))))
+    return _Parameters(minor, min(rows, intensive + 1), (mrmc, tbwdc, cbp, max(0.0, float(slope.mean()))))
 
 
-def _first(matches: npt.NDArray[np.bool_], otherwise: int) -> int:
+def _first_true(matches: npt.NDArray[np.bool_], otherwise: int) -> int:
     return int(np.argmax(matches)) if matches.any() else otherwise
 
 
-def _flat(slopes: Floats, start: int) -> int:
+def _end_of_drop(slopes: Floats, start: int) -> int:
     """The first column after *start* whose slope is under a third of the mean so far; the last if none is."""
     for column in range(start + 1, len(slopes)):
         if slopes[column] < slopes[start:column].mean() / 3:
@@ -271,12 +276,13 @@ def _flat(slopes: Floats, start: int) -> int:
     return len(slopes) - 1
 
 
-def _model(matrix: Matrix, shape: _Shape) -> Pccs:
+def _model(matrix: Matrix, parameters: _Parameters) -> Pccs:
+    """The device model of *parameters*, rounded to six digits; a border is the demand of the last row before it."""
     own = matrix.own_gb_s
-    mrmc, tbwdc, cbp, rate = (float(f"{value:.6g}") for value in shape.values)
+    mrmc, tbwdc, cbp, rate = (float(f"{value:.6g}") for value in parameters.values)
     return Pccs(
-        normal_bw=float(own[shape.minor - 1]) if shape.minor else 0.0,
-        intensive_bw=float(own[shape.normal - 1]) if shape.normal else 0.0,
+        normal_bw=float(own[parameters.minor - 1]) if parameters.minor else 0.0,
+        intensive_bw=float(own[parameters.normal - 1]) if parameters.normal else 0.0,
         mrmc_pct=mrmc,
         pbw=float(matrix.external_gb_s[-1]),
         tbwdc=tbwdc,
@@ -289,53 +295,60 @@ def _model(matrix: Matrix, shape: _Shape) -> Pccs:
 # The search
 
 
-def _refine(matrix: Matrix, begin: _Shape) -> _Shape:
-    """The best shape that moves of the borders, each with its best numbers, lead to from *begin*."""
-    best, error = _descend(matrix, begin, COARSE)
+def _refine(matrix: Matrix, start: _Parameters) -> _Parameters:
+    """Local search from *start*: move to other borders, with the best values for them, as long as the error drops."""
+    best, error = _descend(matrix, start, COARSE)
     while True:
-        tries = (_descend(matrix, move, COARSE) for move in _moves(matrix, best))
-        improved = next(((shape, less) for shape, less in tries if less < error - 1e-3), None)
+        tries = (_descend(matrix, neighbour, COARSE) for neighbour in _neighbours(matrix, best))
+        improved = next(((candidate, less) for candidate, less in tries if less < error - 1e-3), None)
         if improved is None:
-            return _descend(matrix, best, FINE)[0]
+            fine, _ = _descend(matrix, best, FINE)
+            return fine
         best, error = improved
 
 
-def _moves(matrix: Matrix, shape: _Shape) -> list[_Shape]:
-    """Other borders: those that suit the numbers best as they are, and those one row away."""
-    regions = _lost(matrix, np.array([shape.values]))
+def _neighbours(matrix: Matrix, parameters: _Parameters) -> list[_Parameters]:
+    """The same values with other borders: the ``SUITED`` borders that fit these values best, and those one row away."""
+    regions = _lost_pct(matrix, np.array([parameters.values]))
     speeds = [np.clip(100 - lost[0], FLOOR_PCT, 100) for lost in regions]
     costs = [np.abs(speed - matrix.relative_speed_pct).sum(axis=1) for speed in speeds]
     minor, normal, intensive = (np.concatenate(([0.0], np.cumsum(cost))) for cost in costs)
+    # total[a, b]: error if rows before a are minor, rows from a to b normal, and the others intensive (less a constant)
     total = (minor - normal)[:, None] + (normal - intensive)[None, :]
     total[np.tril_indices_from(total, -1)] = np.inf
     suited = [divmod(int(place), len(total)) for place in np.argsort(total, axis=None, kind="stable")[:SUITED]]
-    near = [(shape.minor + up, shape.normal + down) for up, down in product((-1, 0, 1), repeat=2)]
-    borders = [pair for pair in dict.fromkeys(suited + near) if 0 <= pair[0] <= pair[1] < len(total)]
-    return [_Shape(*pair, shape.values) for pair in borders if pair != shape[:2]]
+    near = [(parameters.minor + up, parameters.normal + down) for up, down in product((-1, 0, 1), repeat=2)]
+    borders = [(low, high) for low, high in dict.fromkeys(suited + near) if 0 <= low <= high < len(total)]
+    return [_Parameters(*pair, parameters.values) for pair in borders if pair != parameters[:2]]
 
 
-def _descend(matrix: Matrix, shape: _Shape, halvings: int) -> tuple[_Shape, float]:
-    """Pattern search over the four numbers, the borders as they are; the shape and its mean error."""
+def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_Parameters, float]:
+    """Pattern search over the four values with fixed borders; returns the best parameters and their mean error.
+
+    The step is halved *halvings* times; at each size the search moves as long as some direction improves the error.
+    """
+    minor, normal, first_values = parameters
     own, external = float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1])
     upper = np.array([100.0, own + external, external, 1e4 / own])
-    here = np.minimum(np.array(shape.values), upper)
-    step = np.array([2.0, own / 8, external / 8, max(4 / own, shape.values[3] / 4)])
-    error = float(_errors(matrix, shape.minor, shape.normal, here[None])[0])
+    values = np.minimum(np.array(first_values), upper)
+    step = np.array([2.0, own / 8, external / 8, max(4 / own, first_values[3] / 4)])
+    error = float(_errors(matrix, minor, normal, values[None])[0])
     for _ in range(halvings):
         for _ in range(64):
-            candidates = np.clip(here + DIRECTIONS * step, 0.0, upper)
-            errors = _errors(matrix, shape.minor, shape.normal, candidates)
+            candidates = np.clip(values + DIRECTIONS * step, 0.0, upper)
+            errors = _errors(matrix, minor, normal, candidates)
             best = int(errors.argmin())
             if errors[best] >= error - 1e-12:
                 break
-            here, error = candidates[best], float(errors[best])
+            values, error = candidates[best], float(errors[best])
         step /= 2
-    return _Shape(shape.minor, shape.normal, (float(here[0]), float(here[1]), float(here[2]), float(here[3]))), error
+    mrmc, tbwdc, cbp, rate = (float(value) for value in values)
+    return _Parameters(minor, normal, (mrmc, tbwdc, cbp, rate)), error
 
 
 def _errors(matrix: Matrix, minor_rows: int, normal_rows: int, values: Floats) -> Floats:
-    """Mean error of each row of *values* (mrmc_pct, tbwdc, cbp, rate_n), for borders after that many rows."""
-    minor, normal, intensive = _lost(matrix, values)
+    """Mean error in points for each row of *values* (mrmc_pct, tbwdc, cbp, rate_n), with the given borders."""
+    minor, normal, intensive = _lost_pct(matrix, values)
     lost = np.concatenate(
         (minor[:, :minor_rows], normal[:, minor_rows:normal_rows], intensive[:, normal_rows:]), axis=1
     )
@@ -344,8 +357,11 @@ def _errors(matrix: Matrix, minor_rows: int, normal_rows: int, values: Floats) -
     return errors
 
 
-def _lost(matrix: Matrix, values: Floats) -> tuple[Floats, Floats, Floats]:
-    """Percent lost in each region for each row of *values*: ``relative_speed`` over arrays."""
+def _lost_pct(matrix: Matrix, values: Floats) -> tuple[Floats, Floats, Floats]:
+    """Percent of speed lost if all rows were minor, if all were normal, and if all were intensive.
+
+    Each is [row of *values*, own, external]. The formulas are those of ``weft.devices.relative_speed``, over arrays.
+    """
     own, external = matrix.own_gb_s[:, None], matrix.external_gb_s[None, :]
     mrmc, tbwdc, cbp, rate = (column[:, None, None] for column in values.T)
     minor = mrmc * external / external[0, -1] + np.zeros_like(own)

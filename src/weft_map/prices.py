@@ -1,9 +1,10 @@
 """Lower bounds for the search: prices such that any activities that can run at once cost at most 1 per second.
 
-Then what a task still has to do costs at least its cheapest priced way to the end, and all tasks together need at
-least the sum of these. Simple sets follow from weights of the units. The best set is a linear programme over
-everything that can go on at once, slow-downs included; its optimum bounds every schedule, idle time of any length
-included. A set made for a late stretch of the tasks is valid everywhere and better there, so several are kept.
+Then the rest of a task costs at least its cheapest priced way to the end, and all tasks together need at least as many
+seconds as the sum of these costs. Simple price sets follow from weights of the units. The best set is the solution of a
+linear programme over all activities that can run at once, slow-downs included; it bounds every schedule, also those
+that idle for any time. A set that was made for a later part of the tasks is valid everywhere and tighter for that part,
+so several sets are kept.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from weft_map.kernels.soc import ActivityPrices
 from weft_map.problem import Floats, Problem, Tables
 
 MOST_CONSTRAINTS = 2500
-"""Cap on the rows of the linear programme; above it steps of similar demand share a price. The time to solve it grows
-faster than its rows."""
+"""Cap on the rows of the linear programme; above it, steps of similar demand share a price. The time to solve the
+programme grows faster than the number of its rows."""
 WEIGHTS = 8
 """Steps from 0 to 1 of a unit's weight in the simple sets."""
 
@@ -30,87 +31,103 @@ class PriceSet(NamedTuple):
     """One set of prices: the cost of a second of each activity."""
 
     run: Floats
-    """What running a step costs: [task, step, unit]."""
+    """[task, step, unit]: cost of a second of the step's stand-alone work."""
     move: Floats
-    """Cost of a second in which a task moves between units: [task]."""
+    """[task]: cost of a second in which the task moves between units."""
 
 
 def simple_sets(tables: Tables) -> list[PriceSet]:
-    """A task and those it waits for one after another; work spread over the units by weights."""
+    """Price sets that need no linear programme.
+
+    One per chain of tasks that wait for each other: only these tasks cost anything, 1 per second. And one per grid
+    point of weights of the units: a second on a unit costs its weight, divided by its instances.
+    """
     tasks, _, units = tables.time.shape
     sets = []
     for chain in _chains(tables.waits):
         run, move = np.zeros(tables.time.shape), np.zeros(tasks)
         run[chain], move[chain] = 1.0, 1.0
         sets.append(PriceSet(run, move))
+    # All ways to split `grid` parts over the units: `units - 1` separators among the parts (stars and bars).
     grid = WEIGHTS if units <= 2 else WEIGHTS // 2
-    bars = list(combinations(range(grid + units - 1), units - 1))
-    edges = np.array([(-1, *places, grid + units - 1) for places in bars])
-    for shares in (edges[:, 1:] - edges[:, :-1] - 1) / (grid * tables.instances):
-        sets.append(PriceSet(np.zeros(tables.time.shape) + shares, np.zeros(tasks)))
+    separators = list(combinations(range(grid + units - 1), units - 1))
+    edges = np.array([(-1, *places, grid + units - 1) for places in separators])
+    for weights in (edges[:, 1:] - edges[:, :-1] - 1) / (grid * tables.instances):
+        sets.append(PriceSet(np.zeros(tables.time.shape) + weights, np.zeros(tasks)))
     return sets
 
 
 def _chains(waits: npt.NDArray[np.bool_]) -> list[list[int]]:
-    """Every line of tasks in which each waits for the one before, beginning with one that waits for none."""
+    """All chains of tasks, each task waiting for the previous task, from a task that waits for none.
 
-    def lines(task: int) -> Iterator[list[int]]:
-        earlier = np.flatnonzero(waits[task]).tolist()
-        if not earlier:
+    A single task that waits for none is a chain, too.
+    """
+
+    def chains_to(task: int) -> Iterator[list[int]]:
+        predecessors = np.flatnonzero(waits[task]).tolist()
+        if not predecessors:
             yield [task]
-        for other in earlier:
-            for line in lines(other):
-                yield [*line, task]
+        for predecessor in predecessors:
+            for chain in chains_to(predecessor):
+                yield [*chain, task]
 
     last = [task for task in range(len(waits)) if not waits[:, task].any()]
-    every = [line for task in last for line in lines(task)]
-    prefixes = {tuple(line[:length]) for line in every for length in range(1, len(line) + 1)}
-    return [list(line) for line in sorted(prefixes)]
+    longest = [chain for task in last for chain in chains_to(task)]
+    prefixes = {tuple(chain[:length]) for chain in longest for length in range(1, len(chain) + 1)}
+    return [list(chain) for chain in sorted(prefixes)]
 
 
 def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityPrices:
-    """The sets side by side, with the cheapest ways to the end with at most *switches* switches (-1: any)."""
+    """Stack the price *sets* for the kernels, and add the cheapest ways to the end, from the last step backwards.
+
+    switches: the most changes of unit within a run; -1: any number.
+    """
     tasks, steps, units = tables.time.shape
     run = np.stack([price_set.run for price_set in sets], axis=-1)
     move = np.stack([price_set.move for price_set in sets], axis=-1)
-    spares = max(switches, 0) + 1
-    togo = np.zeros((tasks, steps + 1, units + 1, spares, len(sets)))
+    budgets = max(switches, 0) + 1  # numbers of switches that may be left, 0 included
+    togo = np.zeros((tasks, steps + 1, units + 1, budgets, len(sets)))
     energy = np.zeros((tasks, steps + 1, units + 1))
+    stays = np.eye(units + 1, units, dtype=np.bool_)[..., None]
     for n in range(tasks):
         last = int(tables.steps[n])
         togo[n, last, :units] = tables.leave[n][:, None, None] * move[n]
         for i in reversed(range(last)):
-            done = tables.time[n, i][:, None] * np.where(np.isinf(tables.time[n, i])[:, None], 1.0, run[n, i])
-            ways = tables.move[n, i]
-            free = np.where(np.isinf(ways)[..., None], np.inf, np.where(np.isinf(ways), 0.0, ways)[..., None] * move[n])
-            energy[n, i] = (np.where(np.isinf(ways), np.inf, 0.0) + tables.energy[n, i] + energy[n, i + 1, :units]).min(
-                1
-            )
-            for spare in range(spares):
+            time_s, moves_s = tables.time[n, i], tables.move[n, i]
+            forbidden = np.isinf(moves_s)
+            # inf * 0 would be nan, hence the two replacements of infinite times before they are multiplied.
+            run_cost = time_s[:, None] * np.where(np.isinf(time_s)[:, None], 1.0, run[n, i])
+            move_cost = np.where(forbidden[..., None], np.inf, np.where(forbidden, 0.0, moves_s)[..., None] * move[n])
+            onward_j = np.where(forbidden, np.inf, 0.0) + tables.energy[n, i] + energy[n, i + 1, :units]
+            energy[n, i] = onward_j.min(axis=1)
+            for left in range(budgets):
                 if tables.begins[n, i]:
-                    ahead = done + togo[n, i + 1, :units, -1]
+                    onward = run_cost + togo[n, i + 1, :units, -1]  # a new run may switch as often as any
                 else:
-                    ahead = done + togo[n, i + 1, :units, spare]
+                    onward = run_cost + togo[n, i + 1, :units, left]
                     if switches >= 0:
-                        fewer = done + togo[n, i + 1, :units, spare - 1] if spare else np.full(done.shape, np.inf)
-                        ahead = np.where(np.eye(units + 1, units, dtype=np.bool_)[..., None], ahead, fewer)
-                togo[n, i, :, spare] = (free + ahead).min(axis=1)
+                        no_switch = np.full(run_cost.shape, np.inf)
+                        switched = run_cost + togo[n, i + 1, :units, left - 1] if left else no_switch
+                        onward = np.where(stays, onward, switched)
+                togo[n, i, :, left] = (move_cost + onward).min(axis=1)
     return ActivityPrices(np.ascontiguousarray(run), np.ascontiguousarray(move), togo, energy)
 
 
 class StepKind(NamedTuple):
-    """Steps of one task on one unit that share a price."""
+    """Steps of one task on one unit that share a price in the linear programme."""
 
     task: int
     unit: int
     steps: tuple[int, ...]
     least_gb_s: float
+    """The smallest demand of any of the steps."""
 
 
 def best_sets(problem: Problem) -> list[PriceSet]:
-    """Solutions of the linear programme: first the set that is best at the beginning, then sets for later stretches.
+    """Price sets from the linear programme: one that is best at the beginning, then one per later point of the tasks.
 
-    Empty if even one price per task and unit would make more than ``MOST_CONSTRAINTS`` rows.
+    Empty if even one price per task and unit would make more than ``MOST_CONSTRAINTS`` rows. The variables are the
+    prices and the cheapest ways to the end; an objective is the sum of the tasks' ways from one point on.
     """
     if _count_together(problem.tables, 1) > MOST_CONSTRAINTS:
         return []
@@ -118,7 +135,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
 
     tables = problem.tables
     kinds = _kinds(tables)
-    limits = _limits(problem.soc, tables, kinds)
+    limits = _limit_rows(problem.soc, tables, kinds)
     solver = pywraplp.Solver.CreateSolver("GLOP")
     prices = [solver.NumVar(0, 1, "") for _ in range(limits.shape[1])]
     for row in limits:
@@ -127,7 +144,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
             limit.SetCoefficient(prices[place], float(row[place]))
     ways = _add_ways(solver, tables, kinds, prices)
     sets = []
-    for point in _points(tables.steps):
+    for point in _objective_points(tables.steps):
         objective = solver.Objective()
         objective.Clear()
         objective.SetMaximization()
@@ -136,12 +153,12 @@ def best_sets(problem: Problem) -> list[PriceSet]:
                 objective.SetCoefficient(variable, 1 / len(ways[task][step]))  # mean over the units it may come from
         if solver.Solve() == pywraplp.Solver.OPTIMAL:
             solution = np.array([max(0.0, variable.solution_value()) for variable in prices])
-            sets.append(_spread(tables, kinds, limits, solution))
+            sets.append(_price_set(tables, kinds, limits, solution))
     return sets
 
 
 def _kinds(tables: Tables) -> list[StepKind]:
-    """One kind per step and unit where that makes a programme of bearable size, else fewer."""
+    """One kind per task, step and unit; in a large problem, steps of similar demand share one kind."""
     most = int(tables.steps.max())
     while most > 1 and _count_together(tables, most) > MOST_CONSTRAINTS:
         most = (most + 1) // 2
@@ -156,10 +173,10 @@ def _kinds(tables: Tables) -> list[StepKind]:
 
 
 def _count_together(tables: Tables, most: int) -> int:
-    """About how many things can go on at once with that many kinds per task and unit."""
+    """About how many sets of kinds can run at once, if each task has up to *most* kinds per unit."""
     sizes = np.minimum(most, tables.steps)
     slots = int(tables.instances.sum())
-    counts = [1] + [0] * slots
+    counts = [1] + [0] * slots  # counts[k]: sets that occupy k instances, of the tasks so far
     for size in sizes.tolist():
         counts = [
             counts[used] + (counts[used - 1] * size * (slots - used + 1) if used else 0) for used in range(slots + 1)
@@ -167,9 +184,13 @@ def _count_together(tables: Tables, most: int) -> int:
     return sum(counts)
 
 
-def _limits(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
-    """A row for everything that can run at once: the most work per second of each kind, and the tasks that move."""
-    ordered = _closure(tables.waits).tolist()
+def _limit_rows(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
+    """The rows of the linear programme: [set of activities, price]; prices times a row must be at most 1.
+
+    There is a row per set of kinds that can run at once, with the highest speed of each kind, and 1 for each task that
+    can move meanwhile.
+    """
+    ordered = _exclude_each_other(tables.waits).tolist()
     rows = []
     for running in _together(tables, kinds, ordered):
         speeds = {k: _speed(soc, tables, kinds, k, running) for k in running}
@@ -184,18 +205,21 @@ def _limits(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
 def _together(
     tables: Tables, kinds: Sequence[StepKind], ordered: Sequence[Sequence[bool]]
 ) -> Iterator[tuple[int, ...]]:
-    """The kinds that can run at once, in every combination."""
-    mine = [[k for k, kind in enumerate(kinds) if kind.task == n] for n in range(len(tables.steps))]
+    """Yield every set of kinds (indices) that can run at once: one per task, as the units' instances allow.
+
+    ordered[task][other]: the two tasks never run at the same time.
+    """
+    kinds_of_task = [[k for k, kind in enumerate(kinds) if kind.task == n] for n in range(len(tables.steps))]
     free = tables.instances.tolist()
 
     def choices(task: int, running: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        if task == len(mine):
+        if task == len(kinds_of_task):
             yield running
             return
         yield from choices(task + 1, running)
         if any(ordered[task][kinds[k].task] for k in running):
             return
-        for k in mine[task]:
+        for k in kinds_of_task[task]:
             if free[kinds[k].unit]:
                 free[kinds[k].unit] -= 1
                 yield from choices(task + 1, (*running, k))
@@ -204,8 +228,8 @@ def _together(
     yield from choices(0, ())
 
 
-def _closure(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """[task, other]: whether one is through before the other begins, whichever it is."""
+def _exclude_each_other(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """[task, other]: whether one of the two waits for the other's end, directly or through further tasks."""
     reach = waits.copy()
     for middle in range(len(waits)):
         reach |= reach[:, middle : middle + 1] & reach[middle : middle + 1]
@@ -213,33 +237,39 @@ def _closure(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     return both
 
 
-def _movers(ordered: Sequence[Sequence[bool]], at_work: Sequence[int]) -> list[tuple[int, ...]]:
-    """The largest sets of tasks that may be on their way while those are at work."""
+def _movers(ordered: Sequence[Sequence[bool]], working: Sequence[int]) -> list[tuple[int, ...]]:
+    """The largest sets of tasks that can all move while the tasks *working* run; *ordered* as in ``_together``."""
     groups: list[tuple[int, ...]] = [()]
     for n in range(len(ordered)):
-        if n in at_work or any(ordered[n][other] for other in at_work):
+        if n in working or any(ordered[n][other] for other in working):
             continue
-        beside = {(*(other for other in group if not ordered[n][other]), n) for group in groups}
-        groups = [group for group in groups if any(ordered[n][other] for other in group)] + sorted(beside)
+        with_task = {(*(other for other in group if not ordered[n][other]), n) for group in groups}
+        groups = [group for group in groups if any(ordered[n][other] for other in group)] + sorted(with_task)
     return groups
 
 
 def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:
-    """The highest speed of a kind next to the others, if those demand as little bandwidth as they can."""
+    """The highest speed (at most 1) of any step of *kind* while the kinds *running* demand the least they can."""
     others = sum(kinds[k].least_gb_s for k in running if k != kind)
     task, unit, steps, _ = kinds[kind]
     return max(1 / soc.slow_down(unit, float(tables.demand[task, i, unit]), others) for i in steps)
 
 
-def _points(steps: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
-    """Where to make prices for: the beginning, later stretches, and each task half-way before the others begin."""
-    even = [tuple((steps * part // 4).tolist()) for part in range(4)]
-    ahead = [tuple(np.where(np.arange(len(steps)) == n, steps // 2, 0).tolist()) for n in range(len(steps))]
-    return list(dict.fromkeys(even + (ahead if len(steps) > 1 else [])))
+def _objective_points(steps: npt.NDArray[np.int64]) -> list[tuple[int, ...]]:
+    """The points, each a step per task, from which prices are made as tight as possible.
+
+    All tasks at 0, 1/4, 1/2 and 3/4 of their steps; and each task half-way while the others are at their beginning.
+    """
+    together = [tuple((steps * part // 4).tolist()) for part in range(4)]
+    one_ahead = [tuple(np.where(np.arange(len(steps)) == n, steps // 2, 0).tolist()) for n in range(len(steps))]
+    return list(dict.fromkeys(together + (one_ahead if len(steps) > 1 else [])))
 
 
 def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Sequence[Any]) -> list[list[list[Any]]]:
-    """[task][step]: variables for the cheapest way from before a step to the end, by unit it may come from."""
+    """Add a variable per task, step and unit that the task may come from: the cost of its cheapest way to the end.
+
+    Constraints keep each variable at or below the cost of every way. Returns the variables by [task][step].
+    """
     move = prices[len(kinds) :]
     price = {(kind.task, i, kind.unit): prices[k] for k, kind in enumerate(kinds) for i in kind.steps}
     units, endless = len(tables.instances), solver.infinity()
@@ -247,7 +277,7 @@ def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Se
     for n, steps in enumerate(tables.steps.tolist()):
         after = {u: solver.NumVar(-endless, endless, "") for u in range(units) if (n, steps - 1, u) in price}
         for u, variable in after.items():
-            _at_most(solver, variable, [(move[n], tables.leave[n, u])])
+            _add_upper_bound(solver, variable, [(move[n], tables.leave[n, u])])
         ways = []
         for i in reversed(range(steps)):
             before = {}
@@ -257,24 +287,24 @@ def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Se
                     continue
                 before[u] = solver.NumVar(-endless, endless, "")
                 for v in onward:
-                    way = (move[n], tables.move[n, i, u, v])
-                    _at_most(solver, before[u], [way, (price[n, i, v], tables.time[n, i, v]), (after[v], 1.0)])
+                    moving, running = (move[n], tables.move[n, i, u, v]), (price[n, i, v], tables.time[n, i, v])
+                    _add_upper_bound(solver, before[u], [moving, running, (after[v], 1.0)])
             ways.append(list(before.values()))
             after = before
         variables.append(ways[::-1])
     return variables
 
 
-def _at_most(solver: Any, variable: Any, terms: Sequence[tuple[Any, float]]) -> None:
-    """Hold a variable under a sum."""
+def _add_upper_bound(solver: Any, variable: Any, terms: Sequence[tuple[Any, float]]) -> None:
+    """Add the constraint variable <= sum of other * factor over *terms*, which are pairs (other variable, factor)."""
     limit = solver.Constraint(-solver.infinity(), 0)
     limit.SetCoefficient(variable, 1)
     for other, factor in terms:
         limit.SetCoefficient(other, -float(factor))
 
 
-def _spread(tables: Tables, kinds: Sequence[StepKind], limits: Floats, solution: Floats) -> PriceSet:
-    """Prices of kinds as prices of steps, made a hair smaller where the solver's rounding broke a limit."""
+def _price_set(tables: Tables, kinds: Sequence[StepKind], limits: Floats, solution: Floats) -> PriceSet:
+    """Turn prices of kinds into prices of steps, scaled down if the solver's rounding broke one of *limits*."""
     solution = solution / max(1.0, float((limits @ solution).max()))
     prices = np.zeros(tables.time.shape)
     for kind, price in zip(kinds, solution[: len(kinds)].tolist(), strict=True):

@@ -26,22 +26,22 @@ Objective = Literal["latency", "throughput"]
 # Cap on times in profiles. Up to it the errors of float64 stay below a nanosecond; larger values are typing errors.
 MAX_SECONDS = 1e6
 MAX_STEPS = 4096
-"""Groups of a task times its repeats."""
+"""Cap on the groups of a task times its repeats."""
 MOST_TASKS = 12
-"""More at once make too many combinations for the search."""
+"""Cap on the tasks of a problem: with more tasks the search has too many combinations."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCost:
-    """A group on one unit, alone on the SoC."""
+    """The cost of a group on one unit, if nothing else runs on the SoC."""
 
     time_s: float
     demand_gb_s: float
-    """Memory traffic that it demands while it runs, in 10^9 bytes per second."""
+    """Memory traffic that the group demands while it runs, in 10^9 bytes per second."""
     in_s: float = 0.0
-    """What passes before the group, if the group before ran on another unit."""
+    """Seconds before the group, if the previous group ran on another unit."""
     out_s: float = 0.0
-    """What passes after the group, if the group after runs on another unit."""
+    """Seconds after the group, if the next group runs on another unit."""
     energy_j: float | None = None
 
     def __post_init__(self) -> None:
@@ -53,14 +53,15 @@ class UnitCost:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Layers that stay together, on each unit that may run them."""
+    """Layers that run together on one unit, with their cost on each unit that may run them."""
 
     name: str
     costs: Mapping[str, UnitCost]
     """The group's cost by unit; a unit that is not named may not run it."""
     leave: bool = True
-    """Whether the model may go to another unit after this group."""
+    """Whether the model may change its unit after this group."""
     layers: tuple[str, ...] = ()
+    """Names of the layers; one entry such as "0-9" where the profile numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,34 +73,38 @@ class Task:
     after: tuple[str, ...] = ()
     """Tasks that must end before this one begins."""
     repeats: int = 1
-    """Runs in a row; each begins where it likes."""
+    """Runs in a row; each run may begin on any unit."""
     entry_s: Mapping[str, float] | None = None
-    """What passes before the first group of a run, by unit."""
+    """Seconds before the first group of a run, by unit."""
     exit_s: Mapping[str, float] | None = None
-    """What passes after the last group of a run, by unit."""
+    """Seconds after the last group of a run, by unit."""
 
 
 class Tables(NamedTuple):
-    """A problem as arrays: task, step (group of a run, runs one after the other), unit. Seconds and GB/s."""
+    """A problem as arrays by task, step and unit, in seconds and GB/s.
+
+    A step is one group in one run; the steps of a task are those of its first run, then of its second run, and so on.
+    """
 
     steps: Ints
-    """Steps of each task."""
+    """[task]: number of steps."""
     time: Floats
-    """[task, step, unit]; infinite where the unit may not run it."""
+    """[task, step, unit]: stand-alone seconds; infinite where the unit may not run the step."""
     demand: Floats
+    """[task, step, unit]: memory traffic in GB/s."""
     energy: Floats
-    """[task, step, unit], in joules; 0 where it is not known."""
+    """[task, step, unit]: joules; 0 where the profile does not give them."""
     move: Floats
-    """[task, step, from, to]: what passes before the step; infinite where the move is forbidden. The last index of
-    *from* stands for the outside: where a run begins."""
+    """[task, step, from, to]: seconds before the step if the task comes from unit *from*; infinite where the move is
+    forbidden. The last index of *from* stands for the outside, where the first run begins."""
     begins: npt.NDArray[np.bool_]
-    """[task, step]: whether a run of the task begins there."""
+    """[task, step]: whether the step is the first of a run."""
     leave: Floats
-    """[task, unit]: after the last step of the task."""
+    """[task, unit]: seconds after the last step of the task."""
     waits: npt.NDArray[np.bool_]
-    """[task, other]: whether the task waits for the other's end."""
+    """[task, other]: whether the task may begin only after *other* has ended."""
     instances: Ints
-    """How many groups each unit runs at a time."""
+    """[unit]: how many groups the unit can run at a time."""
     contention: Floats
     """[unit, parameter]: see ``Soc.contention_table``."""
 
@@ -132,10 +137,10 @@ class Problem:
 
     @cached_property
     def tables(self) -> Tables:
-        return _tables(self)
+        return _build_tables(self)
 
     def step(self, task: int, step: int) -> Group:
-        """The group a task runs at that step."""
+        """The group that *task* runs at *step*; in repeated runs the groups come again."""
         groups = self.tasks[task].groups
         return groups[step % len(groups)]
 
@@ -175,7 +180,7 @@ def _check_group(model: str, group: Group, soc: Soc) -> None:
 
 
 def _check_moves(task: Task, soc: Soc) -> None:
-    """Whether some unit may run every stretch of groups that must not be left."""
+    """Refuse groups that must stay on one unit (``leave`` is false between them) if no unit may run all of them."""
     units = [unit.name for unit in soc.units]
     stretch: list[Group] = []
     for group in task.groups:
@@ -197,6 +202,7 @@ def _check_order(tasks: Sequence[Task]) -> None:
         for name in free:
             del left[name]
     if left:
+        # Every task left waits for another task left, so following the waits ends in a circle; it is named.
         circle = [min(left)]
         while (following := min(left[circle[-1]] & left.keys())) not in circle:
             circle.append(following)
@@ -204,7 +210,8 @@ def _check_order(tasks: Sequence[Task]) -> None:
         raise WorkloadError(f"{' waits for '.join([*circle, following])}: a circle; drop one 'after'")
 
 
-def _tables(problem: Problem) -> Tables:
+def _build_tables(problem: Problem) -> Tables:
+    """The arrays of *problem*; indices are n: task, i: step, u: unit, v: the unit of the step before."""
     tasks, units = problem.tasks, problem.units
     steps = np.array([len(task.groups) * task.repeats for task in tasks], dtype=np.int64)
     shape = (len(tasks), int(steps.max()), len(units))
@@ -221,9 +228,9 @@ def _tables(problem: Problem) -> Tables:
                     continue
                 cost = group.costs[unit]
                 time[n, i, u], demand[n, i, u], energy[n, i, u] = cost.time_s, cost.demand_gb_s, cost.energy_j or 0.0
-                if before is None:
-                    gone = leave[n] if i else np.zeros(shape[2])
-                    move[n, i, :-1, u], move[n, i, -1, u] = gone + entry.get(unit, 0.0), entry.get(unit, 0.0)
+                if before is None:  # the first step of a run; a later run first leaves the unit of the run before
+                    exit_s = leave[n] if i else np.zeros(shape[2])
+                    move[n, i, :-1, u], move[n, i, -1, u] = exit_s + entry.get(unit, 0.0), entry.get(unit, 0.0)
                     continue
                 for v, other in enumerate(units):
                     if u == v:

@@ -1,8 +1,8 @@
 """Profiles for mapping: the cost of each group of a model on each unit of a SoC, as values and as files.
 
 A profile says where its numbers come from (``origin``): *measured* on the device, *derived* from published totals
-and the network's structure, or *estimated* from the network and the SoC's description alone. ``finding`` prefers
-them in that order. ``merge_groups`` makes a long profile short.
+and the network's structure, or *estimated* from the network and the SoC's description alone. ``estimate.find_profile``
+prefers them in that order. ``merge_groups`` joins groups, so that a search has fewer of them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from weft_map.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
 Origin = Literal["measured", "derived", "estimated"]
 
 MAX_FILE_BYTES = 32 << 20  # far above any profile; a larger file is refused before it is read into memory
-# Names are cut to this when profiles are made (four times as long ones are read): TensorRT's kernels are called after
-# all their layers, and names stand in tables.
+# Profiles are written with names up to this length, and read with names up to four times as long. TensorRT names a
+# kernel after all its layers, which is too long for tables.
 MAX_NAME = 400
 
 Name = Annotated[str, Field(min_length=1, max_length=4 * MAX_NAME), AfterValidator(printable)]
@@ -36,37 +36,38 @@ def _tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
+def _check_range(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
+    """Refuse a range of layer numbers such as "9-0"."""
     numbers = layers.split("-") if isinstance(layers, str) else []
     if len(numbers) == 2 and all(number.isdecimal() for number in numbers) and int(numbers[0]) > int(numbers[1]):
         raise ValueError("the first layer must not come after the last")
     return layers
 
 
-Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_ascending)]
+Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_check_range)]
 
 
 class ProfileCost(BaseModel, extra="forbid", frozen=True, strict=True):
-    """A group on one unit, alone on the SoC."""
+    """The cost of a group on one unit, if nothing else runs on the SoC."""
 
     time_s: Amount
     demand_gb_s: Amount
-    """Memory traffic that it demands while it runs."""
+    """Memory traffic that the group demands while it runs."""
     in_s: Amount = 0.0
-    """What passes before the group, if the group before ran on another unit."""
+    """Seconds before the group, if the previous group ran on another unit."""
     out_s: Amount = 0.0
-    """What passes after the group, if the group after runs on another unit."""
+    """Seconds after the group, if the next group runs on another unit."""
     energy_j: Amount | None = None
 
 
 class ProfileGroup(BaseModel, extra="forbid", frozen=True, strict=True):
-    """Layers that stay together."""
+    """Layers that run together on one unit."""
 
     name: Name
     layers: Layers = ()
-    """Their names, or the first and the last of them by number: "0-9"."""
+    """Names of the layers, or the numbers of the first and the last layer: "0-9"."""
     leave: bool = True
-    """Whether the model may go to another unit after this group."""
+    """Whether the model may change its unit after this group."""
     costs: Annotated[dict[Name, ProfileCost], Field(min_length=1, max_length=64)]
     """The group's cost by unit; a unit that is not named may not run it."""
 
@@ -84,9 +85,9 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
     precision: Name | None = None
     groups: Annotated[tuple[ProfileGroup, ...], Field(min_length=1, max_length=MAX_STEPS, strict=False)]
     entry_s: dict[Name, Amount] = {}
-    """What passes before the first group of a run, by unit."""
+    """Seconds before the first group of a run, by unit."""
     exit_s: dict[Name, Amount] = {}
-    """What passes after the last group of a run, by unit."""
+    """Seconds after the last group of a run, by unit."""
 
     def __repr__(self) -> str:
         return f"SocProfile({self.model} on {self.soc}: {len(self.groups)} groups, {self.origin})"
@@ -112,17 +113,17 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Every unit that runs some group, in the order they are named."""
+        """Every unit that runs some group, in order of first mention."""
         return tuple(dict.fromkeys(unit for group in self.groups for unit in group.costs))
 
     def total_s(self, unit: str) -> float | None:
-        """The whole model on one unit, alone, without entry and exit; None where it cannot run some group."""
+        """Seconds of the whole model on *unit*, without entry and exit; None if the unit cannot run all groups."""
         if any(unit not in group.costs for group in self.groups):
             return None
         return sum(group.costs[unit].time_s for group in self.groups)
 
     def task(self, name: str | None = None, *, after: Sequence[str] = (), repeats: int = 1) -> Task:
-        """Return the model as a task, under its own name unless another is given."""
+        """Make a task that runs the model *repeats* times after the tasks *after*; by default, named like the model."""
         groups = tuple(_group(group) for group in self.groups)
         entry, exit_ = dict(self.entry_s) or None, dict(self.exit_s) or None
         return Task(name or self.model, groups, tuple(after), repeats, entry, exit_)
@@ -138,31 +139,31 @@ def _group(group: ProfileGroup) -> Group:
 
 
 def read_soc_profile(path: str | Path) -> SocProfile:
-    """The profile a JSON file holds."""
+    """Read the profile in a JSON file; raises ProfileError if the file or its content is unusable."""
     return parse_soc_profile(read_limited(path), str(path))
 
 
 def write_soc_profile(profile: SocProfile, path: str | Path) -> None:
-    """Write *profile* as JSON; what has its default value is left out."""
+    """Write *profile* as JSON, without the keys that have their default values."""
     head = {"format": profile.format, "kind": profile.kind}
     write_json(path, head | profile.model_dump(mode="json", exclude_defaults=True))
 
 
 def parse_soc_profile(raw: Any, where: str) -> SocProfile:
-    """The profile a parsed file holds; *where* opens the error."""
+    """Make a profile from a parsed JSON file; *where* (a path) begins the message of a ProfileError."""
     if not isinstance(raw, dict) or raw.get("kind") != "soc-profile":
         kind = repr(raw.get("kind")) if isinstance(raw, dict) else "no object"
         raise ProfileError(f'{where}: is {shortened(kind)}; a profile for mapping is an object of kind "soc-profile"')
     try:
         return SocProfile.model_validate(raw)
     except ValidationError as error:
-        problem = _whose(raw, error) + first_problem(error, SocProfile, ProfileGroup, ProfileCost)
-        # A key of the file may hold anything.
+        problem = _group_of(raw, error) + first_problem(error, SocProfile, ProfileGroup, ProfileCost)
+        # Keys of the file may hold control characters, which must not reach a terminal.
         raise ProfileError(f"{where}: {problem if problem.isprintable() else ascii(problem)[1:-1]}") from error
 
 
 def read_limited(path: str | Path) -> Any:
-    """The parsed file, if it is not too large for a profile."""
+    """Parse a JSON file; raises ProfileError if it cannot be read or has more than ``MAX_FILE_BYTES``."""
     try:
         size = Path(path).stat().st_size
     except (OSError, ValueError) as error:  # ValueError: a path with a zero in it
@@ -172,8 +173,8 @@ def read_limited(path: str | Path) -> Any:
     return read_json(path, ProfileError)
 
 
-def _whose(raw: Mapping[str, Any], error: ValidationError) -> str:
-    """The name of the group a complaint is about, where it is about one that has a name."""
+def _group_of(raw: Mapping[str, Any], error: ValidationError) -> str:
+    """The begin of a message, "group 'name': ", if *error* is about a group that has a name; otherwise empty."""
     place = error.errors(include_url=False)[0]["loc"]
     if len(place) < 2 or place[0] != "groups" or not isinstance(place[1], int):
         return ""
@@ -183,26 +184,26 @@ def _whose(raw: Mapping[str, Any], error: ValidationError) -> str:
 
 
 def shortened(text: str) -> str:
-    """*text*, cut so that it fits into the line of an error."""
+    """Cut *text* to 60 characters, for error messages."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def readable(name: str) -> str:
-    """A name from outside as a profile may hold it: on one line, and not of any length."""
+    """Make *name* fit for a profile: escape what is not printable, cut it to ``MAX_NAME``; "unnamed" if it is empty."""
     plain = name if name.isprintable() else ascii(name)[1:-1]
     return (plain if len(plain) <= MAX_NAME else plain[: MAX_NAME - 3] + "...") or "unnamed"
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """*names* with a number behind each that came before."""
-    taken, seen, unique = set(names), set[str](), []
+    """Make *names* unique: the second "a" becomes "a #2", unless another name is that already."""
+    given, used, unique = set(names), set[str](), []
     numbers: dict[str, int] = {}
     for name in names:
         fresh = name
-        while fresh in seen or (fresh != name and fresh in taken):
+        while fresh in used or (fresh != name and fresh in given):
             numbers[name] = numbers.get(name, 1) + 1
             fresh = f"{name} #{numbers[name]}"
-        seen.add(fresh)
+        used.add(fresh)
         unique.append(fresh)
     return unique
 
@@ -211,17 +212,18 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
-    """*profile* with at most *max_groups* groups, made by joining neighbours, the least useful boundary first.
+    """Merge neighbouring groups of *profile* until at most *max_groups* are left, the least useful boundary first.
 
-    A boundary the model may not leave at goes first; then one whose sides run on the same units; and among those the
-    one with the least work on both sides less what a move across it costs. Ties go to the front of the model.
+    Least useful are boundaries at which the model may not change units; then boundaries between groups that run on the
+    same units; then boundaries with little work on both sides and expensive moves. On a tie, the first in the model.
+    Raises ProfileError if two groups that must be merged have no common unit.
     """
     if max_groups < 1:
         raise ProfileError(f"max_groups = {max_groups} must be at least 1")
     groups = list(profile.groups)
     if len(groups) <= max_groups:
         return profile
-    ranks = [_usefulness(*pair) for pair in pairwise(groups)]
+    ranks = [_usefulness(left, right) for left, right in pairwise(groups)]
     while len(groups) > max_groups:
         place = ranks.index(min(ranks))
         if not groups[place].costs.keys() & groups[place + 1].costs.keys():
@@ -244,6 +246,11 @@ def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
 
 
 def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, float]:
+    """Rank of the boundary between two groups, least useful first; see ``merge_groups``.
+
+    Whether the model may change units there; how many units the merged group would lose (very many if none would be
+    left); and the work on both sides less the cost of the cheapest move, in seconds.
+    """
     shared = left.costs.keys() & right.costs.keys()
     lost = len(left.costs) + len(right.costs) - 2 * len(shared) if shared else 2 * MAX_STEPS
     work = sum(min(cost.time_s for cost in side.costs.values()) for side in (left, right))
@@ -256,13 +263,14 @@ def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, flo
 def _join_groups(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
     name = f"{readable(left.name.split(' .. ')[0])} .. {readable(right.name.split(' .. ')[-1])}"
     try:
-        costs = {unit: _sum(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}
+        costs = {unit: _sum_costs(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}
         return ProfileGroup(name=name, layers=_all_layers(left, right), leave=right.leave, costs=costs)
     except ValidationError as error:
         raise ProfileError(f"group {shortened(name)!r}: {first_problem(error)}") from error
 
 
-def _sum(left: ProfileCost, right: ProfileCost) -> ProfileCost:
+def _sum_costs(left: ProfileCost, right: ProfileCost) -> ProfileCost:
+    """The cost of two groups in a row on one unit; the demand is the mean over the time."""
     time_s = left.time_s + right.time_s
     moved_gb = left.time_s * left.demand_gb_s + right.time_s * right.demand_gb_s
     larger_gb_s = max(left.demand_gb_s, right.demand_gb_s)
@@ -273,6 +281,7 @@ def _sum(left: ProfileCost, right: ProfileCost) -> ProfileCost:
 
 
 def _all_layers(left: ProfileGroup, right: ProfileGroup) -> tuple[str, ...] | str:
+    """The layers of both groups; two ranges of numbers become one range."""
     if isinstance(left.layers, str) and isinstance(right.layers, str):
         first, last = left.layers.split("-"), right.layers.split("-")
         if len(first) == len(last) == 2:

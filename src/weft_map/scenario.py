@@ -1,7 +1,7 @@
 """A mapping scenario, as a TOML file or as options of a command: a SoC, its tasks, and perhaps phases.
 
 A scenario names models; ``prepare`` finds their profiles and makes the problem. Phases (``weft_map.dynamic``)
-say which of the tasks run when. ``map_models`` is all of it in one call.
+say which of the tasks run when. ``map_models`` goes from names to a solution in one call.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def options(self) -> Options:
-        """How to search."""
+        """The options of the search, for ``solver.solve``."""
         limits = TaskLimits(self.max_switches, self.energy_budget_j)
         return Options(
             objective=self.objective,
@@ -118,11 +118,11 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the tasks are called: as they say, else after their models, each differently."""
+        """The names of the tasks: as given, else that of the model, with a number where that is taken."""
         taken = {task.name for task in self.task if task.name}
         names: list[str] = []
         for task in self.task:
-            name = task.name or _free(short_name(task.model), taken)
+            name = task.name or _unused_name(short_name(task.model), taken)
             taken.add(name)
             names.append(name)
         return tuple(names)
@@ -140,15 +140,15 @@ class MappingCase:
     problem: Problem
     options: Options
     profiles: Mapping[str, SocProfile]
-    """The profile of each task."""
+    """Name of a task -> its profile."""
 
 
 def short_name(model: str) -> str:
-    """A model's name, without folder and ending where it is a file."""
+    """The name of a model; of a file, its name without folder and suffix."""
     return Path(model).stem if model.endswith((".onnx", ".json")) else model
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _unused_name(name: str, taken: set[str]) -> str:
     count, fresh = 1, name
     while fresh in taken:
         count += 1
@@ -160,7 +160,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 
 def read_scenario(path: str | Path) -> Scenario:
-    """The scenario a TOML file describes."""
+    """Read a scenario from a TOML file; raises WorkloadError."""
     raw = read_toml(path, WorkloadError, "scenario")
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
@@ -168,7 +168,7 @@ def read_scenario(path: str | Path) -> Scenario:
 
 
 def parse_scenario(raw: Mapping[str, Any], where: str) -> Scenario:
-    """The scenario that some values describe; *where* opens the error."""
+    """Make a scenario from its keys; *where* begins the message of a WorkloadError."""
     try:
         return Scenario.model_validate(raw)
     except ValidationError as error:
@@ -179,13 +179,13 @@ def parse_scenario(raw: Mapping[str, Any], where: str) -> Scenario:
 
 
 def prepare(scenario: Scenario) -> MappingCase:
-    """All tasks of *scenario*, together."""
+    """Find the profiles of *scenario* and make the problem of all its tasks, ignoring phases."""
     soc = load_soc(scenario.path(scenario.soc))
     return _case(scenario, soc, find_profiles(scenario, soc), scenario.names)
 
 
 def prepare_phases(scenario: Scenario) -> list[MappingCase]:
-    """Each phase of *scenario*; phases with the same tasks are the same case."""
+    """Make the problem of each phase of *scenario*; phases with the same tasks get the same case object."""
     if not scenario.phase:
         raise WorkloadError("the scenario has no phases; add [[phase]] with tasks and duration_s")
     soc = load_soc(scenario.path(scenario.soc))
@@ -198,15 +198,16 @@ def prepare_phases(scenario: Scenario) -> list[MappingCase]:
 
 
 def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
-    """A profile for each task."""
+    """Name of a task -> its profile; tasks with the same model and shapes share one."""
     profiled: list[tuple[ScenarioTask, SocProfile]] = []
     for task in scenario.task:
         same = (profile for other, profile in profiled if (other.model, other.shapes) == (task.model, task.shapes))
-        profiled.append((task, next(same, None) or _find(scenario, soc, task)))
+        profiled.append((task, next(same, None) or _find_task_profile(scenario, soc, task)))
     return {name: profile for name, (_, profile) in zip(scenario.names, profiled, strict=True)}
 
 
-def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
+def _find_task_profile(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
+    """The profile of one task; an estimate is merged to ``ESTIMATED_GROUPS`` unless the scenario sets max_groups."""
     path = scenario.path(task.model)
     try:
         profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
@@ -225,6 +226,7 @@ def _add_advice(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> S
 
 
 def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], names: Sequence[str]) -> MappingCase:
+    """The problem of the tasks *names*; raises WorkloadError if the scenario has no such task."""
     tasks = dict(zip(scenario.names, scenario.task, strict=True))
     for name in names:
         if name not in tasks:
@@ -240,7 +242,10 @@ def map_models(
     on_improvement: Callable[[Improvement], None] | None = None,
     **settings: Any,
 ) -> Solution:
-    """Map *models* (zoo names, .onnx files, profiles) to the units of *soc*; *settings* are keys of a scenario."""
+    """Map *models* (zoo names, .onnx files, profiles) to the units of *soc*.
+
+    settings: further keys of a scenario. Calls *on_improvement* for each better schedule during the search.
+    """
     raw = {"soc": soc, "task": [{"model": model} for model in models], **settings}
     case = prepare(parse_scenario(raw, "map_models"))
     return solve(case.problem, case.options, on_improvement)

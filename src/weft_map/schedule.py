@@ -1,4 +1,4 @@
-"""A decision: which unit runs each step of each task, and when; and what came of it, judged by the simulator."""
+"""A schedule says which unit runs each step of each task, and when; an outcome is its run in the simulator."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ Units = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A mapping, and planned starts where waiting on purpose pays."""
+    """A mapping of steps to units, with planned starts if some steps wait although their unit is free."""
 
     units: Units
     starts_s: tuple[tuple[float, ...], ...] | None = None
-    """[task][step]: no earlier than this. None: as soon as the data is there and the unit free, first come, first
-    served."""
+    """[task][step]: the earliest start. None: every step starts as soon as its data is there and its unit is free,
+    first come, first served."""
     order: tuple[int, ...] | None = None
-    """Tasks from the one that goes first to the last where two become ready for a unit at once; as listed if None."""
+    """Tasks by priority, highest first, for steps that become ready for a unit at once; None: as the problem lists
+    them."""
     made_by: str = ""
+    """The method that made the schedule, such as ``weft`` or the name of a baseline."""
 
 
 class RunInterval(NamedTuple):
-    """A running group between two events; no other step begins or ends meanwhile, so its slow-down is constant."""
+    """A part of a step's run during which no other step begins or ends, so that its slow-down is constant."""
 
     task: int
     step: int
@@ -40,15 +42,15 @@ class RunInterval(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A task on its way to the unit of its next step, or out after its last."""
+    """The time in which a task moves to the unit of its next step, or leaves the SoC after its last step."""
 
     task: int
     step: int
-    """The step it leads to; the number of steps where it leads out."""
+    """The step after the transfer; the task's number of steps if it leaves the SoC."""
     source: int
-    """Unit it comes from; -1 for the outside."""
+    """Unit that the task comes from; -1 for the outside."""
     target: int
-    """Unit it goes to; -1 for the outside."""
+    """Unit that the task goes to; -1 for the outside."""
     start_s: float
     end_s: float
 
@@ -60,10 +62,11 @@ class Outcome:
     problem: Problem
     schedule: Schedule
     pieces: tuple[RunInterval, ...]
-    """What ran, in order of its start."""
+    """The run intervals of all steps, by start."""
     moves: tuple[Transfer, ...]
+    """All transfers, by start."""
     finish_s: tuple[float, ...]
-    """When each task's last run is through."""
+    """When the last run of each task has ended."""
 
     def __repr__(self) -> str:
         made_by = self.schedule.made_by or "a schedule"
@@ -75,7 +78,7 @@ class Outcome:
 
     @property
     def throughput(self) -> float:
-        """Runs per second, summed over the tasks: the paper's sum of 1/T."""
+        """Runs per second, summed over the tasks: the sum of 1/T in the HaX-CoNN paper."""
         return -worth(self.problem, self.finish_s, "throughput")
 
     def value(self, objective: Objective) -> float:
@@ -84,7 +87,10 @@ class Outcome:
 
 
 def worth(problem: Problem, finish_s: Sequence[float], objective: Objective) -> float:
-    """What tasks that end at these times come to; less is better."""
+    """The value to minimise if the tasks end at *finish_s*: the makespan in seconds, or the negated throughput.
+
+    The throughput is the sum over the tasks of runs per second; it is infinite if a task takes no time.
+    """
     if objective == "latency":
         return max(finish_s)
     return -sum(task.repeats / end if end else inf for task, end in zip(problem.tasks, finish_s, strict=True))

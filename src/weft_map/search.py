@@ -1,8 +1,8 @@
-"""The search over event-aligned schedules, as Python sees it: its memory, its dives, and the way back to a schedule.
+"""The Python side of the search over event-aligned schedules: its memory, its dives, and states turned into schedules.
 
-The states and what follows them are compiled (``weft_map.kernels.soc_search``). A ``Search`` holds the states of one
-run: it dives for good schedules and, between dives, works towards the proof. ``run_mapping`` is the simulator's answer
-for a schedule without planned starts, compiled.
+The kernels that expand states are compiled (``weft_map.kernels.soc_search``). A ``Search`` holds the states of one
+run: it dives for good schedules and, between dives, works towards the proof. ``run_mapping`` is a compiled simulation
+of a schedule without planned starts.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ from weft_map.schedule import Outcome, Schedule
 from weft_map.simulator import simulate
 
 FIRST_STATES = 1 << 14
-"""States of the first allocation, some MB; it doubles when it is full."""
+"""States of the first allocation, some MB; the memory doubles when it is full."""
 MOST_STATES = 1 << 23
-"""States kept at most: about a gigabyte. A search that needs more ends with a gap."""
+"""Cap on the states in memory: about a gigabyte. A search that needs more ends with a gap."""
 DIVE_STATES = 1 << 12
-"""Room of a dive, and more for each state of its width and each step; what finds no room is left out."""
+"""States of a dive's memory, plus 8 per step and state of the dive's width; states beyond it are dropped."""
 NOISE = 0.01
-"""How far a shaken dive may misjudge a state, as a share of its bound."""
+"""A randomised dive multiplies the bound of each state by up to 1 plus this."""
 
 
 def rules(
     problem: Problem, objective: Objective, limits: TaskLimits, *, strict: bool, deadline_s: float = inf
 ) -> BoundRules:
-    """The rules of a search. strict: drop only states after which nothing can be better, beyond any doubt."""
+    """The rules of a search; schedules that end after *deadline_s* do not count.
+
+    strict: drop only states that certainly lead to nothing better; otherwise also those that are nowhere earlier than
+    another state in the same phases, which saves most of the time and is rarely wrong.
+    """
     return BoundRules(
         objective == "throughput",
         np.array([float(task.repeats) for task in problem.tasks]),
@@ -63,20 +67,23 @@ class Search:
     """One run of the search: the best value so far, the bound, and the states between."""
 
     def __init__(self, problem: Problem, rules: BoundRules, prices: ActivityPrices, best: float = inf) -> None:
-        """best: the value of a schedule that is known; only better ones are looked for."""
+        """best: the value of a known schedule; only better schedules are looked for."""
         self._tables, self._rules, self._prices = problem.tables, rules, prices
         tasks, _, units = self._tables.time.shape
         self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
         self._best = np.array([best, -1.0])
+        """The best value, and the row of the finished state that has it; -1: given from outside."""
         self._states, self._table = self._memory(FIRST_STATES)
         self._heap = np.zeros(FIRST_STATES, dtype=np.int64)
+        """Rows of states to expand, a heap by their bounds."""
         self._sizes = np.array([1, 1, 0], dtype=np.int64)
+        """Number of states, size of the heap, number of expanded states."""
         self.schedule: Schedule | None = None
-        """The best schedule of this search; None until it is better than the given value."""
+        """The best schedule of this search; None until one is better than the given value."""
         self.proved = False
-        """Whether no schedule of the class is better."""
+        """Whether it is proved that no event-aligned schedule is better."""
         self.full = False
-        """Whether it needs more states than it may keep."""
+        """Whether the search needs more than ``MOST_STATES`` states."""
 
     @property
     def best(self) -> float:
@@ -85,7 +92,7 @@ class Search:
 
     @property
     def bound(self) -> float:
-        """No schedule of the class has a better value than this."""
+        """No event-aligned schedule has a better value than this."""
         if self.proved:
             return self.best
         return min(self.best, float(self._states.bound[self._heap[0]]))
@@ -97,16 +104,19 @@ class Search:
 
     @property
     def expanded(self) -> int:
+        """The number of states that ``expand`` has expanded so far."""
         return int(self._sizes[2])
 
     def beat(self, value: float) -> None:
-        """Look only for schedules better than this."""
+        """Look only for schedules that are better than *value* from now on."""
         self._best[0] = min(self._best[0], value)
 
     def dive(self, width: int, rng: np.random.Generator | None = None) -> bool:
-        """Go down with the best *width* states of every depth, misjudged a little by *rng*; whether that found better.
+        """Beam search: at every depth keep the *width* states of least bound; return whether that improved the best.
 
-        The states of a dive are its own: it may leave out what the proof must not."""
+        *rng* adds ``NOISE`` to the bounds, so that repeated dives differ. A dive has its own memory of states, because
+        it drops states that the proof needs.
+        """
         states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
         layer, count, before = np.zeros(1, dtype=np.int64), 1, self.best
         while len(layer):
@@ -122,7 +132,7 @@ class Search:
         return self._remember(states, before)
 
     def expand(self, steps: int = 2000) -> bool:
-        """Expand the most promising states; returns whether that found a better schedule."""
+        """Expand up to *steps* states, least bound first; return whether that improved the best schedule."""
         before = self.best
         verdict = kernel.expand(
             self._tables, self._rules, self._prices, self._states, self._table, self._heap, self._work, steps,
@@ -134,14 +144,14 @@ class Search:
         return self._remember(self._states, before)
 
     def _memory(self, size: int) -> tuple[kernel.Store, Ints]:
-        """Room for *size* states, with the first one in it."""
+        """Allocate *size* states and their hash table; the initial state is state 0."""
         states = kernel.store(size, len(self._tables.steps))
         table = np.full(1 << (2 * size - 1).bit_length(), -1, dtype=np.int64)
         kernel.root(self._tables, self._rules, self._prices, states, self._work)
         return states, table
 
     def _enlarge(self) -> None:
-        """Make room for twice as many states, unless that is too many."""
+        """Double the memory of the states, or set ``full`` if that would exceed ``MOST_STATES``."""
         count, size = int(self._sizes[0]), 2 * len(self._heap)
         if size > MOST_STATES:
             self.full = True
@@ -155,6 +165,7 @@ class Search:
         kernel.relist(self._rules, self._states, count, self._table)
 
     def _remember(self, states: kernel.Store, before: float) -> bool:
+        """Read off the schedule if the best value is better than *before*; return whether it is."""
         if self.best >= before:
             return False
         self.schedule = _schedule(self._tables, states, int(self._best[1]))
@@ -162,7 +173,7 @@ class Search:
 
 
 def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
-    """The unit and start time of every step, read off the chain of states from the first to *last*, a finished one."""
+    """Read the unit and the start of every step off the chain of states that ends in row *last*, a finished state."""
     rows = [last]
     while states.parent[rows[-1]] >= 0:
         rows.append(int(states.parent[rows[-1]]))
@@ -181,7 +192,7 @@ def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
 
 
 def _begun_steps(code: int, steps: int) -> int:
-    """How many of a task's steps have started."""
+    """How many of a task's *steps* have started; *code* is its packed step, unit and phase."""
     phase, step = phase_of(code), step_of(code)
     if phase == DONE:
         return steps
@@ -195,35 +206,36 @@ LONGEST, SHORTEST = 1 / 8, 1 / 4096
 
 
 def run_mapping(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
-    """When each task ends under a mapping without planned starts."""
-    units, order, ended = _units(problem, schedule), _order(problem, schedule), np.zeros(len(problem.tasks))
-    nothing = np.zeros(units.shape)
-    follow(problem.tables, units, order, nothing, nothing.copy(), ended)
+    """The end of each task in seconds under the units and order of *schedule*, without its planned starts."""
+    units, order, ended = _units_array(problem, schedule), _order_array(problem, schedule), np.zeros(len(problem.tasks))
+    no_delays, starts = np.zeros(units.shape), np.zeros(units.shape)
+    follow(problem.tables, units, order, no_delays, starts, ended)
     return tuple(ended.tolist())
 
 
 def ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
-    """When each task ends, whether starts are planned or not."""
+    """The end of each task in seconds: compiled if no starts are planned, else simulated."""
     return run_mapping(problem, schedule) if schedule.starts_s is None else simulate(problem, schedule).finish_s
 
 
 def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
-    """Return the schedule with better delays; itself if none help or the problem has more than ``MOST_STEPS`` steps.
+    """Delay steps where that improves the schedule of *outcome*; return that schedule unchanged if no delay helps.
 
-    This leaves the class of schedules that the search covers: steps wait for any time at all, where that keeps them out
-    of another's way, and a pattern search looks for the best delays. It proves nothing, but often gains a percent.
+    A pattern search looks for the best delays. This leaves the class of schedules that the search covers: a step may
+    wait for any time, to avoid contention with another step. It proves nothing, but often gains a percent. A problem
+    of more than ``MOST_STEPS`` steps is left as it is.
     """
     problem, schedule = outcome.problem, outcome.schedule
     if int(problem.tables.steps.sum()) > MOST_STEPS:
         return schedule
-    given = rules(problem, objective, TaskLimits(), strict=True)
-    units, order = _units(problem, schedule), _order(problem, schedule)
+    bound_rules = rules(problem, objective, TaskLimits(), strict=True)
+    units, order = _units_array(problem, schedule), _order_array(problem, schedule)
     delays, starts, ended = _delays(outcome), np.zeros(units.shape), np.zeros(len(problem.tasks))
-    before = _value(problem, given, units, order, delays, ended)
-    best = _without_needless(problem, given, units, order, delays, before)
+    before = _value(problem, bound_rules, units, order, delays, ended)
+    best = _remove_needless_delays(problem, bound_rules, units, order, delays, before)
     stride = outcome.makespan_s * LONGEST
     while stride > outcome.makespan_s * SHORTEST:
-        better = float(shift(problem.tables, given, units, order, delays, starts, ended, best, stride))
+        better = float(shift(problem.tables, bound_rules, units, order, delays, starts, ended, best, stride))
         if better >= best:
             stride /= 2
         best = better
@@ -234,26 +246,30 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
     return replace(schedule, starts_s=rows, made_by=f"{schedule.made_by}, idling")
 
 
-def _without_needless(
-    problem: Problem, given: BoundRules, units: Ints, order: Ints, delays: Floats, best: float
+def _remove_needless_delays(
+    problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays: Floats, best: float
 ) -> float:
-    """Remove delays during which the unit was busy anyway."""
+    """Set each of *delays* to 0, in place, unless the value gets worse than *best*; return the best value then.
+
+    Most are needless: the step had to wait for its unit anyway.
+    """
     for place in np.argwhere(delays > 0):
         kept, delays[tuple(place)] = delays[tuple(place)], 0.0
-        value = _value(problem, given, units, order, delays, np.zeros(len(order)))
+        value = _value(problem, bound_rules, units, order, delays, np.zeros(len(order)))
         if value > best:
             delays[tuple(place)] = kept
         best = min(best, value)
     return best
 
 
-def _value(problem: Problem, given: BoundRules, units: Ints, order: Ints, delays: Floats, ended: Floats) -> float:
+def _value(problem: Problem, bound_rules: BoundRules, units: Ints, order: Ints, delays: Floats, ended: Floats) -> float:
+    """The value of the mapping with *delays*; the ends of the tasks are written into *ended*."""
     follow(problem.tables, units, order, delays, np.zeros(units.shape), ended)
-    return float(value_of(given, ended))
+    return float(value_of(bound_rules, ended))
 
 
 def _delays(outcome: Outcome) -> Floats:
-    """How long each step stood ready before it started."""
+    """[task, step]: seconds from when the step was ready on its unit to its start."""
     tables = outcome.problem.tables
     delays = np.zeros(tables.time.shape[:2])
     starts: dict[tuple[int, int], float] = {}
@@ -269,12 +285,13 @@ def _delays(outcome: Outcome) -> Floats:
     return delays
 
 
-def _units(problem: Problem, schedule: Schedule) -> Ints:
+def _units_array(problem: Problem, schedule: Schedule) -> Ints:
+    """[task, step]: the unit; -1 after the last step of a task."""
     units = np.full(problem.tables.time.shape[:2], -1, dtype=np.int64)
     for n, chosen in enumerate(schedule.units):
         units[n, : len(chosen)] = chosen
     return units
 
 
-def _order(problem: Problem, schedule: Schedule) -> Ints:
+def _order_array(problem: Problem, schedule: Schedule) -> Ints:
     return np.array(schedule.order or range(len(problem.tasks)), dtype=np.int64)

@@ -1,15 +1,15 @@
 """Simulation of a schedule: the engine's loop on a simulated SoC, with tasks as chains of steps and a plan as policy.
 
-``simulate`` is the definition that faster ways are compared with.
+``simulate`` is the reference that the compiled kernels are compared with.
 
-On the SoC time stops at events: a move or a step ends, a planned start comes. Between two of them every running step
-progresses at 1/slow-down, which depends on its own demand and on the sum of the others'; so nothing is stepped and
-nothing is rounded but floats. Events closer than ``SAME`` count as one, and a start planned within ``NEARLY`` of an
-event happens at it, because plans contain rounding errors of their planner.
+The SoC goes from event to event: the end of a move or of a step, or a planned start. Between two events every running
+step progresses at 1/slow-down, which depends on its own demand and on the sum of the others' demands; so time needs no
+fixed steps, and nothing is rounded except floats. Events closer than ``SAME`` count as one, and a start that is planned
+within ``NEARLY`` of an event happens at that event, because plans contain rounding errors of their planner.
 
-A step that is submitted moves to its unit at once. When it is there and its planned start has come it stands in line;
-the line of a unit is served in order of arrival, at one instant in the order of the tasks. A task's last step takes it
-out again, and is only then complete.
+A submitted step moves to its unit at once. After the move and after its planned start it waits in the queue of its
+unit, which is served in order of arrival, and at equal arrivals in the order of the tasks. After its last step a task
+leaves the SoC; only then is that step complete.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from weft_map.problem import Problem
 from weft_map.schedule import Outcome, RunInterval, Schedule, Transfer
 
 TICKS_PER_S = 10**15
-"""The engine counts in whole femtoseconds; inside, times are seconds."""
+"""The engine counts in whole femtoseconds; within this module times are seconds."""
 NEVER = 1 << 100
 """A tick after the end of all runs."""
 SAME = 1e-12
-"""Events this close, in parts of the time, are one event."""
+"""Events count as one if they differ by less than this share of the time."""
 NEARLY = 1e-9
-"""How far before its planned start, in parts of the time, an event still is that start."""
+"""A planned start happens at an event that is earlier by less than this share of the time."""
 OUTSIDE = -1
 """Index in place of a unit for the outside, where runs begin and end."""
 
@@ -51,7 +51,7 @@ def seconds(tick: int) -> float:
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A submitted step."""
+    """A submitted step: it moves, waits, runs, and perhaps leaves; times are infinite until they are known."""
 
     candidate: Candidate
     task: int
@@ -60,50 +60,52 @@ class _Job:
     unit: int
     demand_gb_s: float
     work_s: float
-    """The rest of its stand-alone time."""
+    """Stand-alone seconds that are left to run."""
     planned_s: float
-    began_s: float
+    submitted_s: float
     """When it was submitted."""
     until_s: float
-    """When its move or its running step ends at the present speeds."""
-    there_s: float = inf
-    """When it came to its unit."""
-    came_s: float = inf
-    """When it stood in line."""
-    ran_s: float = inf
+    """When its move or its run ends at the present speeds."""
+    arrived_s: float = inf
+    """When its move to the unit ended."""
+    queued_s: float = inf
+    """When it entered the queue of its unit."""
+    started_s: float = inf
+    """When it started to run."""
     ended_s: float = inf
     instance: int = -1
     slow_down: float = 1.0
 
 
 class SimulatedSoc:
-    """Units whose steps take their profile's times, and longer under contention."""
+    """A simulated executor: steps take the times of their profile, and longer under contention."""
 
     def __init__(self, problem: Problem, order: Sequence[int] | None = None) -> None:
-        """order: tasks from the one that goes first to the last where two are ready for a unit at once."""
+        """order: tasks by priority, highest first, for steps that are ready for a unit at once; None: as listed."""
         self._problem, self._tables = problem, problem.tables
         places = {task: place for place, task in enumerate(order or ())}
         self._rank = [(places.get(task, len(places)), task) for task in range(len(problem.tasks))]
         self._free = [list(range(unit.instances)) for unit in problem.soc.units]
-        self._at = [OUTSIDE] * len(problem.tasks)
-        """Unit each task is on."""
+        """Per unit, the numbers of its free instances, ascending."""
+        self._unit_of_task = [OUTSIDE] * len(problem.tasks)
+        """The unit that each task is on or moves to."""
         self._now_s = 0.0
         self._moving: list[_Job] = []
         self._waiting: list[_Job] = []
-        """Jobs that wait on their unit, for their time or an instance."""
+        """Jobs on their unit that wait for their planned start or a free instance."""
         self._running: list[_Job] = []
         self._leaving: list[_Job] = []
         self._done: list[Completion] = []
         self._last: dict[tuple[int, int], int] = {}
-        """Where the latest piece of a step lies in ``pieces``."""
+        """(task, step) -> index of the step's latest piece in ``pieces``."""
         self.pieces: list[RunInterval] = []
         self.moves: list[Transfer] = []
         self.finish_s = [0.0] * len(problem.tasks)
-        """When the last step of each task that is through was through."""
+        """When the latest completed step of each task was complete."""
 
     def outcome(self, schedule: Schedule) -> Outcome:
-        """What came of it, once all tasks are through."""
-        pieces, moves = sorted(self.pieces, key=_place), sorted(self.moves, key=_place)
+        """The outcome of the simulated *schedule*; call it after the engine's loop has ended."""
+        pieces, moves = sorted(self.pieces, key=_by_start), sorted(self.moves, key=_by_start)
         return Outcome(self._problem, schedule, tuple(pieces), tuple(moves), tuple(self.finish_s))
 
     def now(self) -> int:
@@ -114,10 +116,11 @@ class SimulatedSoc:
         return DeviceClocks.at(self.now())
 
     def held(self) -> tuple[LaneState, ...]:
-        """Its units are chosen beforehand."""
+        """None: the schedule chooses units, so the policy needs no state of lanes."""
         return ()
 
     def completions(self) -> list[Completion]:
+        """Return the steps that were completed since the last call."""
         done, self._done = self._done, []
         return done
 
@@ -132,76 +135,80 @@ class SimulatedSoc:
         return []
 
     def submit(self, start: Start, batch: object = None) -> None:
-        """Begin the move to the step's unit."""
+        """Begin the move to the step's unit. A candidate's ``program`` is task * number of units + unit."""
         task, units = start.candidate.stream, len(self._problem.units)
         step = start.candidate.query * len(self._problem.tasks[task].groups) + start.candidate.layer
-        unit, source = start.candidate.program - task * units, self._at[task]
+        unit, source = start.candidate.program - task * units, self._unit_of_task[task]
         move_s = float(self._tables.move[task, step, source, unit])
         time_s, demand = (float(table[task, step, unit]) for table in (self._tables.time, self._tables.demand))
-        planned_s, there_s = seconds(start.not_before), self._now_s + move_s
-        job = _Job(start.candidate, task, step, source, unit, demand, time_s, planned_s, self._now_s, there_s)
-        self._at[task] = unit
+        planned_s, arrived_s = seconds(start.not_before), self._now_s + move_s
+        job = _Job(start.candidate, task, step, source, unit, demand, time_s, planned_s, self._now_s, arrived_s)
+        self._unit_of_task[task] = unit
         if move_s:
             self._moving.append(job)
         else:
             self._arrive(job)
 
     def idle_until(self, tick: int) -> None:
-        """Serve the lines, then go to the next event, or to *tick* if that comes first."""
-        self._serve()
-        self._set_pace()
+        """Start queued steps, then advance to the next event, or to *tick* if that comes first."""
+        self._start_queued_steps()
+        self._update_slow_downs()
         limit_s = seconds(tick) if self.now() < tick < NEVER else inf
         to_s = self._next_event(limit_s)
         if to_s == inf:
             raise WorkloadError("a task waits for ever: nothing moves or runs, and no start is planned")
-        self._go(to_s)
+        self._advance(to_s)
 
-    def _due(self, job: _Job) -> bool:
+    def _is_due(self, job: _Job) -> bool:
+        """Whether the planned start of *job* has come, within ``NEARLY`` and the rounding to a tick."""
         return job.planned_s <= self._now_s * (1 + NEARLY) + seconds(1)
 
-    def _serve(self) -> None:
+    def _start_queued_steps(self) -> None:
         """Start queued steps whose unit has a free instance."""
         for job in self._waiting:
-            if job.came_s == inf and self._due(job):
-                job.came_s = self._now_s
-        line = sorted((job for job in self._waiting if job.came_s < inf), key=self._turn)
-        for job in line:
+            if job.queued_s == inf and self._is_due(job):
+                job.queued_s = self._now_s
+        for job in sorted((job for job in self._waiting if job.queued_s < inf), key=self._queue_key):
             if self._free[job.unit]:
-                job.instance, job.ran_s = self._free[job.unit].pop(0), self._now_s
+                job.instance, job.started_s = self._free[job.unit].pop(0), self._now_s
                 self._waiting.remove(job)
                 self._running.append(job)
 
-    def _turn(self, job: _Job) -> tuple[float, bool, tuple[int, int]]:
-        """Two planned to start at one instant on one instance can only be meant so if the first takes no time."""
-        return job.came_s, job.planned_s > 0 < job.work_s, self._rank[job.task]
+    def _queue_key(self, job: _Job) -> tuple[float, bool, tuple[int, int]]:
+        """Sort key of a queue: arrival, then the task's rank; but planned steps that take no time go before others.
 
-    def _set_pace(self) -> None:
-        """How fast each running step goes from now on."""
+        A plan with two starts at one instant on one instance can be kept only if the first of the two takes no time.
+        """
+        return job.queued_s, job.planned_s > 0 < job.work_s, self._rank[job.task]
+
+    def _update_slow_downs(self) -> None:
+        """Set the slow-down and the expected end of each running step from the demands of all running steps."""
         for job in self._running:
             others = sum(other.demand_gb_s for other in self._running if other is not job)
             job.slow_down = self._problem.soc.slow_down(job.unit, job.demand_gb_s, others)
             job.until_s = self._now_s + job.work_s * job.slow_down
 
     def _next_event(self, limit_s: float) -> float:
+        """The time of the next end or planned start, at most *limit_s*; infinite if there is none and no limit."""
         ends = (job.until_s for job in chain(self._moving, self._running, self._leaving))
         natural_s = min(ends, default=inf)
-        planned_s = min((job.planned_s for job in self._waiting if not self._due(job)), default=inf)
+        planned_s = min((job.planned_s for job in self._waiting if not self._is_due(job)), default=inf)
         stop_s = min(planned_s, limit_s)
         return natural_s if natural_s <= stop_s * (1 + NEARLY) + seconds(1) else stop_s
 
-    def _go(self, to_s: float) -> None:
-        """Let time pass, and end what ends then."""
+    def _advance(self, to_s: float) -> None:
+        """Set the time to *to_s*, and end the moves and steps that end then."""
         length_s, edge_s = to_s - self._now_s, to_s + SAME * to_s
         for job in self._running:
             self._record(job, to_s)
             job.work_s -= length_s / job.slow_down
         self._now_s = to_s
-        self._running = _sift(self._running, edge_s, self._end)
-        self._moving = _sift(self._moving, edge_s, self._arrive)
-        self._leaving = _sift(self._leaving, edge_s, self._leave)
+        self._running = _end_jobs(self._running, edge_s, self._end_run)
+        self._moving = _end_jobs(self._moving, edge_s, self._arrive)
+        self._leaving = _end_jobs(self._leaving, edge_s, self._leave)
 
     def _record(self, job: _Job, to_s: float) -> None:
-        """Another piece of a step, or a longer one where its pace did not change."""
+        """Record that *job* runs until *to_s*: extend its latest piece, or add one if the slow-down has changed."""
         key = job.task, job.step
         piece = RunInterval(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
         if key in self._last:
@@ -215,13 +222,14 @@ class SimulatedSoc:
         self.pieces.append(piece)
 
     def _arrive(self, job: _Job) -> None:
-        job.there_s = self._now_s
-        if job.there_s > job.began_s or OUTSIDE != job.source != job.unit:
-            self.moves.append(Transfer(job.task, job.step, job.source, job.unit, job.began_s, job.there_s))
+        """End the move of *job*: it waits on its unit now."""
+        job.arrived_s = self._now_s
+        if job.arrived_s > job.submitted_s or OUTSIDE != job.source != job.unit:
+            self.moves.append(Transfer(job.task, job.step, job.source, job.unit, job.submitted_s, job.arrived_s))
         self._waiting.append(job)
 
-    def _end(self, job: _Job) -> None:
-        """A step has run; a task's last one is on its way out."""
+    def _end_run(self, job: _Job) -> None:
+        """Free the instance of a step that has run; complete the step, unless its task must first leave the SoC."""
         insort(self._free[job.unit], job.instance)
         job.ended_s = self._now_s
         out_s = float(self._tables.leave[job.task, job.unit])
@@ -232,30 +240,35 @@ class SimulatedSoc:
         self._leaving.append(job)
 
     def _leave(self, job: _Job) -> None:
+        """Complete the last step of a task that has left the SoC."""
         self.moves.append(Transfer(job.task, job.step + 1, job.unit, OUTSIDE, job.ended_s, self._now_s))
         self._complete(job)
 
     def _complete(self, job: _Job) -> None:
         self.finish_s[job.task] = self._now_s
-        times = LayerTimes(ticks(job.began_s), ticks(job.there_s), ticks(job.ran_s), ticks(job.ended_s))
+        times = LayerTimes(ticks(job.submitted_s), ticks(job.arrived_s), ticks(job.started_s), ticks(job.ended_s))
         self._done.append(Completion(job.candidate, times))
 
 
-def _place(entry: RunInterval | Transfer) -> tuple[float, int, int]:
+def _by_start(entry: RunInterval | Transfer) -> tuple[float, int, int]:
+    """Sort key: the start, then task and step."""
     return entry.start_s, entry.task, entry.step
 
 
-def _sift(jobs: list[_Job], edge_s: float, ended: Callable[[_Job], None]) -> list[_Job]:
-    """Report the steps that end by then; return the others."""
+def _end_jobs(jobs: list[_Job], edge_s: float, on_end: Callable[[_Job], None]) -> list[_Job]:
+    """Call *on_end* for each of *jobs* that ends at *edge_s* or before; return the others."""
     kept = [job for job in jobs if job.until_s > edge_s]
     for job in jobs:
         if job.until_s <= edge_s:
-            ended(job)
+            on_end(job)
     return kept
 
 
 class Chains:
-    """Offers the next step of every task that may begin, on every unit from which the task can go on to its end."""
+    """The engine's source: it offers the next step of every task that may begin.
+
+    A step is offered on every unit that may run it and from which the rest of the task can be run.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._tables = problem, problem.tables
@@ -263,15 +276,15 @@ class Chains:
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
         self._busy = [False] * tasks
         self.events: list[Event] = []
-        """What happened since the last decision; tasks are placed by what is free, so nothing is recorded."""
-        self._passable = [_passable(problem, task) for task in range(tasks)]
+        """Always empty: policies that follow events are not used for mapping."""
+        self._usable = [_usable_units(problem, task) for task in range(tasks)]
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
-        """Tasks come by themselves, and none is given up."""
+        """Nothing to report to the engine: no task arrives later, and none is dropped."""
         return ()
 
     def done(self) -> bool:
-        return all(self._through(task) for task in range(len(self._step)))
+        return all(self._has_ended(task) for task in range(len(self._step)))
 
     def offer(self, device: DeviceClocks) -> Offer:
         free = (task for task in range(len(self._step)) if self._may_begin(task))
@@ -282,6 +295,7 @@ class Chains:
         return NEVER
 
     def issued(self, candidate: Candidate, step: int) -> None:
+        """Note that *candidate* was started in the engine's *step*; its task is busy until it completes."""
         task = candidate.stream
         self._busy[task], self._last_issued[task] = True, step
         self._unit[task] = candidate.program - task * len(self._problem.units)
@@ -290,15 +304,17 @@ class Chains:
         self._busy[completion.candidate.stream] = False
         self._step[completion.candidate.stream] += 1
 
-    def _through(self, task: int) -> bool:
+    def _has_ended(self, task: int) -> bool:
         return self._step[task] == int(self._tables.steps[task])
 
     def _may_begin(self, task: int) -> bool:
-        if self._busy[task] or self._through(task):
+        """Whether the next step of *task* may begin: no step of it is in flight, and its predecessors have ended."""
+        if self._busy[task] or self._has_ended(task):
             return False
-        return all(self._through(int(other)) for other in np.flatnonzero(self._tables.waits[task]))
+        return all(self._has_ended(int(other)) for other in np.flatnonzero(self._tables.waits[task]))
 
     def _candidates(self, task: int) -> list[Candidate]:
+        """The next step of *task* on each usable unit; its move is the candidate's fetch, its run the compute."""
         step, groups = self._step[task], len(self._problem.tasks[task].groups)
         moves_s, times_s = self._tables.move[task, step, self._unit[task]], self._tables.time[task, step]
         return [
@@ -312,24 +328,24 @@ class Chains:
                 program=task * len(times_s) + unit,
             )
             for unit in range(len(times_s))
-            if isfinite(moves_s[unit]) and self._passable[task][step][unit]
+            if isfinite(moves_s[unit]) and self._usable[task][step][unit]
         ]
 
 
-def _passable(problem: Problem, task: int) -> list[list[bool]]:
-    """[step][unit]: whether the task can go on to its end from there."""
+def _usable_units(problem: Problem, task: int) -> list[list[bool]]:
+    """[step][unit]: whether the unit may run the step of *task*, and allowed moves lead from it to the task's end."""
     tables, units = problem.tables, range(len(problem.units))
-    passable = [[True for _ in units]]
+    usable = [[True for _ in units]]  # backwards: the end of the task first, then its last step
     for step in reversed(range(int(tables.steps[task]))):
-        last = len(passable) == 1
-        passable.append(
+        last = len(usable) == 1
+        usable.append(
             [
                 isfinite(tables.time[task, step, unit])
-                and (last or any(passable[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
+                and (last or any(usable[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
                 for unit in units
             ]
         )
-    return passable[:0:-1]
+    return usable[:0:-1]
 
 
 @dataclass(frozen=True)
@@ -343,14 +359,15 @@ class Planned(Policy):
         check_schedule(self.problem, self.schedule)
 
     def decide(self, view: View) -> Start:
-        return next(start for start in map(self._start, view.candidates) if start)
+        return next(start for start in map(self._planned_start, view.candidates) if start)
 
-    def _start(self, candidate: Candidate) -> Start | None:
+    def _planned_start(self, candidate: Candidate) -> Start | None:
+        """The start of *candidate*, with its planned time; None if the schedule puts the step on another unit."""
         task, starts_s = candidate.stream, self.schedule.starts_s
         step = candidate.query * len(self.problem.tasks[task].groups) + candidate.layer
         if candidate.program != task * len(self.problem.units) + self.schedule.units[task][step]:
             return None
-        return Start(candidate, max(1, ticks(starts_s[task][step])) if starts_s else 0)  # 0 would be no plan
+        return Start(candidate, max(1, ticks(starts_s[task][step])) if starts_s else 0)  # 0 means: no planned start
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Outcome:
@@ -376,6 +393,7 @@ def check_schedule(problem: Problem, schedule: Schedule) -> None:
 
 
 def _check_lengths(problem: Problem, what: str, given: Sequence[Sequence[object]]) -> None:
+    """Refuse *given* ([task][step], called *what* in messages) if its lengths are not those of the problem."""
     if len(given) != len(problem.tasks):
         raise WorkloadError(f"the schedule has {what} for {len(given)} tasks; there are {len(problem.tasks)}")
     for task, steps, row in zip(problem.tasks, problem.tables.steps, given, strict=True):
@@ -386,17 +404,18 @@ def _check_lengths(problem: Problem, what: str, given: Sequence[Sequence[object]
 def _check_starts(problem: Problem, task: int, starts_s: Sequence[float]) -> None:
     for step, start_s in enumerate(starts_s):
         if not isfinite(start_s):
-            raise WorkloadError(f"{_name(problem, task, step)} is to start at {start_s} s; plan a finite time")
+            raise WorkloadError(f"{_step_name(problem, task, step)} is to start at {start_s} s; plan a finite time")
 
 
-def _name(problem: Problem, task: int, step: int) -> str:
+def _step_name(problem: Problem, task: int, step: int) -> str:
     return f"{problem.tasks[task].name}: step {step} ({problem.step(task, step).name!r})"
 
 
 def _check_units(problem: Problem, task: int, units: Sequence[int]) -> None:
+    """Refuse *units* (one per step of *task*) with an unknown unit, one that may not run its step, or a wrong move."""
     source, names = OUTSIDE, problem.units
     for step, unit in enumerate(units):
-        where = _name(problem, task, step)
+        where = _step_name(problem, task, step)
         if not 0 <= unit < len(names):
             raise WorkloadError(f"{where} is put on unit {unit}; {problem.soc.name} has 0 to {len(names) - 1}")
         if not isfinite(problem.tables.time[task, step, unit]):

@@ -1,7 +1,7 @@
-"""The best schedule there is, with a certificate: dives for good schedules first, then the proof.
+"""The solver: find the best schedule and prove it, by dives for good schedules first, then an exhaustive search.
 
-It starts from the baselines, so nothing it returns is worse than the best of them. Every improvement is published
-with the bound at that time; a time limit ends the search with a gap instead of a proof.
+It starts from the baselines, so its result is never worse than the best baseline. Every improvement is published with
+the bound at that time; a time limit ends the search with a gap instead of a proof.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, rules
 from weft_map.simulator import simulate
 
 TINY = 1e-9
-"""An improvement by a smaller share is none."""
+"""Improvements by a smaller share do not count."""
 NAIVE = ("gpu-only", "per-unit")
-"""Baselines that take no time at all: where everything begins."""
+"""Baselines that are computed at once; they are judged first."""
 BETWEEN_DIVES = 50_000
 """States to expand before the first wider dive; then twice as many, and so on."""
 SLOW = ("contention-blind",)
-"""Baselines that are searches of their own; they are judged last."""
+"""Baselines that search themselves; they are judged last."""
 TIES = 2000
 """States to expand for a schedule of the same latency with more throughput."""
 CP_SAT_S = 10.0
-"""What CP-SAT may take."""
+"""Time limit of CP-SAT in seconds."""
 TINIEST, SMALL, CHUNK = 64, 1000, 500
-"""States to expand before all else, before better bounds are worth it, and between two looks at the clock."""
+"""States to expand before the baselines are judged; before the linear programme is solved; between two checks of the
+time limit."""
 FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
-"""States of a depth that dives keep: before the linear programme, after it, and at most."""
+"""Width of a dive before the linear programme, the first dive's after it, and the largest width."""
 CLASS = (
     "event-aligned: a task moves on as soon as a step has ended; a step whose data is there starts at once or when "
     "some step or move ends"
@@ -50,18 +51,19 @@ DOMINANCE = (
     "time; for event-aligned schedules it fails now and then, by little)"
 )
 RECHECK = 30_000
-"""States the second, strict search may expand unless it is asked for: about a fifth of a second."""
+"""States that the second search, without the dominance assumption, may expand unless ``Options.strict`` is set: about
+a fifth of a second."""
 
 
 class Improvement(NamedTuple):
     """A better schedule, and when it was found."""
 
     seconds: float
-    """Since the search began."""
+    """Seconds since the search began."""
     value: float
     """Makespan in seconds, or runs per second."""
     bound: float
-    """The bound at that time: no schedule is better."""
+    """The bound at that time: no schedule has a better value."""
     schedule: Schedule
 
 
@@ -71,29 +73,32 @@ class Certificate:
 
     objective: Objective
     schedules: str
-    """The class of schedules the claim is about."""
+    """The class of schedules that the proof is about."""
     assumes: str
     """Assumptions of the proof; empty: none."""
     proved: bool
+    """Whether the schedule is proved to be the best of its class."""
     value: float
     """Makespan in seconds, or runs per second."""
     bound: float
-    """No schedule of the class is better."""
+    """No schedule of the class has a better value."""
     any_idling_bound: float
-    """No schedule is better, even one that starts steps at any time at all."""
+    """No schedule of any kind has a better value, even if its steps wait for any time before they start."""
     states: int
-    """Expanded by the search."""
+    """Number of states that the search expanded."""
     seconds: float
+    """Duration of the search."""
     ended: str
     """Why the search ended: proof, time limit, memory."""
     first_proof_s: float | None = None
-    """After how many seconds it was proved on that assumption."""
+    """Seconds until the first proof, which may rest on the dominance assumption; None without a proof."""
 
     @property
     def gap(self) -> float:
-        """How far the value may be from the best of the class, as a share of the bound; 0 where it is proved.
+        """How far the value may be from the best of the class, as a share of the bound; 0 if it is proved the best.
 
-        A proved schedule that was taken for its throughput may lie above the best by as much as ties may differ."""
+        A proved schedule that was chosen among ties for its throughput may be worse than the best by ``Options.ties``.
+        """
         share = abs(self.value - self.bound) / abs(self.bound) if self.bound else 0.0
         return share if share > TINY else 0.0
 
@@ -107,13 +112,13 @@ class Solution:
 
     outcome: Outcome
     baselines: Mapping[str, Outcome]
-    """The best each baseline came to."""
+    """The best outcome of each baseline, by its name."""
     within: tuple[str, ...]
     """The baselines that keep to the limits."""
     improvements: tuple[Improvement, ...]
     certificate: Certificate
     idled: Outcome | None = None
-    """The same mapping with delays of any length, where some are better; outside the class the certificate is about."""
+    """The same mapping with delays of any length, if that is better; the certificate does not cover such schedules."""
 
     def __repr__(self) -> str:
         return f"Solution({self.outcome}, {'proved best' if self.certificate.proved else 'not proved'})"
@@ -131,15 +136,15 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to search."""
+    """Options of the search."""
 
     objective: Objective = "latency"
     limits: TaskLimits = field(default_factory=TaskLimits)
     time_limit_s: float = 60.0
     seed: int = 0
-    """Seeds the dives that misjudge states a little; the rest of the search has nothing random."""
+    """Seed of the dives that add noise to bounds; the rest of the search has nothing random."""
     cp_sat: bool = False
-    """Run CP-SAT first, without contention: its plan is another first schedule, its bound another bound."""
+    """Solve the problem without contention by CP-SAT first, for a first schedule and a lower bound."""
     ties: float = 1e-9
     """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
     strict: bool = False
@@ -149,7 +154,11 @@ class Options:
 def solve(
     problem: Problem, options: Options | None = None, on_improvement: Callable[[Improvement], None] | None = None
 ) -> Solution:
-    """Search until the best schedule is proved or the time is up."""
+    """Search until the best schedule is proved or the time limit is reached; call *on_improvement* for each better one.
+
+    Raises WorkloadError if no schedule can keep the limits, if none was found in time, or if a task takes no time and
+    the objective is the throughput.
+    """
     options = options or Options()
     check_feasible(problem, options.limits)
     for n, task in enumerate(problem.tasks):
@@ -161,7 +170,7 @@ def solve(
 
 @cache
 def load_kernels() -> None:
-    """Compile the kernels of the search, or load them from the cache, before the search time starts."""
+    """Compile the kernels, or load them from numba's cache, by solving a tiny problem; no search is charged for it."""
     group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
     soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
     run = _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None)
@@ -170,44 +179,48 @@ def load_kernels() -> None:
 
 
 class _Verdict(NamedTuple):
-    """How a search ended; values are negated where the objective is maximised."""
+    """The result of a search, for the certificate; bounds of the throughput are negated."""
 
     states: int
     ended: str
     assumes: str
     bound: float
-    anyhow: float
-    """The bound that holds for schedules of any kind."""
+    any_idling_bound: float
     first_proof_s: float | None = None
 
 
 class _SolverRun:
-    """One search, from the baselines to the proof."""
+    """One run of ``solve``, from the baselines to the proof."""
 
-    def __init__(self, problem: Problem, options: Options, tell: Callable[[Improvement], None] | None) -> None:
-        self._problem, self._options, self._tell = problem, options, tell
+    def __init__(
+        self, problem: Problem, options: Options, on_improvement: Callable[[Improvement], None] | None
+    ) -> None:
+        self._problem, self._options, self._on_improvement = problem, options, on_improvement
         self._began = perf_counter()
         self._value = np.inf
+        """Value of the best schedule so far; the throughput is negated, here and in the bounds."""
         self._schedule: Schedule | None = None
         self._bound = self._floor = -np.inf
+        """The lower bound now; and that of CP-SAT, which holds for all schedules."""
         self._price_sets: list[PriceSet] = []
         self._improvements: list[Improvement] = []
         self._proposed: dict[Schedule, tuple[float, ...]] = {}
-        """When each task ends under what baselines proposed."""
+        """Schedules that baselines and CP-SAT proposed and that keep the limits -> end of each task."""
 
     def dive_once(self) -> None:
-        """Search depth-first once; a small problem is solved by this alone."""
-        self._search(simple_sets(self._problem.tables), strict=True).dive(1)
+        """Dive once with width 1, which compiles the kernel of dives."""
+        self._make_search(simple_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
-        search = self._search(simple_sets(self._problem.tables), strict=True)
+        """Judge baselines and search in growing steps: a tiny search, a small proof, then the large proof."""
+        search = self._make_search(simple_sets(self._problem.tables), strict=True)
         self._expand(search, TINIEST)
         first_s = self._seconds if search.proved else None
         baselines = self._judge(NAIVE)
         verdict = self._small_proof(search, first_s)
         baselines |= self._judge(name for name in BASELINES if name not in {*NAIVE, *SLOW})
         if self._options.cp_sat:
-            self._ask_cp_sat()
+            self._run_cp_sat()
         if verdict is None and self._seconds > self._options.time_limit_s:
             verdict = _Verdict(search.expanded, "time limit", "", search.bound, search.first_bound)
         verdict = verdict or self._large_proof()
@@ -219,28 +232,32 @@ class _SolverRun:
                 if verdict.ended == "proof"
                 else f"no schedule within the limits was found in {self._options.time_limit_s:g} s; allow more time"
             )
-        outcome = self._simulate_best(self._without_delay(self._schedule))
+        outcome = self._simulate_best(self._most_throughput_of_ties(self._schedule))
         judged = {name: simulate(self._problem, schedule) for name, schedule in baselines.items()}
-        within = [name for name, schedule in baselines.items() if self._keeps(schedule)]
+        within = [name for name, schedule in baselines.items() if self._keeps_limits(schedule)]
         idling = idle_freely(outcome, self._options.objective)
         idled = simulate(self._problem, idling) if idling != outcome.schedule else None
         certificate = self._certificate(verdict, outcome)
         return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
 
     def _simulate_best(self, schedule: Schedule) -> Outcome:
-        """Simulate a schedule and return its outcome.
+        """Simulate *schedule* and return its outcome, or that of a better proposal.
 
-        Where steps without length start at one instant the simulator may order them otherwise and find it worse than
-        the solver; then the best of all proposals is returned.
+        The simulator may order steps without length that start at one instant differently than the solver, and so find
+        the schedule worse than the solver did; then the best outcome of all proposals is returned.
         """
         outcome = simulate(self._problem, schedule)
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome
-        others = [simulate(self._problem, given) for given in self._proposed]
+        others = [simulate(self._problem, proposal) for proposal in self._proposed]
         return min([outcome, *others], key=lambda other: other.value(self._options.objective))
 
     def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
-        """Search depth-first for a first good schedule; prove a small problem here, with simple bounds."""
+        """Dive for a first good schedule, then try to prove a small problem with the simple prices of *search*.
+
+        first_s: when *search* was proved already, in seconds; None: not yet. Returns None if ``SMALL`` states are not
+        enough.
+        """
         if first_s is None:
             search.beat(self._value)
             self._dive(search, FIRST_WIDTH)
@@ -248,138 +265,152 @@ class _SolverRun:
             if not search.proved:
                 return None
             first_s = self._seconds
-        anyhow = self._search(self._sets()).bound
-        return _Verdict(search.expanded, "proof", "", self._value, anyhow, first_s)
+        root_bound = self._make_search(self._all_price_sets()).bound
+        return _Verdict(search.expanded, "proof", "", self._value, root_bound, first_s)
 
     def _large_proof(self) -> _Verdict:
-        """Prove the best schedule among event-aligned ones, then, where that is feasible, among all."""
-        sets = self._sets()
-        search = self._search(sets)
-        anyhow = search.bound
+        """Prove the best event-aligned schedule under the dominance assumption, then try to prove it without."""
+        sets = self._all_price_sets()
+        search = self._make_search(sets)
+        root_bound = search.bound  # of the first state, before any choice: it holds for schedules of any kind
         self._dive(search, NEXT_WIDTH)
         ended = self._prove(search, MOST_STATES)
         if not search.proved:
-            return _Verdict(search.expanded, ended, DOMINANCE, search.bound, anyhow)
+            return _Verdict(search.expanded, ended, DOMINANCE, search.bound, root_bound)
         first_s, value = self._seconds, self._value
-        again = self._search(sets, strict=True)
-        self._prove(again, MOST_STATES if self._options.strict else RECHECK)
-        if self._value < value:  # better than what was thought the best: the assumption does not hold here
-            ended = self._prove(again, MOST_STATES)
-        states = search.expanded + again.expanded
-        if again.proved:
-            return _Verdict(states, "proof", "", self._value, anyhow, first_s)
+        strict_search = self._make_search(sets, strict=True)
+        self._prove(strict_search, MOST_STATES if self._options.strict else RECHECK)
+        if self._value < value:  # better than the proved best: the assumption does not hold for this problem
+            ended = self._prove(strict_search, MOST_STATES)
+        states = search.expanded + strict_search.expanded
+        if strict_search.proved:
+            return _Verdict(states, "proof", "", self._value, root_bound, first_s)
         if self._value < value:
-            return _Verdict(states, ended, "", again.bound, anyhow)
-        return _Verdict(states, "proof", DOMINANCE, self._value, anyhow, first_s)
+            return _Verdict(states, ended, "", strict_search.bound, root_bound)
+        return _Verdict(states, "proof", DOMINANCE, self._value, root_bound, first_s)
 
-    def _without_delay(self, schedule: Schedule) -> Schedule:
-        """Return a schedule of equal value in which tasks that are not the last end as early as possible."""
+    def _most_throughput_of_ties(self, schedule: Schedule) -> Schedule:
+        """Return the schedule of most throughput among those whose latency is as good as that of *schedule*.
+
+        So tasks that are not the last to end finish as early as possible. Only for the objective latency.
+        """
         if self._options.objective != "latency" or len(self._problem.tasks) == 1:
             return schedule
         deadline_s = self._value * (1 + self._options.ties)
-        in_time = {given: ended for given, ended in self._proposed.items() if max(ended) <= deadline_s}
+        in_time = {tied: ended for tied, ended in self._proposed.items() if max(ended) <= deadline_s}
         in_time[schedule] = simulate(self._problem, schedule).finish_s
-        sums = {given: worth(self._problem, ended, "throughput") for given, ended in in_time.items()}
-        best = min(sums, key=lambda given: sums[given])
+        sums = {tied: worth(self._problem, ended, "throughput") for tied, ended in in_time.items()}
+        best = min(sums, key=lambda tied: sums[tied])
         if self._seconds > self._options.time_limit_s:
             return best
-        rule = rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
-        search = Search(self._problem, rule, priced(self._problem.tables, self._sets(), rule.switches), sums[best])
+        bound_rules = rules(self._problem, "throughput", self._options.limits, strict=False, deadline_s=deadline_s)
+        prices = priced(self._problem.tables, self._all_price_sets(), bound_rules.switches)
+        search = Search(self._problem, bound_rules, prices, sums[best])
         search.dive(FIRST_WIDTH)
         search.expand(TIES)
         return search.schedule or best
 
-    def _ask_cp_sat(self) -> None:
+    def _run_cp_sat(self) -> None:
+        """Take CP-SAT's schedule as a proposal, and its bound as a lower bound for every schedule."""
         limits, limit_s = self._options.limits, min(CP_SAT_S, self._options.time_limit_s)
         blind = contention_free(
             self._problem, self._options.objective, time_limit_s=limit_s, max_switches=limits.max_switches,
             seed=self._options.seed,
         )  # fmt: skip
         self._floor = blind.bound_s
-        self._worth(blind.schedule)
+        self._propose(blind.schedule)
 
-    def _sets(self) -> list[PriceSet]:
+    def _all_price_sets(self) -> list[PriceSet]:
+        """The price sets of the linear programme and the simple ones, computed at the first call."""
         if not self._price_sets:
             self._price_sets = [*best_sets(self._problem), *simple_sets(self._problem.tables)]
         return self._price_sets
 
     def _judge(self, names: Iterable[str]) -> dict[str, Schedule]:
-        """Run the baselines *names* and keep the best schedule of each."""
-        kept = {}
+        """Run the baselines *names*, propose all their schedules, and return the best schedule of each."""
+        best = {}
         for name in names:
-            proposed = BASELINES[name](self._problem, self._options.objective)
-            values = [self._worth(schedule) for schedule in proposed]
+            schedules = BASELINES[name](self._problem, self._options.objective)
+            values = [self._propose(schedule) for schedule in schedules]
             if values:
-                kept[name] = proposed[values.index(min(values))]
-        return kept
+                best[name] = schedules[values.index(min(values))]
+        return best
 
-    def _worth(self, schedule: Schedule) -> float:
-        """Return the value of a proposed schedule; offer it as a solution if it is within the limits."""
+    def _propose(self, schedule: Schedule) -> float:
+        """Return the value of *schedule*; if it keeps the limits and is the best so far, it becomes the solution."""
         ended = ends_s(self._problem, schedule)
         value = worth(self._problem, ended, self._options.objective)
-        if self._keeps(schedule):
+        if self._keeps_limits(schedule):
             self._proposed[schedule] = ended
             self._offer(value, schedule)
         return value
 
-    def _keeps(self, schedule: Schedule) -> bool:
+    def _keeps_limits(self, schedule: Schedule) -> bool:
         return keeps_to(self._problem, schedule, self._options.limits)
 
-    def _search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
-        given = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
-        search = Search(self._problem, given, priced(self._problem.tables, sets, given.switches), self._value)
+    def _make_search(self, sets: Sequence[PriceSet], *, strict: bool = False) -> Search:
+        """A new search with the bounds of the price *sets*; strict: without the dominance assumption."""
+        bound_rules = rules(self._problem, self._options.objective, self._options.limits, strict=strict)
+        prices = priced(self._problem.tables, sets, bound_rules.switches)
+        search = Search(self._problem, bound_rules, prices, self._value)
         self._bound = max(self._floor, search.bound)
         return search
 
     def _dive(self, search: Search, width: int, rng: np.random.Generator | None = None) -> None:
+        """Dive as ``Search.dive`` does, and publish an improvement."""
         if search.dive(width, rng) and search.schedule:
             self._offer(search.best, search.schedule)
 
     def _prove(self, search: Search, most: int) -> str:
         """Expand states until the proof is complete or *most* states were expanded; return why it ended.
 
-        Dives get wider where the proof takes long.
+        During a long proof, ever wider dives look for better schedules, at ever longer intervals.
         """
         rng = np.random.default_rng(self._options.seed)
-        width, pause = 2 * NEXT_WIDTH, BETWEEN_DIVES
+        width, next_dive = 2 * NEXT_WIDTH, BETWEEN_DIVES
         while not search.proved:
             if self._seconds > self._options.time_limit_s:
                 return "time limit"
             if search.full or search.expanded >= most:
                 return "memory"
-            if search.expanded > pause:
+            if search.expanded > next_dive:
                 self._dive(search, width, rng)
-                width, pause = min(2 * width, WIDEST), 2 * pause
+                width, next_dive = min(2 * width, WIDEST), 2 * next_dive
             self._expand(search, CHUNK)
         return "proof"
 
     def _expand(self, search: Search, steps: int) -> None:
+        """Expand up to *steps* states, publish an improvement, and raise the bound."""
         if search.expand(steps) and search.schedule:
             self._offer(search.best, search.schedule)
         self._bound = max(self._bound, search.bound)
 
     @property
     def _seconds(self) -> float:
+        """Seconds since this run began."""
         return perf_counter() - self._began
 
     def _offer(self, value: float, schedule: Schedule) -> None:
-        """Publish a schedule if it is better than all before."""
+        """Make *schedule* the solution and publish it, if its *value* is better than the best so far."""
         if not value < self._value - TINY * abs(value):
             return
         self._value, self._schedule = value, schedule
         sign = -1 if self._options.objective == "throughput" else 1
         improvement = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
         self._improvements.append(improvement)
-        if self._tell:
-            self._tell(improvement)
+        if self._on_improvement:
+            self._on_improvement(improvement)
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
+        """The certificate of *outcome*; its value may be worse than the verdict's bound by rounding and ties only."""
         sign = -1 if self._options.objective == "throughput" else 1
         value = outcome.value(self._options.objective)
         claimed = verdict.bound + (TINY + self._options.ties) * abs(verdict.bound)
         proved = verdict.first_proof_s is not None and verdict.bound - TINY * abs(verdict.bound) <= value <= claimed
-        anyhow = max(verdict.anyhow, self._floor)
-        bound = max(anyhow, verdict.bound) if proved or verdict.first_proof_s is None else anyhow
+        any_idling_bound = max(verdict.any_idling_bound, self._floor)
+        # A proof that does not fit the simulated value is not claimed; then only the bound for all schedules is left.
+        trusted = proved or verdict.first_proof_s is None
+        bound = max(any_idling_bound, verdict.bound) if trusted else any_idling_bound
         return Certificate(
             objective=self._options.objective,
             schedules=CLASS,
@@ -387,7 +418,7 @@ class _SolverRun:
             proved=proved,
             value=sign * value,
             bound=sign * min(value, bound),
-            any_idling_bound=sign * min(value, anyhow),
+            any_idling_bound=sign * min(value, any_idling_bound),
             states=verdict.states,
             seconds=self._seconds,
             ended=verdict.ended,

@@ -1,9 +1,9 @@
 """Profiles measured by TensorRT: the files that ``trtexec --exportProfile`` writes, one for each unit.
 
-Such a file is a list: the number of runs (``{"count": n}``; older versions leave it out), then for each kernel its
-name, which joins the names of the layers inside ("conv1 + relu1"), and its time in milliseconds. The lists of two
-units are laid side by side by these names: a model may change units where no kernel of any unit reaches across.
-What a file does not say comes from elsewhere: moves from the SoC, demands from the caller or the model's bytes.
+Such a file is a list: the number of runs (``{"count": n}``; older versions omit it), then for each kernel its name,
+which joins the names of the layers inside ("conv1 + relu1"), and its time in milliseconds. The kernels of all units are
+aligned by these names: a model may change units where no kernel of any unit spans both sides. The files do not contain
+the cost of moves, which comes from the SoC, or memory demands, which come from the caller or the model's bytes.
 """
 
 from __future__ import annotations
@@ -48,22 +48,24 @@ _ADDED = re.compile(
 )
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
 _BLOB = "ForeignNode["
+"""In the name of a kernel that runs many layers at once, as the DLA does."""
 _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
 """Separators between the names of layers that run as one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEntry:
-    """One kernel of a file, with the copies into its format."""
+    """One kernel of a file; its time includes the copies into its data format before it."""
 
     name: str
     layers: frozenset[str]
+    """Names of the layers inside, and the kernel's name itself."""
     time_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """A kernel on the common line: the places it covers, first and last."""
+class _PlacedKernel:
+    """A kernel of a unit, with the range of places (see ``_Line``) that it covers, *last* included."""
 
     unit: str
     entry: KernelEntry
@@ -79,10 +81,11 @@ def read_trtexec(
     demands: Demands | None = None,
     max_groups: int | None = None,
 ) -> SocProfile:
-    """A measured profile of *model* from the files of its units (unit -> path).
+    """Make a measured profile of *model* from one file per unit (*files*: unit -> path).
 
-    model: with its layers, groups are those of ``group_layers`` and demands missing from *demands* follow from its
-    bytes; by name alone, groups are the kernels of the first file and missing demands are 0.
+    model: a ``Model`` gives the groups (``group_layers``), and demands that *demands* lacks follow from its bytes. With
+    a name only, the groups are the kernels of the first file, and missing demands are 0. max_groups: merge neighbouring
+    groups until at most this many are left. Raises ProfileError.
     """
     if not files:
         raise ProfileError("no trtexec profile was named; give one file for each unit, such as gpu=gpu.json")
@@ -104,40 +107,42 @@ def read_trtexec(
 
 
 def read_entries(path: str | Path) -> list[KernelEntry]:
-    """The kernels of one file in their order; a copy into another format counts to the kernel after it."""
+    """Read the kernels of one file in order; the time of a copy into another format is added to the next kernel."""
     raw = read_limited(path)
     if not isinstance(raw, list):
         raise ProfileError(f"{path}: not a profile of trtexec, which is a list; write it with --exportProfile")
     runs = _runs(raw, path)
     entries: list[KernelEntry] = []
-    waiting_s = 0.0
+    copies_s = 0.0
     for place, row in enumerate(raw):
         if isinstance(row, dict) and "name" not in row and "count" in row:
             continue
-        name, time_s = _kernel(row, f"{path}: entry {place}", runs)
+        name, time_s = _parse_kernel(row, f"{path}: entry {place}", runs)
         if _REFORMAT.match(name):
-            waiting_s += time_s
+            copies_s += time_s
             continue
-        entries.append(KernelEntry(name, _layers(name), time_s + waiting_s))
-        waiting_s = 0.0
+        entries.append(KernelEntry(name, _layers(name), time_s + copies_s))
+        copies_s = 0.0
     if not entries:
         raise ProfileError(
             f"{path}: holds no kernel; run trtexec with --exportProfile and --profilingVerbosity=detailed"
         )
-    if waiting_s:
+    if copies_s:
         last = entries.pop()
-        entries.append(KernelEntry(last.name, last.layers, last.time_s + waiting_s))
+        entries.append(KernelEntry(last.name, last.layers, last.time_s + copies_s))
     return entries
 
 
 def _runs(raw: list[Any], path: str | Path) -> int:
+    """The number of runs that the times in the file are summed over; 1 if the file does not say."""
     count = next((row["count"] for row in raw if isinstance(row, dict) and "count" in row), 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_RUNS:
         raise ProfileError(f"{path}: count = {shortened(repr(count))} must be a whole number from 1 to {MAX_RUNS:g}")
     return count
 
 
-def _kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
+def _parse_kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
+    """The name and the seconds of one kernel; *where* begins the message of a ProfileError."""
     name = row.get("name") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name:
         raise ProfileError(f"{where} has no name: {shortened(repr(row))}")
@@ -148,12 +153,12 @@ def _kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
             "known; profile the layers one by one, or the network cut after each group and take differences, and "
             "write a soc-profile"
         )
-    for key, parts in (("averageMs", 1), ("medianMs", 1), ("timeMs", runs)):
+    for key, divisor in (("averageMs", 1), ("medianMs", 1), ("timeMs", runs)):
         if key in row:
             value = row[key]
             if isinstance(value, bool) or not isinstance(value, int | float) or not _sane(value):
                 raise ProfileError(f"{where}, {shown}: {key} = {shortened(repr(value))} is not a time")
-            return name, value / parts * 1e-3
+            return name, value / divisor * 1e-3
     raise ProfileError(f"{where}, {shown}: has neither averageMs nor medianMs nor timeMs")
 
 
@@ -162,6 +167,7 @@ def _sane(value: float) -> bool:
 
 
 def _layers(name: str) -> frozenset[str]:
+    """The names of the layers that a kernel's name joins, and that name itself."""
     return frozenset(filter(None, (part.strip() for part in _JOINTS.split(name)))) | {name}
 
 
@@ -170,13 +176,16 @@ def _layers(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The places a kernel can cover, in the order of the model."""
+    """The common sequence of places on which the kernels of all units are aligned, in the order of the model.
+
+    A place is a group of the model, or a kernel of the first file if only the model's name is known.
+    """
 
     places: Mapping[str, int]
     """Name of a layer -> its place."""
     count: int
     groups: tuple[LayerGroup, ...]
-    """The model's, one for each place, where it is known."""
+    """The model's group at each place; empty if only its name is known."""
 
     @classmethod
     def of(cls, model: Model | str, entries: Sequence[KernelEntry]) -> _Line:
@@ -194,46 +203,58 @@ class _Line:
 
 def _place_kernels(
     entries: Mapping[str, Sequence[KernelEntry]], line: _Line, files: Mapping[str, str | Path]
-) -> list[_Placed]:
-    placed: list[_Placed] = []
-    for unit, its in entries.items():
-        known = [[line.places[name] for name in entry.layers if name in line.places] for entry in its]
+) -> list[_PlacedKernel]:
+    """Find the places of every kernel by the names of its layers; *files* is for messages."""
+    placed: list[_PlacedKernel] = []
+    for unit, kernels_of_unit in entries.items():
+        known = [[line.places[name] for name in entry.layers if name in line.places] for entry in kernels_of_unit]
         last = next((min(places) for places in known if places), None)
         if last is None:
+            count, example = len(kernels_of_unit), shortened(repr(kernels_of_unit[0].name))
             raise ProfileError(
-                f"{files[unit]}: none of its {len(its)} kernels ({shortened(repr(its[0].name))}, ...) has a name that "
+                f"{files[unit]}: none of its {count} kernels ({example}, ...) has a name that "
                 "lays it beside the others; profile the same network with the same names on every unit"
             )
         if line.groups:
-            _check_known(its, known, files[unit])
-        for entry, places in zip(its, known, strict=True):
-            # A kernel of no known layer (a copy, a shuffle) goes where the one before it ended.
+            _check_known(kernels_of_unit, known, files[unit])
+        for entry, places in zip(kernels_of_unit, known, strict=True):
+            # A kernel without a known layer (a copy, a shuffle) gets the last place of the kernel before it.
             first, last = (min(places), max(places)) if places else (last, last)
-            placed.append(_Placed(unit, entry, first, last))
+            placed.append(_PlacedKernel(unit, entry, first, last))
     return placed
 
 
-def _check_known(its: Sequence[KernelEntry], known: Sequence[Sequence[int]], path: str | Path) -> None:
-    """Refuse the profile of another network: kernels that are named after none of the model's nodes."""
-    strange = [entry for entry, places in zip(its, known, strict=True) if not places and not _ADDED.search(entry.name)]
+def _check_known(entries: Sequence[KernelEntry], known: Sequence[Sequence[int]], path: str | Path) -> None:
+    """Refuse the profile of another network: one with kernels named after none of the model's nodes.
+
+    known: the places of each kernel in *entries*. Kernels that TensorRT adds by itself are allowed.
+    """
+    strange = [
+        entry for entry, places in zip(entries, known, strict=True) if not places and not _ADDED.search(entry.name)
+    ]
     if strange:
-        unmatched_s, total_s = (sum(entry.time_s for entry in chosen) for chosen in (strange, its))
+        unmatched_s, total_s = (sum(entry.time_s for entry in chosen) for chosen in (strange, entries))
         raise ProfileError(
             f"{path}: no node of the model is named as {shortened(repr(strange[0].name))} is; {len(strange)} of "
-            f"{len(its)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx file "
-            "that was profiled, or a bare name as --model"
+            f"{len(entries)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx "
+            "file that was profiled, or a bare name as --model"
         )
 
 
-def _profile(placed: Sequence[_Placed], line: _Line, model: Model | str, soc: Soc, demands: Demands) -> SocProfile:
+def _profile(
+    placed: Sequence[_PlacedKernel], line: _Line, model: Model | str, soc: Soc, demands: Demands
+) -> SocProfile:
+    """Make one group per span of places that no kernel crosses, with the kernels inside."""
     spans = _spans(placed, line.count)
-    inside: list[list[_Placed]] = [[] for _ in spans]
-    at = {place: number for number, (here, there) in enumerate(spans) for place in range(here, there)}
+    kernels_of_span: list[list[_PlacedKernel]] = [[] for _ in spans]
+    span_of_place = {place: number for number, (begin, end) in enumerate(spans) for place in range(begin, end)}
     for kernel in placed:
-        inside[at[kernel.first]].append(kernel)
-    side = _Side.of(placed, line, soc, demands)
+        kernels_of_span[span_of_place[kernel.first]].append(kernel)
+    maker = _GroupMaker.of(placed, line, soc, demands)
     groups = [
-        side.group(inner, line.groups[here:there]) for inner, (here, there) in zip(inside, spans, strict=True) if inner
+        maker.group(inside, line.groups[begin:end])
+        for inside, (begin, end) in zip(kernels_of_span, spans, strict=True)
+        if inside
     ]
     titles = distinct([group.name for group in groups])
     moves = "transition_us and the bytes that cross" if line.groups else "transition_us alone"
@@ -241,28 +262,28 @@ def _profile(placed: Sequence[_Placed], line: _Line, model: Model | str, soc: So
         model=readable(model.name if isinstance(model, Model) else model),
         soc=soc.name,
         origin="measured",
-        source=f"times: trtexec; demands: {side.demands_from()}; moves: {moves}, by the description of {soc.name}",
+        source=f"times: trtexec; demands: {maker.describe_demands()}; moves: {moves}, by the description of {soc.name}",
         groups=tuple(group.model_copy(update={"name": title}) for group, title in zip(groups, titles, strict=True)),
     )
 
 
-def _spans(placed: Sequence[_Placed], count: int) -> list[tuple[int, int]]:
-    """Places joined wherever a kernel reaches from one to the next."""
+def _spans(placed: Sequence[_PlacedKernel], count: int) -> list[tuple[int, int]]:
+    """The shortest ranges of places [begin, end) such that no kernel covers places of two ranges."""
     reach = list(range(count))
     for kernel in placed:
         reach[kernel.first] = max(reach[kernel.first], kernel.last)
-    spans, here, far = [], 0, 0
+    spans, begin, furthest = [], 0, 0
     for place in range(count):
-        far = max(far, reach[place])
-        if far == place:
-            spans.append((here, place + 1))
-            here = far = place + 1
+        furthest = max(furthest, reach[place])
+        if furthest == place:
+            spans.append((begin, place + 1))
+            begin = furthest = place + 1
     return spans
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
-    """The kernels of all units, from which the units and costs of a group follow."""
+class _GroupMaker:
+    """Makes the groups of the profile: which units can run a group, and at what cost."""
 
     names: Mapping[str, frozenset[str]]
     """Unit -> every layer in its file."""
@@ -271,17 +292,18 @@ class _Side:
     demands: Demands
 
     @classmethod
-    def of(cls, placed: Sequence[_Placed], line: _Line, soc: Soc, demands: Demands) -> _Side:
+    def of(cls, placed: Sequence[_PlacedKernel], line: _Line, soc: Soc, demands: Demands) -> _GroupMaker:
         names: dict[str, set[str]] = {}
         for kernel in placed:
             names.setdefault(kernel.unit, set()).update(kernel.entry.layers)
-        side = cls({unit: frozenset(its) for unit, its in names.items()}, line, soc, demands)
+        maker = cls({unit: frozenset(layers) for unit, layers in names.items()}, line, soc, demands)
         for unit in names:
             if unit not in demands and not line.groups:
                 logger.warning("no demands are given for %s; they are taken as 0, so nothing there slows down", unit)
-        return side
+        return maker
 
-    def demands_from(self) -> str:
+    def describe_demands(self) -> str:
+        """Say for the profile's ``source`` where the demands of each unit come from."""
         given = [unit for unit in self.names if unit in self.demands]
         missing = [unit for unit in self.names if unit not in self.demands]
         parts = [f"given for {', '.join(given)}"] if given else []
@@ -291,32 +313,37 @@ class _Side:
             )
         return ", ".join(parts)
 
-    def group(self, run: Sequence[_Placed], layers: Sequence[LayerGroup]) -> ProfileGroup:
-        units = self._able(run)
+    def group(self, inside: Sequence[_PlacedKernel], layers: Sequence[LayerGroup]) -> ProfileGroup:
+        """Make the group of the kernels *inside* a span of places; *layers*: the model's groups there, if known."""
+        units = self._able_units(inside)
         out_s = move_s(layers[-1], self.soc) if layers else self.soc.transition_us * 1e-6
         costs = {}
         for unit in units:
-            its = [kernel.entry for kernel in run if kernel.unit == unit]
-            time_s = sum(entry.time_s for entry in its)
-            costs[unit] = ProfileCost(time_s=time_s, demand_gb_s=self._demand_gb_s(unit, its, layers), out_s=out_s)
-        named = [kernel.entry.name for kernel in run if kernel.unit == units[0]]
-        inner = list(dict.fromkeys(node for group in layers for node in group.nodes)) or named
-        title = readable(named[0]) if len(named) == 1 else f"{readable(named[0])} .. {readable(named[-1])}"
-        return ProfileGroup(name=title, layers=tuple(map(readable, inner)), costs=costs)
+            entries = [kernel.entry for kernel in inside if kernel.unit == unit]
+            time_s, demand_gb_s = sum(entry.time_s for entry in entries), self._demand_gb_s(unit, entries, layers)
+            costs[unit] = ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, out_s=out_s)
+        names = [kernel.entry.name for kernel in inside if kernel.unit == units[0]]
+        layer_names = list(dict.fromkeys(node for group in layers for node in group.nodes)) or names
+        title = readable(names[0]) if len(names) == 1 else f"{readable(names[0])} .. {readable(names[-1])}"
+        return ProfileGroup(name=title, layers=tuple(map(readable, layer_names)), costs=costs)
 
-    def _able(self, run: Sequence[_Placed]) -> list[str]:
-        """The units with a part of every kernel that any unit has in this run of groups."""
-        known = [kernel for kernel in run if not kernel.entry.layers.isdisjoint(self.line.places)]
-        here = [unit for unit in self.names if any(kernel.unit == unit for kernel in run)]
-        able = [u for u in here if all(not kernel.entry.layers.isdisjoint(self.names[u]) for kernel in known)]
-        # Where each has a kernel that no other knows, the one with the most of them is believed.
-        return able or [max(here, key=lambda unit: sum(kernel.unit == unit for kernel in known))]
+    def _able_units(self, inside: Sequence[_PlacedKernel]) -> list[str]:
+        """The units that can run the whole group: those whose file has a layer of every kernel *inside*."""
+        known = [kernel for kernel in inside if not kernel.entry.layers.isdisjoint(self.line.places)]
+        present = [unit for unit in self.names if any(kernel.unit == unit for kernel in inside)]
+        able = [u for u in present if all(not kernel.entry.layers.isdisjoint(self.names[u]) for kernel in known)]
+        # If every unit lacks some kernel, the unit with the most kernels is taken to run the whole group.
+        return able or [max(present, key=lambda unit: sum(kernel.unit == unit for kernel in known))]
 
-    def _demand_gb_s(self, unit: str, its: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
-        time_s, peak_gb_s = sum(entry.time_s for entry in its), self.soc.bandwidth_gb_s
+    def _demand_gb_s(self, unit: str, entries: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
+        """The mean demand of *entries*, the group's kernels on *unit*: as given, else the model's bytes over the time.
+
+        It is at most the bandwidth of the SoC; 0 if neither demands nor the model's layers are known.
+        """
+        time_s, peak_gb_s = sum(entry.time_s for entry in entries), self.soc.bandwidth_gb_s
         if unit in self.demands:
-            given = [entry.time_s * _demand_of(entry, self.demands[unit], unit, peak_gb_s) for entry in its]
-            return min(sum(given) / time_s, peak_gb_s) if time_s else 0.0  # min: against rounding
+            given_gb = [entry.time_s * _demand_of(entry, self.demands[unit], unit, peak_gb_s) for entry in entries]
+            return min(sum(given_gb) / time_s, peak_gb_s) if time_s else 0.0  # min: against rounding
         if not time_s:
             return 0.0
         bits = self.soc.element_bits
@@ -325,12 +352,13 @@ class _Side:
         if demand_gb_s > peak_gb_s:
             logger.warning(
                 "the bytes of %s in %.3f ms on %s are %.0f GB/s, more than the memory has; taken as %g",
-                shortened(repr(its[0].name)), time_s * 1e3, unit, demand_gb_s, peak_gb_s,
+                shortened(repr(entries[0].name)), time_s * 1e3, unit, demand_gb_s, peak_gb_s,
             )  # fmt: skip
         return min(demand_gb_s, peak_gb_s)
 
 
 def _demand_of(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
+    """The given demand of a kernel in GB/s, by its name or by a layer's; 0 with a warning if none is given."""
     name = next((candidate for candidate in (entry.name, *sorted(entry.layers)) if candidate in demands), None)
     if name is None:
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)

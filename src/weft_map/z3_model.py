@@ -1,11 +1,11 @@
 """The paper's formulation (HaX-CoNN, PPoPP 2024, section 3) with its equations made exact, solved by Z3.
 
-For comparison: it proves what it finds for a handful of groups and nothing beyond. Work is conserved, so on two units,
-where a step has at most one other beside it, a step takes its time alone plus, for every step beside it, the time both
-run together times 1 - 1/slow-down. That stands for equations 7 and 8, which lose the case without overlap.
+For comparison with our own search; it can prove only problems of a few groups. Work is conserved. So on two units,
+where at most one other step runs at a time, a step takes its stand-alone time plus, for every step that overlaps with
+it, the time of the overlap times 1 - 1/slow-down. That replaces equations 7 and 8, which lose the case without overlap.
 
-Starts are free: a step may wait for any length of time, not only for an event, to keep out of another's way. That
-class of schedules is slightly wider than the one our own search covers, and its optimum can be a little better.
+Starts are free: to avoid contention a step may wait for any time, not only until an event. This class of schedules is
+slightly wider than that of our own search, and its optimum can be a little better.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from weft_map.simulator import simulate
 from weft_map.solver import Certificate, Improvement, Solution
 
 TICKS = 10_000
-"""Parts of the longest step, and of the share lost while two run together. Z3 reckons in exact fractions: ten times as
-many prove nothing more and take some five times as long."""
+"""Resolution: ticks in the longest step, and parts of the share that contention takes. Z3 computes with exact
+fractions; ten times as many ticks prove nothing more and take about five times as long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Z3Result:
-    """What Z3 found in its time."""
+    """The best schedule that Z3 found within its time limit."""
 
     schedule: Schedule | None
     """The schedule, with planned starts; None if none was found in time."""
@@ -41,16 +41,20 @@ class Z3Result:
     """Its makespan in the model; infinite if there is no schedule."""
     proved: bool
     seconds: float
-    """How long it took."""
+    """Duration of the solution by Z3."""
 
 
-class _Z3Found(NamedTuple):
+class _Z3Solution(NamedTuple):
+    """A model of Z3 as numbers."""
+
     makespan_s: float
     units: Units
     starts_s: tuple[tuple[float, ...], ...]
 
 
 class _Z3Step(NamedTuple):
+    """The variables of one step."""
+
     task: int
     step: int
     second: Any
@@ -60,10 +64,13 @@ class _Z3Step(NamedTuple):
 
 
 def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None = None) -> Z3Result:
-    """The least makespan, contention included, on a SoC of two units with one instance each."""
+    """Find the least makespan, contention included, on a SoC of two units with one instance each.
+
+    Raises WorkloadError for another SoC or if *max_switches* are too few, InputError if z3 is not installed.
+    """
     _check_soc(problem)
     check_switches(problem, max_switches)
-    model = _Z3Model(_load(), problem, max_switches)
+    model = _Z3Model(_import_z3(), problem, max_switches)
     began = perf_counter()
     solution, proved = model.solve(time_limit_s)
     seconds = perf_counter() - began
@@ -83,7 +90,7 @@ def _check_soc(problem: Problem) -> None:
         )
 
 
-def _load() -> Any:
+def _import_z3() -> Any:
     try:
         import z3
     except ImportError as error:
@@ -94,7 +101,7 @@ def _load() -> Any:
 class _Z3Model:
     """The paper's constraints for Z3, with times in ticks.
 
-    Two more follow from them and make Z3 faster: the remaining time of a task, and the work of a unit.
+    Two kinds of implied constraints make Z3 faster: the remaining time of a task, and the total work of a unit.
     """
 
     def __init__(self, z3: Any, problem: Problem, max_switches: int | None) -> None:
@@ -102,18 +109,18 @@ class _Z3Model:
         self._solver = z3.Optimize()
         times = problem.tables.time
         self._tick_s = max(float(times[isfinite(times)].max()), 1e-9) / TICKS
-        self._chains = [self._chain(n, count) for n, count in enumerate(problem.tables.steps.tolist())]
-        self._finish = [self._through(chain[-1]) for chain in self._chains]
+        self._chains = [self._add_steps(n, count) for n, count in enumerate(problem.tables.steps.tolist())]
+        self._finish = [self._finish_time(chain[-1]) for chain in self._chains]
         self._makespan = z3.Real("makespan")
-        self._order()
-        self._contend()
+        self._add_order()
+        self._add_contention()
         if max_switches is not None:
-            self._cap(max_switches)
-        self._tails()
-        self._loads()
+            self._cap_switches(max_switches)
+        self._add_remaining_times()
+        self._add_unit_loads()
 
-    def solve(self, time_limit_s: float) -> tuple[_Z3Found | None, bool]:
-        """The best model, if any, and whether it was proved the best in time."""
+    def solve(self, time_limit_s: float) -> tuple[_Z3Solution | None, bool]:
+        """The best solution within *time_limit_s*, None if there is none; and whether it is proved to be the best."""
         self._solver.set("timeout", max(1, int(time_limit_s * 1000)))
         self._solver.minimize(self._makespan)
         models: list[Any] = []
@@ -128,8 +135,8 @@ class _Z3Model:
             models.append(self._solver.model())
         return (self._read(models[-1]) if models else None), proved
 
-    def _read(self, model: Any) -> _Z3Found:
-        return _Z3Found(
+    def _read(self, model: Any) -> _Z3Solution:
+        return _Z3Solution(
             self._seconds(model, self._makespan),
             tuple(
                 tuple(int(self._z3.is_true(model.eval(step.second, model_completion=True))) for step in chain)
@@ -144,12 +151,13 @@ class _Z3Model:
     def _ticks(self, seconds: float) -> Any:
         return self._z3.RealVal(round(seconds / self._tick_s))
 
-    def _pick(self, step: _Z3Step, values_s: Sequence[float]) -> Any:
-        """Ticks of the value of the step's unit; zero where the unit may not run it."""
+    def _by_unit(self, step: _Z3Step, values_s: Sequence[float]) -> Any:
+        """values_s[unit the step runs on], in ticks, as an expression; infinite values, of forbidden units, count 0."""
         first, second = (self._ticks(value if isfinite(value) else 0.0) for value in values_s)
         return self._z3.If(step.second, second, first)
 
-    def _chain(self, n: int, count: int) -> list[_Z3Step]:
+    def _add_steps(self, n: int, count: int) -> list[_Z3Step]:
+        """Add the *count* steps of task *n*, each after the step before and the move between the two."""
         z3 = self._z3
         chain: list[_Z3Step] = []
         for i in range(count):
@@ -160,21 +168,25 @@ class _Z3Model:
         return chain
 
     def _move_time(self, before: _Z3Step | None, step: _Z3Step) -> Any:
-        """Time between two steps; a forbidden move is ruled out."""
+        """Ticks of the move before *step*, as an expression; forbidden moves are excluded by constraints.
+
+        before: the step before; None: the task comes from outside.
+        """
         move, z3 = self._problem.tables.move[step.task, step.step], self._z3
         if before is None:
-            return self._pick(step, move[-1].tolist())
+            return self._by_unit(step, move[-1].tolist())
         for source, target in ((0, 1), (1, 0), (0, 0), (1, 1)):
             if not isfinite(move[source, target]):
                 self._solver.add(z3.Or(before.second != bool(source), step.second != bool(target)))
-        first, second = (self._pick(step, move[source].tolist()) for source in (0, 1))
-        return z3.If(before.second, second, first)
+        from_first, from_second = (self._by_unit(step, move[source].tolist()) for source in (0, 1))
+        return z3.If(before.second, from_second, from_first)
 
-    def _through(self, last: _Z3Step) -> Any:
-        return last.end + self._pick(last, self._problem.tables.leave[last.task].tolist())
+    def _finish_time(self, last: _Z3Step) -> Any:
+        """The end of a task whose last step is *last*, as an expression."""
+        return last.end + self._by_unit(last, self._problem.tables.leave[last.task].tolist())
 
-    def _order(self) -> None:
-        """Pipelines, and the makespan."""
+    def _add_order(self) -> None:
+        """Demand that tasks begin after those they wait for, and that the makespan covers all tasks."""
         for n, waits in enumerate(self._problem.tables.waits):
             first = self._chains[n][0]
             for m in waits.nonzero()[0]:
@@ -182,8 +194,11 @@ class _Z3Model:
         for finish in self._finish:
             self._solver.add(self._makespan >= finish)
 
-    def _tails(self) -> None:
-        """Demand that the rest of a task, at its fastest, fits in after the start of each of its steps."""
+    def _add_remaining_times(self) -> None:
+        """Demand that the rest of a task, at its fastest, fits in after the start of each of its steps.
+
+        Every step may be shorter by one tick because of rounding, hence the slack of a chain's length.
+        """
         least = self._problem.tables.time.min(axis=2)
         for chain in self._chains:
             rest = 0.0
@@ -191,8 +206,8 @@ class _Z3Model:
                 rest += float(least[step.task, step.step])
                 self._solver.add(self._makespan >= step.start + self._ticks(rest) - len(chain))
 
-    def _loads(self) -> None:
-        """A unit's steps fit in the makespan."""
+    def _add_unit_loads(self) -> None:
+        """Demand that the stand-alone times of all steps on a unit fit in the makespan."""
         times = self._problem.tables.time
         steps = [step for chain in self._chains for step in chain]
         for unit in (0, 1):
@@ -201,54 +216,60 @@ class _Z3Model:
             busy = [self._z3.If(step.second == bool(unit), spent, 0) for step, spent in ticks]
             self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
 
-    def _contend(self) -> None:
-        """One step at a time per unit; the duration of a step depends on the steps that run at the same time."""
+    def _add_contention(self) -> None:
+        """Demand one step at a time per unit, and durations that depend on the steps that run at the same time."""
         z3 = self._z3
-        beside: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
-        for one, other in self._meetings():
+        overlaps: dict[
+            tuple[int, int], list[tuple[_Z3Step, Any]]
+        ] = {}  # (task, step) -> (other step, overlap in ticks)
+        for one, other in self._possible_overlaps():
             apart = z3.Or(one.end <= other.start, other.end <= one.start)
             self._solver.add(z3.Or(one.second != other.second, apart))
-            both = z3.Real(f"o{one.task}_{one.step}_{other.task}_{other.step}")
-            # at least the earlier end less the later start, which is the least of the four differences
-            ways = [both >= end - start for end in (one.end, other.end) for start in (one.start, other.start)]
-            self._solver.add(both >= 0, z3.Or(ways))
-            beside.setdefault(one[:2], []).append((other, both))
-            beside.setdefault(other[:2], []).append((one, both))
+            overlap = z3.Real(f"o{one.task}_{one.step}_{other.task}_{other.step}")
+            # The overlap is the earlier end less the later start, which is the least of the four differences.
+            ways = [overlap >= end - start for end in (one.end, other.end) for start in (one.start, other.start)]
+            self._solver.add(overlap >= 0, z3.Or(ways))
+            overlaps.setdefault(one[:2], []).append((other, overlap))
+            overlaps.setdefault(other[:2], []).append((one, overlap))
         for step in (step for chain in self._chains for step in chain):
             for unit in (0, 1):
-                self._last(step, unit, beside.get(step[:2], []))
+                self._add_duration(step, unit, overlaps.get(step[:2], []))
 
-    def _last(self, step: _Z3Step, unit: int, beside: Sequence[tuple[_Z3Step, Any]]) -> None:
-        """The duration of a step on one unit; a step that runs at the same time is on the other unit."""
+    def _add_duration(self, step: _Z3Step, unit: int, overlaps: Sequence[tuple[_Z3Step, Any]]) -> None:
+        """Demand the duration that *step* has on *unit*, longer by what it loses to each of *overlaps*.
+
+        A step that overlaps with it is on the other unit, since a unit runs one step at a time.
+        """
         tables, z3 = self._problem.tables, self._z3
         alone_s, own = float(tables.time[step.task, step.step, unit]), float(tables.demand[step.task, step.step, unit])
         if not isfinite(alone_s):
             self._solver.add(step.second != bool(unit))
             return
-        longer = [self._ticks(alone_s)]
-        for other, both in beside:
+        parts = [self._ticks(alone_s)]
+        for other, overlap in overlaps:
             external = float(tables.demand[other.task, other.step, 1 - unit])
             lost = round(TICKS * (1 - 1 / self._problem.soc.slow_down(unit, own, external)))
-            longer.append(z3.Q(lost, TICKS) * both)
-        self._solver.add(z3.Implies(step.second == bool(unit), step.end - step.start >= z3.Sum(longer)))
+            parts.append(z3.Q(lost, TICKS) * overlap)
+        self._solver.add(z3.Implies(step.second == bool(unit), step.end - step.start >= z3.Sum(parts)))
 
-    def _meetings(self) -> Iterator[tuple[_Z3Step, _Z3Step]]:
-        """Pairs of steps that may run together."""
+    def _possible_overlaps(self) -> Iterator[tuple[_Z3Step, _Z3Step]]:
+        """Pairs of steps of different tasks that may run at the same time."""
         for n, m in combinations(range(len(self._chains)), 2):
-            if not (self._waits(n, m) or self._waits(m, n)):
+            if not (self._waits_for(n, m) or self._waits_for(m, n)):
                 yield from ((one, other) for one in self._chains[n] for other in self._chains[m])
 
-    def _waits(self, n: int, m: int) -> bool:
+    def _waits_for(self, n: int, m: int) -> bool:
+        """Whether task *n* waits for task *m*, directly or through other tasks."""
         waits = self._problem.tables.waits[n]
-        return bool(waits[m]) or any(self._waits(int(k), m) for k in waits.nonzero()[0])
+        return bool(waits[m]) or any(self._waits_for(int(k), m) for k in waits.nonzero()[0])
 
-    def _cap(self, most: int) -> None:
+    def _cap_switches(self, most: int) -> None:
         """Allow at most *most* switches in each run."""
         z3 = self._z3
         for task, chain in zip(self._problem.tasks, self._chains, strict=True):
             for begin in range(0, len(chain), len(task.groups)):
                 run = chain[begin : begin + len(task.groups)]
-                switched = [z3.If(b.second != a.second, 1, 0) for a, b in pairwise(run)]
+                switched = [z3.If(step.second != before.second, 1, 0) for before, step in pairwise(run)]
                 self._solver.add(z3.Sum([z3.IntVal(0), *switched]) <= most)
 
 
@@ -257,7 +278,10 @@ ROUNDED = f"times in {TICKS} parts of the longest step"
 
 
 def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, time_limit_s: float = 60.0) -> Solution:
-    """The least makespan by Z3: a proof for a handful of groups, and whatever it has when the time is up beyond."""
+    """Solve by Z3, in the form of ``solver.solve``: the least makespan, or the best schedule within the time limit.
+
+    Raises WorkloadError if there is an energy budget or if Z3 finds no schedule in time.
+    """
     limits = limits or TaskLimits()
     if limits.energy_budget_j is not None:
         raise WorkloadError("the Z3 model knows no energy budget; use the search")

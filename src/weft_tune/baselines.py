@@ -1,4 +1,4 @@
-"""Other people's quantizers over the same networks and evaluators, for comparison with our own.
+"""Published quantization methods over the same networks and evaluators, for comparison with our own.
 
 **Ristretto** (Gysel, Pimentel, Motamedi and Ghiasi, TNNLS 2018): one width of fixed point for each of three groups. Its
 dynamic fixed point as its published code has it: two's complement, an integer length for each layer and role from the
@@ -109,9 +109,9 @@ class Method(Protocol):
 
 
 class Referee:
-    """Scores configurations on one subset, each one once, and keeps the list.
+    """Scores configurations for a baseline on one subset, each one once, and records the trials.
 
-    The database is shared with our own search, so a score of either is reused by the other.
+    The database is shared with our own search, so each reuses the scores of the other.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Referee:
         self._database.close()
 
     def measure_base(self, configuration: Configuration) -> None:
-        """Score the configuration that the margin is taken from."""
+        """Score *configuration* as the base, and set the threshold to the margin below its score."""
         self.base = self.score(configuration, "base").value
         self.threshold = threshold_of(self.base, self._margin)
 
@@ -154,37 +154,38 @@ class Referee:
         return score
 
     def prepare(self, configurations: Sequence[Configuration]) -> None:
-        """Score all of them side by side, unless the evaluator saves more by stopping early."""
+        """Score all *configurations* in parallel into the database, unless the evaluator can stop early."""
         if self._evaluator.stops_early:
             return
         fingerprint, find = self._evaluator.fingerprint, self._database.find
-        # a stored failure is tried again
-        new = [given for given in configurations if not isinstance(find(fingerprint, self._subset, given), Score)]
+        # A stored failure is tried again.
+        new = [one for one in configurations if not isinstance(find(fingerprint, self._subset, one), Score)]
         for configuration, outcome in zip(new, self._evaluator.evaluate_many(new, self._subset), strict=True):
             if isinstance(outcome, EvaluationError):
                 raise outcome
             self._database.keep(fingerprint, self._subset, configuration, -math.inf, outcome)
 
     def passes(self, configuration: Configuration, step: str) -> bool:
+        """Whether the score of *configuration* reaches the threshold."""
         return self.score(configuration, step, self.threshold).value >= self.threshold
 
     def verdict(self, method: str, configuration: Configuration, step: str, repaired: bool = False) -> Baseline:
-        """The result of a method that ends with this configuration."""
+        """The result of *method* whose final configuration is *configuration*."""
         value, trials = self.score(configuration, step).value, tuple(self._trials.values())
         return Baseline(method, configuration, value, self.base, self.threshold, trials, repaired)
 
 
 class WidthGroup(NamedTuple):
-    """One role of some targets, with one width."""
+    """Weights or inputs of some targets that share one width."""
 
     name: str
     role: Role
     targets: tuple[Target, ...]
     covering: bool = False
-    """Whether the largest inputs fit too."""
+    """Whether inputs get one integer bit more than in Ristretto, so that the largest do not saturate."""
 
     def formats(self, bits: int | None) -> dict[str, AnyFormat]:
-        """The format of every object; float32 without a width."""
+        """Object -> its format with *bits* bits; float32 if None."""
         more = self.covering and self.role == "input"
         return {
             name: FLOAT32 if bits is None else TwosComplement(bits, bits - integer_length(target, self.role) - more)
@@ -194,7 +195,7 @@ class WidthGroup(NamedTuple):
 
 
 def integer_length(target: Target, role: Role) -> int:
-    """Bits before the point, the sign among them: all weights fit, the largest inputs saturate."""
+    """Ristretto's number of bits before the point, including the sign: all weights fit, the largest inputs saturate."""
     largest = target.largest(role)
     if not largest:
         return 0
@@ -214,11 +215,11 @@ def ristretto(
     progress: OnScored | None = None,
     method: str = "Ristretto",
 ) -> Baseline:
-    """Ristretto's three sweeps and their combination.
+    """Ristretto: sweep the width of each of three groups alone, and score the combination of the three results.
 
-    widths: from wide to narrow. covering: one integer bit more for inputs than its code gives them, so that
-    none saturates; at few bits one rule or the other is better. repair: widen the group that gains most by it until the
-    combination passes.
+    widths: those to try, from wide to narrow. covering: one integer bit more for inputs than in the published code, so
+    that none saturates; with few bits, either rule may be better. repair: while the combination fails, widen the group
+    whose widening gives the highest score.
     """
     groups = _width_groups(network, covering)
     ladder: tuple[int | None, ...] = (None, *widths)
@@ -248,7 +249,7 @@ def _width_groups(network: Network, covering: bool) -> list[WidthGroup]:
 
 
 def _sweep(referee: Referee, group: WidthGroup, ladder: Sequence[int | None]) -> int:
-    """The lowest rung of the ladder before the first failure, for a group alone."""
+    """Index in *ladder* of the narrowest width before the first failure, if only *group* is quantised."""
     for rung in range(1, len(ladder)):
         if not referee.passes(Configuration(group.formats(ladder[rung])), group.name):
             return rung - 1
@@ -256,6 +257,7 @@ def _sweep(referee: Referee, group: WidthGroup, ladder: Sequence[int | None]) ->
 
 
 def _combine(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: Sequence[int]) -> Configuration:
+    """The configuration in which each group has the width ladder[rung]."""
     formats: dict[str, AnyFormat] = {}
     for group, rung in zip(groups, rungs, strict=True):
         formats |= group.formats(ladder[rung])
@@ -263,13 +265,13 @@ def _combine(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: 
 
 
 def _widen(referee: Referee, groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: list[int]) -> list[int]:
-    """Move one group a rung up: the one whose combination then scores highest, the first of equals."""
+    """Widen one group by one rung: the group whose combination then scores highest, the first on a tie."""
     wider = [[rung - (place == moved) for place, rung in enumerate(rungs)] for moved, up in enumerate(rungs) if up > 0]
     return max(wider, key=lambda choice: referee.score(_combine(groups, ladder, choice), "repair").value)
 
 
 def covering_format(target: Target, role: Role) -> Format:
-    """16 bits of fixed point whose range takes in every value."""
+    """16 bits of fixed point whose range covers every value of the target's weights or inputs."""
     return FIXED(STRIPES_BITS, first_scale(target.largest(role)))
 
 
@@ -283,7 +285,7 @@ def stripes(
     database: Path | None = None,
     progress: OnScored | None = None,
 ) -> Baseline:
-    """The greedy search of Stripes; where the 16-bit network itself fails, that is the result."""
+    """The greedy search of Stripes; if the 16-bit network itself misses the threshold, it is the result."""
     inputs = [covering_format(target, "input") for target in network.targets]
     start = _with_inputs(network, inputs)
     step = "start"
@@ -298,6 +300,7 @@ def stripes(
 
 
 def _with_inputs(network: Network, inputs: Sequence[Format]) -> Configuration:
+    """All weights in 16 bits, and the inputs of each target in its format of *inputs*."""
     formats: dict[str, AnyFormat] = {}
     for target, form in zip(network.targets, inputs, strict=True):
         formats |= dict.fromkeys(target.objects("weight"), covering_format(target, "weight"))
@@ -306,9 +309,9 @@ def _with_inputs(network: Network, inputs: Sequence[Format]) -> Configuration:
 
 
 def _drops(network: Network, inputs: Sequence[Format]) -> Iterator[list[Format]]:
-    """Inputs with one bit fewer at one layer: without the last fraction bit, then without the first bit.
+    """Candidates with one bit fewer in one target: without the last fraction bit, then without the first bit.
 
-    Layers with most inputs come first, as ties go to the earlier candidate.
+    Targets with the most inputs come first, because ties go to the earlier candidate.
     """
     for place in sorted(range(len(inputs)), key=lambda place: -network.targets[place].inputs):
         form = inputs[place]
@@ -318,7 +321,7 @@ def _drops(network: Network, inputs: Sequence[Format]) -> Iterator[list[Format]]
 
 
 def _best_drop(referee: Referee, network: Network, inputs: Sequence[Format]) -> list[Format] | None:
-    """The most accurate of the candidates that pass."""
+    """The most accurate candidate with one bit fewer that reaches the threshold; None if none does."""
     best, needed = None, referee.threshold
     candidates = list(_drops(network, inputs))
     referee.prepare([_with_inputs(network, candidate) for candidate in candidates])
@@ -370,10 +373,11 @@ def exhaustive(
     subset: Subset = "full",
     database: Path | Database | None = None,
 ) -> Optimum:
-    """The feasible configuration with the smallest objective.
+    """Find the feasible configuration with the smallest objective by trying all of them, the smallest objective first.
 
-    Every format of the platform for every group, and every one of *biases*, counted from where a search starts, for
-    every object. The objective may depend on types and widths, not on biases.
+    Tried are all formats of the platform in every group, and all *biases*, relative to the start of a search, for every
+    object. The objective may depend on types and widths, not on biases. Raises TuneError for more than ``MOST``
+    configurations.
     """
     machine = load_platform(platform) if isinstance(platform, str) else platform
     space = space_of(network, machine, layerwise)
@@ -398,7 +402,7 @@ def exhaustive(
 
 
 def _size(space: SearchSpace, biases: int) -> int:
-    """The number of configurations; a type without a bias counts once."""
+    """The number of configurations with *biases* biases per object; a type without a bias counts once."""
     objects = Counter(item.group for item in space.items)
     return math.prod(
         sum(biases ** objects[position] if choice.biased else 1 for choice in group.choices)
@@ -407,7 +411,7 @@ def _size(space: SearchSpace, biases: int) -> int:
 
 
 def _by_objective(space: SearchSpace, measure: partial[float]) -> list[tuple[float, tuple[Unbiased, ...]]]:
-    """All choices of types and widths, the smallest objective first, then in the order of the platform."""
+    """All choices of types and widths with their objectives, the smallest first; ties in the order of the platform."""
     starts = tuple(item.start for item in space.items)
     choices = product(*(group.choices for group in space.groups))
     measured = [(measure(space.configuration(TuningSetting(types, starts))), types) for types in choices]
@@ -415,7 +419,7 @@ def _by_objective(space: SearchSpace, measure: partial[float]) -> list[tuple[flo
 
 
 def _with_biases(space: SearchSpace, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
-    """The configurations of some types with all biases; objects whose type has no bias do not multiply them."""
+    """The configurations with these types and all combinations of biases; a type without a bias has one choice."""
     choices = [
         [item.start + bias for bias in biases] if types[item.group].biased else [item.start] for item in space.items
     ]

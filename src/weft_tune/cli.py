@@ -63,6 +63,7 @@ def _scale(text: str) -> float:
 
 
 def _layers(text: str) -> str | tuple[str, ...] | None:
+    """Parse --layers: None for all layers, else one word or several names."""
     if text == "all":
         return None
     names = tuple(split_names(text))
@@ -72,6 +73,7 @@ def _layers(text: str) -> str | tuple[str, ...] | None:
 
 
 def _groups(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Parse the values of --group, each NAME=layer,layer: name -> its layers."""
     groups: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, members = text.partition("=")
@@ -170,7 +172,7 @@ class SearchProgress:
 
 
 DOUBTFUL_BITS = 4
-"""Where all objects are this narrow, some score should have changed on the way."""
+"""If all objects have at most this many bits and yet no score changed, the measurement is doubtful."""
 LAYERS = ("layer", "format", "why not int8", "ms before", "ms, all int8", "ms after")
 """Columns of the table of a target's layers."""
 
@@ -193,6 +195,7 @@ def print_fastest(result: RuntimeTuning) -> None:
 
 
 def _print_rest(lines: Sequence[str], files: Mapping[str, Path]) -> None:
+    """Print the sentences about the result, then the files with their sizes."""
     for line in lines:
         say(line)
     console.print()
@@ -269,19 +272,21 @@ def _doubts(result: TuningResult) -> list[str]:
 
 
 def _test(result: TuningResult | RuntimeTuning) -> str:
+    """The scores on the test set in words; empty without a test set."""
     if result.test_score is None or result.test_base is None:
         return ""
     return f"; on the test set {result.test_score:.4f} after {result.test_base:.4f}"
 
 
 def _kept_share(result: TuningResult) -> str:
-    """The part of the score on the test set that is left."""
+    """The share of the score on the test set that the result keeps, in words; empty without a test set."""
     if result.test_score is None or result.test_base is None:
         return ""
     return f" ({result.test_score / result.test_base if result.test_base else 0.0:.2%} of it)"
 
 
 def _price_lines(result: TuningResult) -> list[str]:
+    """Sentences about the objective, the latency on a device and the estimated speed-ups, as far as they are known."""
     from weft_tune.objective import DEFAULT
 
     tuning, lines = result.tuning, []
@@ -297,6 +302,7 @@ def _price_lines(result: TuningResult) -> list[str]:
 
 
 def _print_layers(result: RuntimeTuning) -> None:
+    """Print a table of the layers: their formats, the reasons, and their times."""
     title = f"{result.network}: fastest in {result.target}, keeping {1 - result.margin:.4g} of the score"
     table = plain_table(title, LAYERS, left=3)
     for layer in result.layers:

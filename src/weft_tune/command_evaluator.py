@@ -94,13 +94,14 @@ class CommandEvaluator:
         return f"command-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Run the command once, on a thread: Ctrl-C, which only the main thread receives, interrupts no start of it."""
+        """Run the command once, in another thread, so that Ctrl-C (in the main thread) cannot interrupt its start."""
         (result,) = self.evaluate_many([configuration], subset)
         if isinstance(result, EvaluationError):
             raise result
         return result
 
     def _evaluate(self, configuration: Configuration, subset: Subset) -> Score:
+        """Write the configuration file, run the command, and read the score; called in a worker thread."""
         command = self._commands[subset]
         with _folder() as folder:
             path = Path(folder) / "formats.txt"
@@ -111,11 +112,11 @@ class CommandEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Run *workers* commands side by side.
+        """Run up to *workers* commands at a time, in daemon threads.
 
-        The caller waits in C alone: Ctrl-C, which only the main thread receives, can tear a ``Condition`` or a
-        ``Future`` between taking its lock and recording that, and a thread that wants the lock then waits for ever. It
-        wakes up now and then: a signal that comes just before it falls asleep would not wake it.
+        The caller waits on a ``SimpleQueue``, which is written in C: Ctrl-C could interrupt a ``Condition`` or a
+        ``Future`` between taking its lock and recording that, and then other threads would wait for the lock for ever.
+        It waits with a timeout, because a signal just before the wait would not end the wait.
         """
         waiting = deque(enumerate(configurations))
         started: set[int] = set()
@@ -151,6 +152,7 @@ class CommandEvaluator:
         return [results[place] for place in range(len(configurations))]
 
     def _take(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> tuple[int, Configuration] | None:
+        """Take the next configuration from the queue, with its place; None if none is left."""
         with self._lock:
             if not waiting:
                 return None
@@ -158,7 +160,7 @@ class CommandEvaluator:
             return waiting.popleft()
 
     def _abandon(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> None:
-        """Stop commands that run, keep those that wait from starting, and wait until every file is removed."""
+        """After an interrupt: drop waiting configurations, kill commands, and wait until their files are removed."""
         before, self._closed = self._closed, True
         with self._lock:
             waiting.clear()
@@ -178,7 +180,7 @@ class CommandEvaluator:
                 _kill(process)
 
     def _run(self, line: str) -> CommandResult:
-        """Run a line in its own process group, which can be stopped whole and gets no Ctrl-C of the terminal."""
+        """Run a shell command in its own process group, which can be killed as a whole and gets no Ctrl-C."""
         with self._lock:
             if self._closed:
                 raise EvaluationError("the evaluator is closed")
@@ -202,7 +204,7 @@ class CommandEvaluator:
                 self._running.discard(process)
 
     def _read(self, command: str, ended: CommandResult) -> float:
-        """The score in a command's output."""
+        """Extract the score from the output of *command*; raises EvaluationError with the end of the output."""
 
         def failed(why: str) -> EvaluationError:
             last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
@@ -253,7 +255,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> CommandResult:
-    """Read a command's output until it ends or its timeout; processes that it left running are stopped."""
+    """Read a command's output until it ends or times out; kill processes that it left running."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     kept = bytearray()
     assert process.stdout is not None
@@ -277,7 +279,10 @@ def _collect(
     kept: bytearray,
     until: float,
 ) -> None:
-    """Append output to *kept* until the pipe is closed, or the command has ended and no more output is there."""
+    """Append output to *kept* until the pipe is closed, or until the command has ended and no output is left.
+
+    until: the time of ``time.monotonic`` at which TimeoutExpired is raised.
+    """
     while True:
         ended = process.poll() is not None  # before the pipe is read, so that its last output is seen
         if selector.select(0 if ended else max(0.0, min(_POLL_S, until - time.monotonic()))):

@@ -21,17 +21,17 @@ from weft.base.errors import EvaluationError, TuneError
 from weft_tune.numbers.configuration import Configuration
 
 Subset = Literal["small", "full"]
-"""The labelled samples of the first pass, or all of them."""
+"""Which labelled samples are scored: the small set of the first pass, or all samples."""
 
 
 class Score(NamedTuple):
-    """How good a network is under a configuration; higher is better."""
+    """The accuracy of a network under a configuration; higher is better."""
 
     value: float
-    """The score, or, where it is not exact, an upper bound of it."""
+    """The score; an upper bound of the score if *exact* is false."""
     exact: bool = True
     samples: int = 0
-    """Samples evaluated for it; 0 where the evaluator does not count them."""
+    """Number of samples that were evaluated; 0 if the evaluator does not count them."""
 
 
 OnScore = Callable[[int, Score], None]
@@ -39,11 +39,14 @@ OnScore = Callable[[int, Score], None]
 
 
 class Evaluator(Protocol):
-    """Runs a network under configurations. Same configuration, same subset: same score."""
+    """Scores a network under configurations; the same configuration and subset must always give the same score."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies all that scores depend on but the configuration: model, data, measure. A key of the database."""
+        """Text that changes with everything that scores depend on except the configuration: model, data, metric.
+
+        A key of the database.
+        """
         ...
 
     @property
@@ -52,16 +55,16 @@ class Evaluator(Protocol):
         ...
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Score a configuration: exactly if the score is at least *needed*, else perhaps with a bound below *needed*.
+        """Score a configuration; if the score is below *needed*, an upper bound below *needed* may be returned instead.
 
-        Raises ``EvaluationError`` where there is no score.
+        Raises ``EvaluationError`` if the configuration cannot be scored.
         """
         ...
 
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Exact scores in the given order, side by side where that is faster; failures in their place.
+        """Score all *configurations* exactly, in parallel if that is faster; return scores or failures in their order.
 
         *scored* is called with every score as soon as it is known.
         """
@@ -77,9 +80,10 @@ ScoreFunction = Callable[[Configuration, Subset], float]
 
 
 class CallableEvaluator:
-    """Scores from a Python function, so from any framework that can be called, in *workers* threads at a time.
+    """Scores from a Python function, called in up to *workers* threads at a time.
 
-    The database knows it by *name*, by default its module and name: give another one when its computation changes.
+    The database identifies the function by *name*, by default its module and name; give another name when the function
+    computes something else than before.
     """
 
     stops_early = False
@@ -142,13 +146,13 @@ class CallableEvaluator:
 
 
 APPLICATION = 0x77656674
-"""Identifies weft's files in the header of SQLite's: "weft" in ASCII."""
+"""The ``application_id`` in the header of the SQLite file: "weft" in ASCII."""
 VERSION = 1
-"""Of the table; a file of another version is refused."""
+"""Version of the table; a file of another version is refused."""
 WAIT_S = 60.0
-"""Timeout for the lock of another process that writes."""
+"""Timeout for the lock while another process writes."""
 _RETRY_S = 0.01
-"""Pause before a file that another process is opening is tried again."""
+"""Pause between two attempts to switch on the write-ahead log while another process opens the file."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS scores (
@@ -157,7 +161,7 @@ CREATE TABLE IF NOT EXISTS scores (
     PRIMARY KEY (evaluator, subset, configuration, needed)
 ) WITHOUT ROWID
 """
-# the answer to the same question first; else an exact score, or a bound that is too low for the question
+# First the row with the same *needed*; else an exact score, or an upper bound below *needed*, which decides it, too.
 _FIND = """
 SELECT value, exact, samples, failure, output FROM scores
 WHERE evaluator = ? AND subset = ? AND configuration = ?
@@ -167,10 +171,10 @@ ORDER BY needed = ? DESC, exact DESC, needed LIMIT 1
 
 
 class Database:
-    """Scores by evaluator, subset and configuration; on disk, or only in memory without a path.
+    """A store of scores by evaluator, subset and configuration, in an SQLite file; without a path, in memory.
 
-    One row per evaluation, committed at once. The key contains the score that the evaluation needed to reach
-    (``needed``), so that a search that is repeated gets the same answers in the same order, bounds included.
+    There is one row per evaluation, committed at once. The key contains the argument *needed* of the evaluation, so
+    that a repeated search gets the same scores and bounds in the same order. Use it from one thread.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -187,7 +191,10 @@ class Database:
     def find(
         self, evaluator: str, subset: Subset, configuration: Configuration, needed: float = -math.inf
     ) -> Score | EvaluationError | None:
-        """Look up the answer to the same question, else any that decides it. *evaluator* is a fingerprint."""
+        """Look up an outcome: that with the same *needed*, else any that tells whether *needed* is reached, else None.
+
+        evaluator: its fingerprint.
+        """
         key = (evaluator, subset, configuration.text)
         with self._translate_errors():
             row = self._connection.execute(_FIND, (*key, needed, needed, needed)).fetchone()
@@ -204,7 +211,7 @@ class Database:
         needed: float,
         outcome: Score | EvaluationError,
     ) -> None:
-        """Store an answer; it is on disk when this returns."""
+        """Store an outcome; it is on disk when this returns."""
         row: tuple[float, int, int, str | None, str | None]
         if isinstance(outcome, EvaluationError):
             row = (-math.inf, 1, 0, str(outcome), outcome.output)
@@ -219,7 +226,7 @@ class Database:
     def score(
         self, evaluator: Evaluator, subset: Subset, configuration: Configuration, needed: float = -math.inf
     ) -> Score:
-        """The stored score, else that of the evaluator, which is stored; a stored failure is tried again."""
+        """Return the stored score, or evaluate and store it; a stored failure is evaluated again."""
         stored = self.find(evaluator.fingerprint, subset, configuration, needed)
         if isinstance(stored, Score):
             return stored
@@ -243,7 +250,7 @@ class Database:
         self.close()
 
     def _open(self) -> None:
-        """Check the file, or make the table; in one transaction, as another process may open the file, too."""
+        """Check the file, or create the table, in one transaction, because another process may open the file, too."""
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         tables = int(execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
@@ -260,10 +267,10 @@ class Database:
         execute("PRAGMA synchronous = NORMAL")
 
     def _enable_write_ahead_log(self) -> None:
-        """Have commits cost microseconds and survive the end of the process."""
+        """Switch SQLite to a write-ahead log: commits take microseconds and survive the end of the process."""
         until_s = time.monotonic() + WAIT_S
-        # This is the one statement for which SQLite itself does not wait while another process opens the file, too.
-        # Repeating it is safe: it changes the mode of the file, and nothing where that is set already.
+        # SQLite's own timeout does not apply to this statement while another process opens the file, hence the retry.
+        # Repeating is safe: the statement sets the mode of the file, and changes nothing if the mode is set already.
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -285,7 +292,7 @@ class Database:
 
 @contextmanager
 def open_database(database: Path | Database | None) -> Iterator[Database]:
-    """A database for a while; one that was open before stays open."""
+    """Yield an open database: the given one, which stays open, or that of a path, which is closed at the end."""
     if isinstance(database, Database):
         yield database
         return

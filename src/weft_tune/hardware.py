@@ -43,7 +43,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """The arithmetic of one tuned layer, for one sample; of all in the batch, where a file takes a fixed number."""
+    """The arithmetic of one tuned layer, for one sample, or for a batch if the file has a fixed batch size."""
 
     name: str
     """The name as a configuration has it, without the role: ``conv1``."""
@@ -64,15 +64,15 @@ class LayerWork:
 
 
 def work_of(model: Model, network: Network, nodes: Mapping[str, str] | None = None) -> tuple[LayerWork, ...]:
-    """The tuned layers in the order of the network; *nodes* as for ``places``."""
+    """The arithmetic of the tuned layers, in the order of the network; *nodes* as for ``places``."""
     return tuple(_work(name, model.layers[place]) for name, place in places(model, network, nodes).items())
 
 
 def places(model: Model, network: Network, nodes: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Tuned layer -> its place among the model's layers.
+    """Tuned layer -> its index among the model's layers; raises TuneError if the model has no such layer.
 
-    *nodes*: tuned layer -> its node (``node_names``), for files in which the two are called differently. A layer of the
-    model is known by its own name and by those of the nodes it stands for.
+    *nodes*: tuned layer -> its node (``node_names``), for files in which the two have different names. A layer of the
+    model is found by its own name or by that of a node it was made from.
     """
     known: dict[str, int] = {}
     weighted = [(place, layer) for place, layer in enumerate(model.layers) if layer.gemm and layer.weights]
@@ -90,14 +90,14 @@ def places(model: Model, network: Network, nodes: Mapping[str, str] | None = Non
 
 
 def node_names(path: str | Path) -> dict[str, str]:
-    """Layer with weights -> its node in an ONNX file; nodes without a name by the one of their output."""
+    """Layer with weights -> name of its node in an ONNX file; a node without a name is named after its output."""
     model = load_flat(path)
     named = [(layer.name, model.graph.node[layer.position]) for layer in find_layers(model)]
     return {name: node.name or f"node_of_{node.output[0]}" for name, node in named}
 
 
 def network_of(model: Model, kinds: Collection[str] = ("conv", "gemm")) -> Network:
-    """The network of a model without weights, for sizes and speeds: the range of values stays unknown, 0."""
+    """The network of a model whose weights are not known, for sizes and speeds; the ranges of values are set to 0."""
     targets = tuple(
         Target(layer.name, layer.weights, layer.input_elements, 0.0, 0.0, layer.macs)
         for layer in model.layers
@@ -144,7 +144,7 @@ def bit_serial(work: Sequence[LayerWork], configuration: Configuration) -> Speed
 
 
 def word_packing(work: Sequence[LayerWork], configuration: Configuration) -> Speedup:
-    """A proxy for high-level synthesis, not its results: a word multiplies as many pairs as both operands fit into."""
+    """A proxy for an FPGA: a word of 32 bits multiplies as many pairs at once as wider operands fit into it."""
 
     def lanes(layer: LayerWork) -> int:
         widths = (configuration[f"{layer.name}.{role}"].bits for role in ROLES)
@@ -162,6 +162,7 @@ SPEED_MODELS: dict[str, Callable[[Sequence[LayerWork], Configuration], Speedup]]
 
 
 def _speedup(model: str, before: Mapping[str, float], after: Mapping[str, float]) -> Speedup:
+    """The speed-up by layer and of all layers, from the times *before* and *after* by layer, in any unit."""
     if not before:
         raise TuneError(f"{model}: no layers to estimate")
     layers = {name: before[name] / after[name] for name in before}
@@ -173,13 +174,14 @@ def _serial_bits(work: LayerWork, configuration: Configuration) -> int:
 
 
 def _serial_cycles(work: LayerWork, bits: int) -> int:
+    """Cycles of a layer with activations of *bits* bits; see ``bit_serial``."""
     if work.convolution:
         return -(-work.windows // COLUMNS) * _bricks(work) * bits
     return work.windows * _bricks(work) + bits - 1
 
 
 def _bricks(work: LayerWork) -> int:
-    """Groups of channels and filters that the array goes through for one window."""
+    """Number of blocks of channels and filters that the accelerator processes one after another for one window."""
     return -(-work.channels // LANES) * work.kernel * -(-work.filters // FILTERS) * work.groups
 
 
@@ -189,9 +191,9 @@ def _bricks(work: LayerWork) -> int:
 def tuned_model(
     model: Model, network: Network, configuration: Configuration, nodes: Mapping[str, str] | None = None
 ) -> Model:
-    """*model* with the weights and inputs of its tuned layers as wide as the configuration says.
+    """*model* with the weights and inputs of its tuned layers in the widths of *configuration*.
 
-    An object without a format keeps the width that the file has. *nodes*: as for ``places``.
+    An object without a format keeps its width in the file. *nodes*: as for ``places``.
     """
     layers = list(model.layers)
     for name, place in places(model, network, nodes).items():

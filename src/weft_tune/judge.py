@@ -1,12 +1,12 @@
-"""Scores candidates and picks the best: known scores are reused, and what cannot win is not scored to the end.
+"""Scores candidates and picks the best: known scores are reused, and candidates that cannot win are not fully scored.
 
-A rule says which candidate is best. It has a ``floor`` below which nothing is accepted, a ``key`` that is larger for a
-better candidate and grows with its score, and ``needed``: the least score at which a candidate with some objective
+A rule says which candidate is best. It has a ``floor`` below which no score is accepted, a ``key`` that is larger for a
+better candidate and grows with its score, and ``needed``: the least score at which a candidate with a given objective
 could still win.
 
-Fast, candidates are scored one after another, and each only as far as it takes to be feasible and to beat the best so
-far; the likely winners of the last round go first. Faithfully, every candidate is scored in full. Both pick the same
-one: equals are told apart by their place in the list, never by when they were scored.
+A fast search scores candidates one after another, each only until it is known whether it is feasible and beats the best
+so far; likely winners go first. A faithful search scores every candidate in full. Both pick the same candidate: ties
+are broken by the place in the list, never by the order of scoring.
 """
 
 from __future__ import annotations
@@ -25,19 +25,26 @@ from weft_tune.search_space import Move, SearchSpace, TuningSetting
 OnFailure = Literal["stop", "skip"]
 Key = tuple[float, ...]
 SLACK = 1e-9
-"""Taken off a needed score, so that rounding in a division never stops a winner; relative to scores above one."""
+"""Subtracted from a needed score, so that rounding errors never exclude a winner; relative for scores above 1."""
 
 
 class Rule(Protocol):
-    """How the best of several candidates is chosen."""
+    """The rule by which the best of several candidates is chosen."""
 
     @property
-    def floor(self) -> float: ...
+    def floor(self) -> float:
+        """The least score that is accepted."""
+        ...
 
-    def key(self, objective: float, score: float) -> Key: ...
+    def key(self, objective: float, score: float) -> Key:
+        """Sort key of a candidate; the largest wins."""
+        ...
 
     def needed(self, objective: float, best: Key | None, later: bool) -> float:
-        """The score that beats *best*, or equals it if the candidate is not *later*; infinite where none would do."""
+        """The least score with which a candidate of this *objective* wins against *best*; infinite if none suffices.
+
+        later: whether the candidate comes after the best in the list, so that it must beat it and not only equal it.
+        """
         ...
 
 
@@ -67,9 +74,10 @@ class MostGainPerLoss:
     floor: float
     objective: float
     score: float
-    """The score of where the candidates come from."""
+    """Score of the point whose neighbours the candidates are."""
 
     def key(self, objective: float, score: float) -> Key:
+        """(rank, ratio, gain, score); rank 2: gain without loss, 1: gain with a loss, 0: no gain."""
         gain, loss = self.objective - objective, self.score - score
         if gain <= 0:
             return (0, 0, gain, score)
@@ -88,7 +96,10 @@ class MostGainPerLoss:
         return max(self.floor, self.score - gain / best[1] - SLACK * max(1.0, abs(self.score)))
 
     def _needed_within_rank(self, gain: float, best: Key, later: bool, least: float) -> float:
-        """The score that beats *best* within a rank, by gain and then by score; *least* keeps it in the rank."""
+        """The score that beats *best*, which has the same rank, by gain and then by score.
+
+        least: the score above which the candidate belongs to that rank.
+        """
         if gain != best[2]:
             return math.inf if gain < best[2] else max(self.floor, least)
         return max(self.floor, least, math.nextafter(best[3], math.inf) if later else best[3])
@@ -101,7 +112,7 @@ class Point(NamedTuple):
     configuration: Configuration
     objective: float
     score: float = math.nan
-    """Exact where the point is feasible."""
+    """Exact if the point is feasible; NaN if it was not scored."""
 
 
 class TrialOutcome(NamedTuple):
@@ -112,7 +123,7 @@ class TrialOutcome(NamedTuple):
 
 
 class Judge:
-    """Owns scores and trials: a search takes all scores from it and has no rule about them itself."""
+    """Scores settings for a search, and owns the scores, the trials and the kept points."""
 
     def __init__(
         self,
@@ -131,6 +142,7 @@ class Judge:
         self.path: list[Kept] = []
         self.samples: dict[Subset, int] = {"small": 0, "full": 0}
         self.reused = 0
+        """Number of outcomes that came from the database."""
         self._evaluator, self._fingerprint = evaluator, evaluator.fingerprint
         self._database, self._on_progress = database, on_progress
         self._objective, self._objectives = objective, dict[Configuration, float]()
@@ -141,13 +153,13 @@ class Judge:
         self._known: dict[tuple[Subset, Configuration], TrialOutcome] = {}
         self._places: dict[tuple[Subset, Configuration], int] = {}
         self._drops: dict[str, float] = {}
-        """Name of a move -> its last change of the score."""
+        """Name of a move -> the change of the score that it caused last."""
         self._iteration = 0
 
     def base(self, subset: Subset, configuration: Configuration) -> float:
-        """Start to use a subset of the samples: score the base configuration, with which all others are compared."""
+        """Switch to a subset of the samples; return the score of *configuration*, with which others are compared."""
         self._subset, self.threshold = subset, -math.inf
-        skip, self._skip = self._skip, False  # without a base there is nothing to go on with
+        skip, self._skip = self._skip, False  # a failure of the base must not be skipped
         outcome = self._outcome(configuration, "base", -math.inf)
         self._skip = skip
         return outcome.score.value
@@ -158,19 +170,22 @@ class Judge:
         return Point(setting, configuration, self._objective_of(configuration))
 
     def feasible(self, setting: TuningSetting, step: Step) -> Point | None:
-        """Score a setting; None if the score does not reach the threshold."""
+        """Score a setting as trial of *step*; None if the score does not reach the threshold."""
         point = self.point(setting)
         score = self._outcome(point.configuration, step, -math.inf if self._many else self.threshold).score
         return point._replace(score=score.value) if self._passes(score, self.threshold) else None
 
     def scored(self, setting: TuningSetting, step: Step) -> Point | None:
-        """Score a setting, feasible or not; None where the evaluation failed."""
+        """Score a setting exactly, feasible or not; None if the evaluation failed."""
         point = self.point(setting)
         score = self._outcome(point.configuration, step, -math.inf).score
         return point._replace(score=score.value) if self._passes(score, -math.inf) else None
 
     def pick(self, moves: Sequence[Move], rule: Rule, step: Step, now: float = math.nan) -> Point | None:
-        """Pick the best of the neighbours that the rule accepts; *now* is the present score, where it is known."""
+        """Return the best of the neighbours that the rule accepts, None if it accepts none.
+
+        now: the score of the point that they are neighbours of, if known; it helps to guess the likely winners.
+        """
         points = [self.point(move.setting) for move in moves]
         self._score_together(points, step)
         best: tuple[Key, int] | None = None
@@ -185,13 +200,13 @@ class Judge:
                 continue
             points[place] = points[place]._replace(score=score.value)
             key = rule.key(points[place].objective, score.value)
-            # ties go to the earlier place: the order of scoring differs between fast and faithful searches
+            # Ties go to the earlier place, because the order of scoring differs between fast and faithful searches.
             if best is None or key > best[0] or (key == best[0] and place < best[1]):
                 best = key, place
         return None if best is None else points[best[1]]
 
     def accepted(self, moves: Sequence[Move], rule: Rule, step: Step) -> list[Point]:
-        """All neighbours that the rule accepts, the best first."""
+        """Return all neighbours that the rule accepts, the best first."""
         points = [self.point(move.setting) for move in moves]
         self._score_together(points, step)
         passing: list[Point] = []
@@ -213,10 +228,14 @@ class Judge:
         return self._objectives[configuration]
 
     def _passes(self, score: Score, floor: float) -> bool:
+        """Whether *score* is exact, at least *floor*, and not that of a failure (-inf)."""
         return score.exact and score.value >= floor and score.value > -math.inf
 
     def _order(self, moves: Sequence[Move], points: Sequence[Point], rule: Rule, now: float) -> list[int]:
-        """Order moves by the change of score that they caused the last time, the likely winners first."""
+        """Places of the moves in the order of scoring: likely winners first, by the score changes they caused last.
+
+        In a faithful search, or without *now*, as listed.
+        """
         places = list(range(len(moves)))
         if self._many or math.isnan(now):
             return places
@@ -227,13 +246,13 @@ class Judge:
         return sorted(places, key=likely, reverse=True)
 
     def _score(self, point: Point, step: Step, needed: float) -> Score | None:
-        """Score a point as far as needed; None where no score could make it win."""
+        """Score a point, exactly if it reaches *needed*; None if no score could make it win (*needed* is infinite)."""
         if self._many:
             return self._outcome(point.configuration, step, -math.inf).score
         return None if needed == math.inf else self._outcome(point.configuration, step, needed).score
 
     def _outcome(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:
-        """Get an outcome from memory, from the database, or from the evaluator."""
+        """Get an outcome from memory, the database or the evaluator: an exact score, or a bound below *needed*."""
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
             return known
@@ -243,7 +262,7 @@ class Judge:
         return self._record(configuration, step, outcome)
 
     def _score_together(self, points: Sequence[Point], step: Step) -> None:
-        """Score points completely and in parallel that would otherwise be scored one by one."""
+        """Score all new *points* in parallel, in a faithful search or if the evaluator cannot stop early."""
         if not self._many:
             return
         distinct = dict.fromkeys(point.configuration for point in points)
@@ -256,9 +275,10 @@ class Judge:
             self._record(configuration, step, outcomes[configuration])
 
     def _stored_outcome(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
+        """Look up an outcome in the database; stored failures count only if failures are skipped."""
         outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
         if isinstance(outcome, EvaluationError) and not self._skip:
-            return None  # it may work now: the user has seen the message
+            return None  # the search stopped at this failure before; the user may have mended its cause
         self.reused += outcome is not None
         return outcome
 
@@ -272,6 +292,7 @@ class Judge:
         return outcome
 
     def _evaluate_many(self, missing: list[Configuration], step: Step) -> list[Score | EvaluationError]:
+        """Evaluate configurations in parallel; scores are stored as soon as they are known."""
         ready: set[int] = set()
 
         def store_at_once(place: int, score: Score) -> None:
@@ -287,6 +308,7 @@ class Judge:
         return outcomes
 
     def _store(self, configuration: Configuration, needed: float, outcome: Score | EvaluationError) -> None:
+        """Write an outcome into the database; raise it if it is a failure and failures are not skipped."""
         if isinstance(outcome, EvaluationError) and not self._skip:
             raise outcome
         if isinstance(outcome, Score) and math.isnan(outcome.value):
@@ -294,7 +316,7 @@ class Judge:
         self._database.keep(self._fingerprint, self._subset, configuration, needed, outcome)
 
     def _record(self, configuration: Configuration, step: Step, result: Score | EvaluationError | None) -> TrialOutcome:
-        """Remember an outcome for this search, and write its trial."""
+        """Remember an outcome in memory, add its trial or update an earlier one, and report progress."""
         assert result is not None
         if isinstance(result, EvaluationError):
             outcome = TrialOutcome(Score(-math.inf), str(result))

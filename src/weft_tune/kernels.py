@@ -1,11 +1,15 @@
 """Values rounded to a number format, and codes packed into bytes: compiled loops over flat arrays.
 
 Twins: ``weft_tune.numbers.plain`` rounds by the formula, the tests pack with Python's integers. Rounding is to nearest,
-ties to the even code. Formulas are as short as their kind of format allows, because memory is hardly slower than they
-are, and none has a branch: LLVM makes vector code of them. Comparisons are written so that NaN stays NaN.
+ties to the even code. There is a formula per kind of format, each as short as possible, because memory is hardly slower
+than the arithmetic; none has a branch, so LLVM can vectorise it. Comparisons are written so that NaN stays NaN.
 
-Adding M and taking it away again rounds a to multiples of u, if u is the distance of neighbours at M. For M to suit
-every a, M is a itself times a power of two: then M / u is even at each tie, so ties stay what they are.
+The trick: (a + M) - M in float32 rounds the magnitude a to multiples of u, the distance of neighbouring floats at M.
+If the step is the same for all values, M is a constant (*magic*, 2^23 steps). If it depends on the exponent of a, M is
+a times a power of two (*power*); then M / u is even at each tie, so ties still go to the even code.
+
+Arguments of the formulas: largest: the largest magnitude of the format; least: the smallest magnitude of which M is
+taken. All constants come from ``weft_tune.numbers.arrays``.
 """
 
 from __future__ import annotations
@@ -39,32 +43,35 @@ def _copy_sign(magnitude: Any, value: Any) -> Any:
 
 @formula
 def _bits(a: Any) -> Any:
+    """The 32 bits of a float32 as an unsigned integer."""
     return np.float32(a).view(np.uint32)
 
 
 @formula
 def _value(bits: Any) -> Any:
+    """The float32 with these 32 bits."""
     return np.uint32(bits).view(np.float32)
 
 
 @formula
 def fixed(value: Any, largest: Any, magic: Any) -> Any:
-    """One step for all values, at most 2^23 of them: *magic* is 2^23 steps."""
+    """FIXED with up to 2^23 steps of one size; *magic* is 2^23 steps."""
     return _copy_sign((_clamp(value, largest) + magic) - magic, value)
 
 
 @formula
 def fine_fixed(value: Any, largest: Any, magic: Any) -> Any:
-    """More than 2^23 steps: from *magic* on, float32 has no finer ones."""
+    """FIXED with more than 2^23 steps: values from *magic* on are multiples of a step already."""
     a = _clamp(value, largest)
     return _copy_sign(a if a >= magic else (a + magic) - magic, value)
 
 
 @formula
 def floating(value: Any, largest: Any, least: Any, power: Any) -> Any:
-    """A step for each exponent, 1 to 10 fraction bits: *power* is 2^(23 - n_f), *least* 1.5 times the smallest normal.
+    """FLOAT with n_f = 1 to 10 fraction bits; *power* is 2^(23 - n_f), *least* 1.5 times the smallest normal value.
 
-    M - a has the exponent of M, but for a hardly above a power of two, where the finer step finds that power, too.
+    The result is M + (a - M), where a - M has the exponent of M and so is rounded to steps of a's exponent. Only for a
+    hardly above a power of two it has a smaller exponent and a finer step, which still finds that power of two.
     """
     a = _clamp(value, largest)
     m = (least if a < least else a) * power
@@ -73,15 +80,16 @@ def floating(value: Any, largest: Any, least: Any, power: Any) -> Any:
 
 @formula
 def floating_or_infinite(value: Any, largest: Any, least: Any, power: Any, infinity: Any) -> Any:
-    """As ``floating``, but infinities stay what they are."""
+    """As ``floating``, but infinities stay infinite: for formats that have codes for them."""
     return value if abs(value) == infinity else floating(value, largest, least, power)
 
 
 @formula
 def power_of_two(value: Any, largest: Any, least: Any, power: Any, half: Any) -> Any:
-    """No fraction bits: as ``floating``, but M / u gets the parity of the exponent, so that the even code wins ties.
+    """EXP, which has no fraction bits: as ``floating``, but M / u gets the parity of a's exponent.
 
-    *half* is 2^22 where odd exponents have even codes: it flips the parity for those a whose fraction is a half.
+    So the even code wins ties. *half* is 2^22 if odd exponents have even codes: added to the bits, it flips the parity
+    for the values half way between two powers.
     """
     a = _clamp(value, largest)
     bits = _bits(least if a < least else a)
@@ -93,10 +101,10 @@ def power_of_two(value: Any, largest: Any, least: Any, power: Any, half: Any) ->
 def by_bits(
     value: Any, largest: Any, least: Any, magic: Any, shift: Any, half: Any, odd: Any, one: Any, mask: Any
 ) -> Any:
-    """Any exponents and fraction bits: the lower *shift* bits are rounded away, below *least* as in ``fixed``.
+    """Any exponent and fraction bits: round the lower *shift* bits of the float32 away; below *least* as ``fixed``.
 
-    *half* is one less than half of what is rounded away, *odd* 1 if codes whose last bit is set are the even ones,
-    *one* 0 if nothing is rounded away. NaN goes the other way, where it stays.
+    half: one less than half of the unit that is kept. odd: 1 if codes whose last bit is set are the even codes. one: 0
+    if no bit is rounded away, else 1. mask: the bits that are kept. NaN takes the ``fixed`` branch, where it stays NaN.
     """
     a = _clamp(value, largest)
     bits = _bits(a)
@@ -106,7 +114,10 @@ def by_bits(
 
 @formula
 def twos(value: Any, lowest: Any, largest: Any, magic: Any, step: Any, half: Any, zero: Any) -> Any:
-    """Two's complement up to 24 bits: clamped, then half away from zero; there is no minus zero."""
+    """Two's complement up to 24 bits: clamp to *lowest* and *largest*, round half away from zero; no minus zero.
+
+    step: distance of neighbours; half: half a step; zero: 0, whose addition turns minus zero into zero.
+    """
     raised = lowest if value < lowest else value
     held = largest if raised > largest else raised
     a = np.float32(abs(held))
@@ -116,11 +127,13 @@ def twos(value: Any, lowest: Any, largest: Any, magic: Any, step: Any, half: Any
 
 @formula
 def sign(value: Any, level: Any, zero: Any) -> Any:
-    """Plus or minus *level*; NaN stays."""
+    """BIN: plus or minus *level*; zero becomes plus, NaN stays NaN."""
     return -level if value < zero else (level if value >= zero else value)
 
 
 def _loop(rounded: Callable[..., Any]) -> Callable[..., None]:
+    """The loop that applies the formula *rounded* to each value."""
+
     def loop(x, out, constants):
         for at in range(x.size):
             out[at] = rounded(x[at], *constants)
@@ -150,7 +163,8 @@ def _scaled_loop(rounded: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _compile_loop(name: str, loop: Callable[..., None]) -> Callable[..., None]:
-    # numba makes the name of its cache file of this. Two processes that compile at once may swap loops that share one.
+    # numba names its cache file after this name. If loops shared a name, processes that compile at the same time could
+    # read each other's loop.
     loop.__qualname__ = name
     return kept(loop)
 
@@ -165,39 +179,42 @@ _LOOPS = {
     **{f"scaled_{rounded.__name__}": _scaled_loop(rounded) for rounded in (floating, power_of_two)},
 }
 LOOPS = {name: _compile_loop(name, loop) for name, loop in _LOOPS.items()}
-"""Name -> loop over (x, out, constants): float32 arrays, and the constants of the formula as a tuple.
+"""Name -> loop over (x, out, constants): two float32 arrays, and the constants of the formula as a tuple.
 
-Those of scaled ones begin with the scale and its inverse. *out* may be *x* itself, which is several times slower:
-LLVM makes no vector code where a loop may read what it wrote.
+The constants of scaled loops begin with the scale and its inverse. *out* may be *x* itself, but that is several times
+slower, because LLVM does not vectorise a loop that may read what it wrote.
 """
 
 
 @kept
 def pack_bits(codes: Words, bits: int, packed: Bytes) -> None:
-    """Fill *packed*, (codes * bits + 7) // 8 bytes, lowest bits first."""
-    held, waiting, at = np.uint64(0), 0, 0
+    """Write the lowest *bits* of each code into *packed* without gaps, lowest bits first.
+
+    *packed* has (number of codes * bits + 7) // 8 bytes.
+    """
+    buffer, filled, at = np.uint64(0), 0, 0  # bits that are not written yet, their number, the next byte
     for code in codes:
-        held |= np.uint64(code) << np.uint64(waiting)
-        waiting += bits
-        while waiting >= 8:
-            packed[at] = held & np.uint64(255)
-            held >>= np.uint64(8)
-            waiting -= 8
+        buffer |= np.uint64(code) << np.uint64(filled)
+        filled += bits
+        while filled >= 8:
+            packed[at] = buffer & np.uint64(255)
+            buffer >>= np.uint64(8)
+            filled -= 8
             at += 1
-    if waiting:
-        packed[at] = held & np.uint64(255)
+    if filled:
+        packed[at] = buffer & np.uint64(255)
 
 
 @kept
 def unpack_bits(packed: Bytes, bits: int, codes: Words) -> None:
-    """Fill *codes* from the beginning of *packed*."""
-    held, waiting, at = np.uint64(0), 0, 0
+    """Fill *codes* with codes of *bits* bits from the beginning of *packed*; the inverse of ``pack_bits``."""
+    buffer, filled, at = np.uint64(0), 0, 0  # bits that were read but not used, their number, the next byte
     mask = np.uint64((1 << bits) - 1)
     for index in range(codes.size):
-        while waiting < bits:
-            held |= np.uint64(packed[at]) << np.uint64(waiting)
-            waiting += 8
+        while filled < bits:
+            buffer |= np.uint64(packed[at]) << np.uint64(filled)
+            filled += 8
             at += 1
-        codes[index] = held & mask
-        held >>= np.uint64(bits)
-        waiting -= bits
+        codes[index] = buffer & mask
+        buffer >>= np.uint64(bits)
+        filled -= bits

@@ -21,7 +21,7 @@ class Target:
     weights: int
     """The number of weights."""
     inputs: int
-    """Values that enter it for one sample."""
+    """Number of values that enter the layer for one sample."""
     weight_max: float
     """The largest magnitude among the weights."""
     input_max: float
@@ -95,7 +95,7 @@ class Network:
 
 
 def join_targets(name: str, branches: Sequence[Target]) -> Target:
-    """One target of several that share its formats."""
+    """Join *branches* into one target, called *name*, whose layers share their formats."""
     return Target(
         name,
         sum(target.weights for target in branches),

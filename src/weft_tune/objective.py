@@ -33,7 +33,7 @@ LARGEST_POWER = 8
 
 
 class ConfiguredLayer(NamedTuple):
-    """A target with the widths of a configuration; branches count as one, as wide as their widest."""
+    """A target with its widths in a configuration; branches count as one layer with the width of the widest branch."""
 
     name: str
     weight_bits: int
@@ -75,7 +75,7 @@ def total_bits(network: Network, configuration: Configuration) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An objective written as text, checked by ``parse_objective``; calling it gives a finite number or an error."""
+    """An objective from text, checked by ``parse_objective``; a call returns a finite number or raises TuneError."""
 
     text: str
     extras: Extras
@@ -106,7 +106,7 @@ def objective_from(objective: str | Measure, extras: Extras | None = None) -> Me
 
 
 def parse_objective(text: str, extras: Extras | None = None) -> Expression:
-    """Check and compile an expression; it can be nothing but arithmetic over the known names."""
+    """Check and compile an expression; raises TuneError if it is anything but arithmetic over the known names."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
         names = _check(tree, {"weights", "activations", "layers", *FUNCTIONS, *(extras or {})})
@@ -120,13 +120,13 @@ def parse_objective(text: str, extras: Extras | None = None) -> Expression:
 
 
 def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
-    """Refuse what is not arithmetic over the *known* names; returns the names in use."""
+    """Raise TuneError if *tree* is not arithmetic over the *known* names; return the names in use."""
     nodes = list(ast.walk(tree))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if taken := bound & known:
         raise TuneError(f"{min(taken)!r} has a meaning already; choose another name")
     compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)}
-    # texts and lists may stand in a comparison only; ast.walk gives a list before its elements
+    # Texts and lists are allowed in comparisons only; ast.walk yields a list before its elements.
     for node in nodes:
         if isinstance(node, ast.Tuple | ast.List) and id(node) in compared:
             compared.update(id(part) for part in node.elts)
@@ -135,6 +135,7 @@ def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
 
 
 def _check_node(node: ast.AST, names: set[str], compared: bool) -> None:
+    """Check one node; *compared*: it is an operand of a comparison, or in a list that is one."""
     if not isinstance(node, _ALLOWED) or isinstance(node, _REFUSED):
         raise TuneError(f"{type(node).__name__} may not be used; it is arithmetic over weights, activations and layers")
     if isinstance(node, ast.Name) and node.id not in names:
@@ -157,12 +158,14 @@ def _check_node(node: ast.AST, names: set[str], compared: bool) -> None:
 
 
 def _is_small(node: ast.expr) -> bool:
+    """Whether *node* is a constant of at most ``LARGEST_POWER``, with or without a sign."""
     if isinstance(node, ast.UnaryOp):
         return _is_small(node.operand)
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) <= LARGEST_POWER
 
 
 def _finite(value: Any, what: str) -> float:
+    """Convert the value of objective *what* to a float; raises TuneError if it is not a finite number."""
     try:
         number = float(value) if not isinstance(value, str | bytes) else math.nan
     except (TypeError, ValueError, OverflowError):

@@ -99,7 +99,8 @@ class TuneOptions:
     """Forget the scores of earlier runs."""
 
     def __post_init__(self) -> None:
-        from weft_tune.baselines import BASELINES  # slow to import, and the help of the command needs none of them
+        """Raise TuneError for a value that is unknown or out of range."""
+        from weft_tune.baselines import BASELINES  # slow to import, and the help of the command does not need it
         from weft_tune.export import STYLES
         from weft_tune.judge import OnFailure
 
@@ -137,11 +138,11 @@ class TuneOptions:
 
     @property
     def scores(self) -> Path | None:
-        """Where scores are kept."""
+        """The file of the database of scores; None if nothing is written."""
         return Path(self.database) if self.database else self.folder and self.folder / SCORES
 
 
 def usual_output(model: str | Path) -> Path:
-    """The folder that ``weft tune`` writes to where none is named."""
+    """The folder that ``weft tune`` writes to by default."""
     name = str(model)
     return Path(f"{Path(name).stem if '.' in name else name}-tuned")

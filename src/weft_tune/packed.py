@@ -56,10 +56,10 @@ class _Header(BaseModel, extra="forbid", strict=True):
 
 
 class PackedWeights(NamedTuple):
-    """The sizes of a written file."""
+    """The sizes of the parts of a written file."""
 
     header_bytes: int
-    """All that is no code."""
+    """Bytes before the codes."""
     code_bytes: int
 
     @property
@@ -134,11 +134,12 @@ def _parse_header(data: bytes) -> tuple[_Header, int]:
 
 
 def _unpack_tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
+    """Decode one tensor from *codes*, all bytes after the header; raises TuneError if the entry does not fit."""
     form: AnyFormat = parse_format(entry.format)
     if form.bits != entry.bits:
         raise TuneError(f"tensor {entry.name!r}: {entry.format} has {form.bits} bits, not {entry.bits}")
     count = math.prod(entry.shape)
-    # a size of 0 counts as 1 here: numpy cannot reshape to sizes whose product overflows, even if there are no values
+    # Sizes of 0 count as 1, because numpy cannot reshape to sizes whose product overflows, even without any values.
     if math.prod(size or 1 for size in entry.shape) > MOST_VALUES:
         raise TuneError(f"tensor {entry.name!r} has a shape of {'x'.join(map(str, entry.shape))}; the file is damaged")
     needed = packed_bytes(count, form.bits)

@@ -1,7 +1,7 @@
-"""Models in 8 bits by calibration: ``weft plan --int8``, and off otherwise, since answers change with it.
+"""Models in 8 bits by calibration, for ``weft plan --int8``; off by default, because answers change.
 
-The result of ``weft tune --target onnxruntime`` on the samples of a stream replaces the model in the plan, where it is
-faster on this machine and answers alike. Results are cached, as measurements are.
+The result of ``weft tune --target onnxruntime`` on the samples of a stream replaces the model in the plan if it is
+faster on this machine and gives (nearly) the same answers. Results are cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KEPT = "int8"
 """The folder of the cache with models in 8 bits."""
 FOUND = "found.json"
-"""The result of a model, in its folder there; written last, so that an interrupted search leaves none."""
+"""The result of a search in the model's folder; written last, so that an interrupted search leaves no result."""
 MARGIN = 0.01
 """The share of the samples whose answers may differ, the default margin of ``weft tune``."""
 
@@ -86,7 +86,10 @@ def with_int8(request: PlanRequest, cache: Path, on_stage: OnStage) -> PlanReque
 def _in_eight_bits(
     request: PlanRequest, model: RequestedModel, stream: Stream | None, cache: Path, on_stage: OnStage
 ) -> tuple[RequestedModel, str]:
-    """The model to be served, itself where it stays, and a remark about it."""
+    """The 8-bit version of *model*, or *model* itself if that stays; and the reason as a remark.
+
+    stream: the stream of the model with samples; None if there is none.
+    """
     if stream is None:
         return model, "its stream has no samples"
     if model.body or len(exit_names(model.path, model.config)) > 1:
@@ -105,14 +108,14 @@ def _in_eight_bits(
 
 
 def _key(model: RequestedModel, data: Path) -> str:
-    """The digest of all that the search depends on."""
+    """A digest of everything that the search depends on: versions, processor, model files and samples."""
     files = (model.path, *external_files(model.path), data)
     parts = [these_versions(), processor_here(), model.path.stem, [digest_of(file) for file in files]]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def _read_cached(folder: Path) -> TriedInt8 | None:
-    """The result of an earlier search; None where there is none that can be read, or its model is gone."""
+    """The result of an earlier search; None if there is none, it cannot be read, or its model file is missing."""
     try:
         cached = TriedInt8.model_validate(read_json(folder / FOUND, InputError))
     except (InputError, ValidationError):
@@ -142,7 +145,7 @@ def _search(model: RequestedModel, data: Path, folder: Path, on_stage: OnStage) 
 
 
 def _find_fastest(model: RequestedModel, data: Path, folder: Path, metric: str, on_stage: OnStage) -> RuntimeTuning:
-    """Write the fastest variant of a model into a folder; samples are sent as they are, so they are not scaled."""
+    """Write the fastest variant of a model into *folder*; samples are not scaled, as clients send them as stored."""
     from weft_tune.options import TuneOptions
     from weft_tune.runtime_target.fastest import find_fastest
 

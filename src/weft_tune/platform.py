@@ -41,7 +41,7 @@ class Unbiased(NamedTuple):
 
     @property
     def power_topped(self) -> bool:
-        """Whether the largest value is a power of two, not nearly the next one."""
+        """Whether the largest value is exactly a power of two, not just below one as in the other types."""
         return self.kind in ("EXP", "BIN") or self == ("FIXED", 2)
 
     def at(self, scale: int) -> Format:
@@ -74,9 +74,10 @@ class Platform:
 
 
 def as_wide(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased:
-    """The choice nearest to a type and width that is not narrower; the widest, if all are."""
+    """The narrowest choice with at least *bits*, if possible of the type *kind*; the widest if all are narrower."""
 
     def unlike(choice: Unbiased) -> tuple[bool, int]:
+        """Sort key: the wanted type first, then the others in the order of ``KINDS``."""
         return choice.kind != kind, KINDS.index(choice.kind)
 
     wide = [choice for choice in choices if choice.bits >= bits]
@@ -139,7 +140,7 @@ def _parse_formats(texts: list[str], where: str) -> tuple[Unbiased, ...]:
 
 
 def _expand(text: str) -> list[Unbiased]:
-    """``FIXED 2..32`` is 31 formats, ``FLOAT 16`` and ``BIN`` are one."""
+    """Parse an entry of a platform file: ``FIXED 2..32`` gives 31 formats, ``FLOAT 16`` and ``BIN`` one each."""
     kind, *rest = text.upper().split() or [""]
     if kind == "BIN" and not rest:
         return [Unbiased("BIN", 1)]

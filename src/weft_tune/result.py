@@ -37,18 +37,18 @@ class Trial(NamedTuple):
     subset: Subset
     configuration: Configuration
     score: float
-    """The score, or a bound that it does not reach, where it is not exact; -inf where it failed."""
+    """The score; an upper bound of it if *exact* is false; -inf if the evaluation failed."""
     exact: bool
     feasible: bool
     objective: float
     samples: int = 0
     chosen: bool = False
-    """Whether the search went on from here."""
+    """Whether the search went on from this configuration."""
     failure: str = ""
 
 
 class Kept(NamedTuple):
-    """One point of the way from the base to the result."""
+    """A point from which the search went on, on its way from the base to the result."""
 
     phase: Phase
     step: Step
@@ -67,7 +67,7 @@ class Progress(NamedTuple):
     """The score of the last configuration, or a bound."""
     threshold: float
     objective: float
-    """The best so far."""
+    """The objective of the best configuration so far."""
 
 
 OnSearchProgress = Callable[[Progress], None]
@@ -134,11 +134,11 @@ class OtherMethod(NamedTuple):
 
     method: str
     formats: str
-    """The text of a configuration, or a word where the method has none."""
+    """The text of the method's configuration, or a description if it has none."""
     weight_bits: int
-    """Of all weights together."""
+    """Bits of all weights together."""
     activation_bits: int
-    """Of all inputs of layers together."""
+    """Bits of all inputs of layers together."""
     score: float
     feasible: bool
     """Whether the score reaches the threshold."""
@@ -236,10 +236,12 @@ def kept_places(tuning: Tuning) -> list[int]:
 
 
 def _subset(tuning: Tuning, phase: int) -> Subset:
+    """The subset that *phase* scored: the small set in phases 1 and 2 of a search with two passes."""
     return "small" if phase < 3 and "small" in tuning.thresholds else "full"
 
 
 def _layer(target: Target, configuration: Configuration) -> dict[str, Any]:
+    """The JSON entry of a target: format, bits and sizes of its weights and inputs."""
     row: dict[str, Any] = {"name": target.name}
     if target.branches:
         row["branches"] = list(target.branches)

@@ -1,11 +1,11 @@
 """The points of the search and the moves between them.
 
-A point has a type and width for each group of objects, and a bias for each object. A move changes one bias, one width
-or one type.
+A point (``TuningSetting``) has a type and width for each group of objects, and a bias for each object. A move changes
+one bias, one width or one type.
 
-Biases are kept as *scales*, which mean the same for every type: the exponent of the largest value is minus the
-scale. So a change of width keeps the range as it is (FIXED keeps its bias, EXP moves it), and raising a bias by one
-raises the scale by one.
+Biases are stored as *scales*, which mean the same for every type: the exponent of the largest value is minus the
+scale. So a change of width does not change the range (FIXED keeps its bias, that of EXP moves), and raising a bias by
+one raises the scale by one.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from weft_tune.numbers.format import Format, Kind
 from weft_tune.platform import KINDS, Platform, Unbiased
 
 MOST_RAISED = 12
-"""Limit of a bias above its start: beyond that a format holds less than 1/4096 of the largest value."""
+"""How far a bias may be raised: beyond that a format reaches less than 1/4096 of the largest value."""
 MOST_LOWERED = 2
-"""Limit of a bias below its start, which already holds all values that were seen."""
+"""How far a bias may be lowered from its start, at which the format already holds all values that were seen."""
 
 Value = TypeVar("Value")
 Layerwise = Literal["BOTH", "WGT-ONLY", "ACT-ONLY", "NONE"]
-"""Whether layers may differ in type and width: in weights and activations, in either, or not at all."""
+"""Objects that may differ in type and width from layer to layer: weights and activations, only one kind, or none."""
 LAYERWISE: tuple[Layerwise, ...] = get_args(Layerwise)
 
 
@@ -38,9 +38,9 @@ class Item(NamedTuple):
     target: Target
     role: Role
     group: int
-    """Position of its group."""
+    """Index of the object's group."""
     start: int
-    """The scale that just holds its largest value."""
+    """The largest scale at which a format holds the object's largest value."""
 
 
 class ObjectGroup(NamedTuple):
@@ -67,11 +67,11 @@ class SearchSpace:
     groups: tuple[ObjectGroup, ...]
 
     def uniform(self, pick: Callable[[ObjectGroup], Unbiased]) -> TuningSetting:
-        """Every group as *pick* says, every scale where it starts."""
+        """The setting in which every group has the format that *pick* chooses, and every scale is at its start."""
         return TuningSetting(tuple(pick(group) for group in self.groups), tuple(item.start for item in self.items))
 
     def configuration(self, setting: TuningSetting) -> Configuration:
-        """*setting* as formats of objects."""
+        """The format of every object under *setting*."""
         formats: dict[str, Format] = {}
         for item, scale in zip(self.items, setting.scales, strict=True):
             chosen = setting.types[item.group].at(scale)
@@ -106,14 +106,14 @@ def first_scale(largest: float) -> int:
 
 
 class Move(NamedTuple):
-    """A neighbour, and the step that leads there: the name is the same for the same step elsewhere."""
+    """A neighbouring setting, and the name of the change, which is the same for this change of any other setting."""
 
     name: str
     setting: TuningSetting
 
 
 def bias_moves(space: SearchSpace, setting: TuningSetting, by: int, group: int | None = None) -> list[Move]:
-    """Biases raised (*by* = 1) or lowered (*by* = -1), object by object; of one group or of all."""
+    """Moves that raise (*by* = 1) or lower (*by* = -1) the bias of one object; of *group*, or of any if None."""
     moves = []
     for position, (item, scale) in enumerate(zip(space.items, setting.scales, strict=True)):
         within = -MOST_LOWERED <= scale + by - item.start <= MOST_RAISED
@@ -124,7 +124,7 @@ def bias_moves(space: SearchSpace, setting: TuningSetting, by: int, group: int |
 
 
 def width_moves(space: SearchSpace, setting: TuningSetting, *, narrower: bool) -> list[Move]:
-    """The next narrower or the next wider width of the same type, group by group."""
+    """Moves of one group to the next narrower or the next wider width of the same type."""
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
         alike = [choice.bits for choice in group.choices if choice.kind == now.kind]
@@ -137,7 +137,7 @@ def width_moves(space: SearchSpace, setting: TuningSetting, *, narrower: bool) -
 
 
 def type_moves(space: SearchSpace, setting: TuningSetting) -> list[Move]:
-    """Another type of the same width, or of the widest below that, group by group."""
+    """Moves of one group to another type, of the same width or the widest below it."""
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
         for kind in (kind for kind in KINDS if kind != now.kind):
@@ -147,7 +147,7 @@ def type_moves(space: SearchSpace, setting: TuningSetting) -> list[Move]:
 
 
 def narrowing_moves(space: SearchSpace, setting: TuningSetting) -> list[tuple[int, Move]]:
-    """The widest format below the present one, of each type, with the position of its group."""
+    """Moves of one group to the widest narrower format of each type, each with the group's index."""
     moves = []
     for position, (group, now) in enumerate(zip(space.groups, setting.types, strict=True)):
         for kind in KINDS:
@@ -157,21 +157,21 @@ def narrowing_moves(space: SearchSpace, setting: TuningSetting) -> list[tuple[in
 
 
 def widest(choices: tuple[Unbiased, ...], kind: Kind, bits: int) -> Unbiased | None:
-    """The widest choice of a type with at most *bits*."""
+    """The widest of *choices* of the type *kind* with at most *bits*; None if there is none."""
     fitting = [choice for choice in choices if choice.kind == kind and choice.bits <= bits]
     return max(fitting, key=lambda choice: choice.bits, default=None)
 
 
 def change_type(space: SearchSpace, setting: TuningSetting, group: int, new: Unbiased) -> TuningSetting:
-    """The group in another type, with its largest values as near as possible to the old ones."""
+    """The setting with *group* in the format *new*, whose largest value is as near as possible to the old one."""
     now = setting.types[group]
-    # types whose largest value is a power of two reach half as far at the same scale
+    # At the same scale, a type whose largest value is a power of two reaches only half as far as another type.
     shift = now.power_topped - new.power_topped if now.biased and new.biased and now.kind != new.kind else 0
     return shift_biases(space, setting._replace(types=_with_value(setting.types, group, new)), group, shift)
 
 
 def shift_biases(space: SearchSpace, setting: TuningSetting, group: int, by: int) -> TuningSetting:
-    """All biases of a group moved."""
+    """The setting with all biases of *group* changed by *by*."""
     pairs = zip(space.items, setting.scales, strict=True)
     return setting._replace(scales=tuple(scale + by * (item.group == group) for item, scale in pairs))
 

@@ -101,7 +101,7 @@ def parse_descriptor(raw: dict[str, Any], where: str) -> Descriptor:
 
 
 def network_of(descriptor: Descriptor, read: Network | None = None) -> Network:
-    """The targets of a descriptor; values that it leaves out are taken from *read*, the network of a model."""
+    """The network of a descriptor; values that it leaves out come from *read*, the network of a model, if given."""
     known = {target.name: target for target in read.targets} if read else {}
     if read and not descriptor.layer:
         return Network(descriptor.name, read.targets)
@@ -115,19 +115,22 @@ def descriptor_of(network: Network, **settings: Any) -> Descriptor:
 
 
 def as_toml(descriptor: Descriptor) -> str:
-    """The content of the file; reading it gives the descriptor back."""
+    """The descriptor as text of a TOML file."""
     return tomlfile.as_toml(descriptor.model_dump(exclude_defaults=True))
 
 
 def _target(layer: DescribedLayer, known: dict[str, Target]) -> Target:
-    """The target with the values of the file, the others from the layers of the model that it names."""
+    """Make a target: values of the file first, the others from the model's layers that it names (*known*, by name).
+
+    Raises TuneError if a value is missing and no model is known, or if the model has no such layer.
+    """
     values = layer.model_dump(exclude_none=True)
     if known:
         names = layer.branches or (layer.name,)
         if missing := [name for name in names if name not in known]:
             raise TuneError(unknown_name("layer", missing[0], known))
         joined = join_targets(layer.name, [known[name] for name in names])
-        # a branch may be a group of layers, and a target alone keeps its own branches
+        # A branch may itself be a group of layers; a layer without branches keeps those of the model's target.
         branches = joined.branches if layer.branches else known[layer.name].branches
         return replace(joined, **values | {"branches": branches})
     for key in ("weights", "inputs", "weight_max", "input_max"):
@@ -146,7 +149,7 @@ MODEL_OPTIONS = ("data", "layers", "groups", "device", "scored_output", "shapes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSubject:
-    """The inputs of a search."""
+    """What a search works on: a network, and where known its file, samples, device and costs."""
 
     network: Network
     descriptor: Descriptor | None
@@ -157,9 +160,9 @@ class TuningSubject:
     test: LabelledData | None
     npu: Npu | None
     counted: Model | None
-    """The model as cost models see it; None where they cannot."""
+    """The model for cost estimates; None if it cannot be estimated."""
     nodes: Mapping[str, str]
-    """Layer -> its node in the file."""
+    """Layer -> name of its node in the file."""
 
 
 def prepare(options: TuneOptions, scratch: Path) -> TuningSubject:
@@ -238,6 +241,7 @@ def _check_together(options: TuneOptions, described: Descriptor | None, path: Pa
 
 
 def _descriptor(options: TuneOptions) -> Descriptor | None:
+    """The description that the options name, as the model itself or beside it; None if there is none."""
     alone = options.model if str(options.model).endswith(".toml") else None
     if alone and options.network:
         raise TuneError(f"{alone} and network = {options.network} both describe the network; give one of them")
@@ -246,9 +250,10 @@ def _descriptor(options: TuneOptions) -> Descriptor | None:
 
 
 def tuned_file(source: Path) -> str:
-    """The name of the tuned model in the folder of the results: that of its source, so that it is served under it.
+    """The file name of the tuned model: that of its source, so that it is served under the same name.
 
-    A model called ``network`` gets another one: a server would take the description of the network for its settings.
+    A model called ``network`` gets another name, because a server would read ``network.toml`` beside it as its
+    settings.
     """
     return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
 
@@ -260,7 +265,7 @@ def check_source_stays(folder: Path | None, source: Path | None) -> None:
 
 
 def model_file(name: str, scratch: Path) -> Path | None:
-    """The ONNX file, written into the folder *scratch* if it is no file yet; None for a description."""
+    """The ONNX file of the model *name*; models of the zoo are written into *scratch*. None for a .toml description."""
     if name.endswith(".toml"):
         return None
     if name in classifiers.NAMES:
@@ -286,7 +291,7 @@ def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
 
 
 def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
-    """The samples; a command may do without."""
+    """The samples; None if a command scores and no samples are named."""
     if by_command and options.data is None and options.model not in classifiers.NAMES:
         return None
     return labelled_samples(options, opened)
@@ -295,6 +300,7 @@ def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> Labelled
 def _network(
     options: TuneOptions, described: Descriptor | None, opened: Opened | None, data: LabelledData | None
 ) -> Network:
+    """The network to tune: from the model and its samples if given, completed by the description; else described."""
     if opened is not None and data is not None:
         from weft_tune.quantised.opened import find_targets
 
@@ -311,7 +317,10 @@ def _network(
 def _device(
     options: TuneOptions, path: Path | None, opened: Opened | None, data: LabelledData | None
 ) -> tuple[Npu | None, Model | None, Mapping[str, str]]:
-    """The device, the model that it is priced with, and the nodes of its layers."""
+    """The device, the model for cost estimates, and the nodes of its layers.
+
+    The device is None if none is named. The model is None if it cannot be estimated and no device asks for it.
+    """
     npu = load_npu(options.device) if options.device else None
     if path is None or opened is None:
         return npu, None, {}
@@ -326,11 +335,11 @@ def _device(
     except InputError:
         if npu is not None or options.shapes:
             raise
-        return None, None, nodes  # such a model can be tuned, but not priced
+        return None, None, nodes  # such a model can be tuned, but its cost cannot be estimated
 
 
 def _commands(options: TuneOptions, described: Descriptor | None) -> tuple[str, str | None]:
-    """The commands for the full and for the small set; options hide those of the file together."""
+    """The commands for the full and the small set; with a command in the options, both of the file are ignored."""
     if options.command:
         return options.command, options.small_command
     assert described is not None

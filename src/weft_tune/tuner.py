@@ -2,7 +2,11 @@
 
 The first pass uses few samples: one format for all (phase 1, ``coarse``), then object by object (phase 2, ``fine``).
 The second uses all samples: a setting that is no longer accurate enough is repaired (phase 3, ``recover``), then tuned
-again (phase 4).
+again (phase 4). "The chapter" is the text that describes the method; "as printed" refers to its algorithms.
+
+An *object* is the weights or the inputs of a layer; a *setting* has a type and width for each group of objects and a
+bias for each object; a *point* is a setting with its objective and score, *feasible* if the score reaches the
+threshold. The ``Judge`` scores settings, and keeps the points from which the search goes on.
 """
 
 from __future__ import annotations
@@ -36,9 +40,9 @@ from weft_tune.search_space import (
 )
 
 ROUNDING = 1e-12
-"""Tolerance of the threshold, relative: a score that equals it but for the last digits passes."""
+"""Relative tolerance of the threshold: a score that misses it by a rounding error passes."""
 MOST_STEPS = 64
-"""Limit of the steps of a recovery. After that the uniform settings of phase 1 are tried, the narrowest first."""
+"""Cap on the steps of a recovery; after that the uniform settings of phase 1 are tried, the narrowest first."""
 
 LADDER: tuple[Unbiased, ...] = (
     Unbiased("FLOAT", 32),
@@ -51,14 +55,16 @@ LADDER: tuple[Unbiased, ...] = (
 """Uniform settings of phase 1, in the order in which they are tried."""
 
 BiasRule = Literal["chapter", "keep", "repair"]
-"""How step (a) raises biases, which makes ranges smaller. The chapter raises them until none can be raised, and so
-spends on ranges what widths could use. ``keep`` takes no step that lowers the score. ``repair`` does the same and adds
-steps that the chapter does not have: a width that fails is tried with other biases, and bits move between groups."""
+"""How step (a) raises biases, which makes the ranges of formats smaller. ``chapter`` raises biases as long as the score
+reaches the threshold, and so gives up accuracy that narrower widths could use. ``keep`` takes no step that lowers the
+score. ``repair`` does the same and adds steps that the chapter does not have: a width that fails is tried with other
+biases, and bits move between groups."""
 BIAS_RULES: tuple[BiasRule, ...] = get_args(BiasRule)
 MOST_EXCHANGES = 100
-"""Limit of the exchanges tried in one round; the largest gains come first."""
+"""Cap on the exchanges tried in one round; the largest gains come first."""
 
 Search = Callable[[Judge, Point | None, BiasRule], Point | None]
+"""One pass: from the best point of the pass before, if any, to a feasible point, or None."""
 
 
 def find_formats(
@@ -78,10 +84,12 @@ def find_formats(
     on_failure: OnFailure = "stop",
     progress: OnSearchProgress | None = None,
 ) -> Tuning:
-    """Search for the smallest objective whose score on all samples is within the margin.
+    """Search for the formats with the smallest objective whose score on all samples is within the margin.
 
-    *margin* is relative to the score of *base*, FLOAT 32 everywhere if not given. *two_passes=False* uses all samples
-    from the start. With a *database* an interrupted search goes on where it was, when called again.
+    margin: relative loss of score allowed, against *base*, by default FLOAT 32 everywhere. extras: names that the
+    objective may use. layerwise: see ``Layerwise``; bias: see ``BiasRule``. faithful: score every candidate in full.
+    two_passes: False uses all samples from the start. database: keeps scores, so that an interrupted search continues
+    when it is called again. Raises TuneError if no formats reach the threshold.
     """
     _check(margin, bias, on_failure)
     machine = load_platform(platform) if isinstance(platform, str) else platform
@@ -112,13 +120,14 @@ def find_formats(
 
 
 def threshold_of(base: float, margin: float) -> float:
-    """The least score allowed: *margin* of the base below it."""
+    """The least score allowed: the score *base* less the share *margin* of it; raises TuneError if it is not finite."""
     if not math.isfinite(base):
         raise TuneError(f"the base scores {base}; a search needs a finite score to compare with")
     return base - (margin + ROUNDING) * abs(base)
 
 
 def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+    """Phases 1 and 2; *best* is not used."""
     judge.phase = 1
     point = coarse(judge) or _climb_from_widest(judge)
     judge.phase = 2
@@ -126,6 +135,7 @@ def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | Non
 
 
 def _second_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+    """Phases 3 and 4, from the setting of *best*."""
     assert best is not None
     judge.phase = 3
     point = recover(judge, best.setting)
@@ -146,9 +156,9 @@ def _check(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
 
 
 def coarse(judge: Judge) -> Point | None:
-    """Find the narrowest uniform setting that passes; None if the widest does not.
+    """Find the narrowest feasible uniform setting (one type and width for all groups); None if the widest fails.
 
-    One type and width for all, halved while the score holds, then a bisection, then powers of two.
+    Go down ``LADDER`` to the first failure, bisect between the last two widths, then try powers of two (EXP).
     """
     best: Point | None = None
     passed = LADDER[0]
@@ -168,10 +178,12 @@ def uniform_settings(judge: Judge) -> list[TuningSetting]:
 
 
 def _uniform(judge: Judge, kind: Kind, bits: int) -> TuningSetting:
+    """The setting with this type and width in every group, or the nearest that the platform has there."""
     return judge.space.uniform(lambda group: as_wide(group.choices, kind, bits))
 
 
 def _bisect(judge: Judge, best: Point, passes: int, failed: Unbiased) -> Point:
+    """The narrowest feasible uniform setting between *passes* bits, which *best* has, and the *failed* format."""
     fails = failed.bits
     while passes - fails > 1:
         middle = (passes + fails) // 2
@@ -187,7 +199,7 @@ def _bisect(judge: Judge, best: Point, passes: int, failed: Unbiased) -> Point:
 
 
 def _narrow_powers(judge: Judge, best: Point) -> Point:
-    """Try EXP, narrower by a bit than the format that passed, as long as that passes too."""
+    """Change all groups to EXP, one bit narrower each time, as long as the setting stays feasible."""
     while True:
         types = tuple(
             widest(group.choices, "EXP", now.bits - 1) or now
@@ -206,7 +218,10 @@ def _narrow_powers(judge: Judge, best: Point) -> Point:
 
 
 def recover(judge: Judge, setting: TuningSetting) -> Point | None:
-    """The setting if it passes, else the first that does on the way up; None if nothing does."""
+    """Make *setting* feasible: widen or lower biases step by step, each time with the highest score.
+
+    If that does not reach the threshold, take the narrowest feasible uniform setting; None if there is none.
+    """
     passing = judge.feasible(setting, "recovery")
     for _ in range(MOST_STEPS):
         if passing:
@@ -225,7 +240,7 @@ def recover(judge: Judge, setting: TuningSetting) -> Point | None:
 
 
 def _climb_from_widest(judge: Judge) -> Point | None:
-    """The widest uniform setting, its biases moved until it passes; None if that is not enough."""
+    """The widest uniform setting with its biases moved until it is feasible; None if that is not enough."""
     best = climb(judge, uniform_settings(judge)[-1], steps=("recovery", "recovery"))
     if best:
         judge.keep(best, "recovery")
@@ -236,10 +251,10 @@ def _climb_from_widest(judge: Judge) -> Point | None:
 
 
 def fine(judge: Judge, point: Point, bias: BiasRule) -> Point:
-    """Biases up, widths down, then another type, until no single step improves a feasible point (Algorithm 2).
+    """Raise biases, narrow widths, then change a type, until no step improves the feasible *point* (Algorithm 2).
 
-    As printed, a change of type that is feasible but gains nothing is accepted, so that I2 and E2 can follow each other
-    for ever. Here a change counts only if the objective is smaller once bias and width have been tuned again.
+    As printed, a change of type that is feasible but gains nothing is accepted, so that FIXED 2 and EXP 2 can follow
+    each other for ever. Here a change counts only if the objective is smaller after biases and widths were tuned again.
     """
     point = _narrow(judge, raise_biases(judge, point, bias))
     while better := _improve(judge, point, bias):
@@ -248,7 +263,10 @@ def fine(judge: Judge, point: Point, bias: BiasRule) -> Point:
 
 
 def raise_biases(judge: Judge, point: Point, rule: BiasRule) -> Point:
-    """Step (a): the most accurate raise, again and again, above the threshold, or with no loss of score at all."""
+    """Step (a): raise one bias after another, each time the one with the highest score.
+
+    The score must stay above the threshold; unless *rule* is ``chapter``, it must also not drop.
+    """
     while True:
         floor = judge.threshold if rule == "chapter" else max(judge.threshold, point.score)
         best = judge.pick(bias_moves(judge.space, point.setting, 1), HighestScore(floor), "bias", point.score)
@@ -259,7 +277,7 @@ def raise_biases(judge: Judge, point: Point, rule: BiasRule) -> Point:
 
 
 def _improve(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
-    """A point with a smaller objective, tuned again; None where no step leads to one."""
+    """Find a point with a smaller objective than *point*, with biases and widths tuned again; None if there is none."""
     if bias != "repair":
         return _change_types(judge, point, bias)
     better = repair(judge, point) or _change_types(judge, point, bias) or exchange(judge, point)
@@ -267,7 +285,7 @@ def _improve(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
 
 
 def _narrow(judge: Judge, point: Point) -> Point:
-    """Take one bit away where it gains most for what it costs, as long as any such step passes."""
+    """Narrow one group after another, each time the one with most gain per lost score, as long as one is feasible."""
     while True:
         moves = [
             move
@@ -283,7 +301,10 @@ def _narrow(judge: Judge, point: Point) -> Point:
 
 
 def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
-    """Take the first change of type, in the order of their ratios, that makes the objective smaller in the end."""
+    """Change the type of one group, with biases and widths tuned again; None if no change lowers the objective.
+
+    Changes are tried by gain per lost score, the best first.
+    """
     moves = type_moves(judge.space, point.setting)
     rule = MostGainPerLoss(judge.threshold, point.objective, point.score)
     for changed in judge.accepted(moves, rule, "type"):
@@ -292,12 +313,12 @@ def _change_types(judge: Judge, point: Point, bias: BiasRule) -> Point | None:
         tuned = _narrow(judge, raise_biases(judge, changed, bias))
         if tuned.objective < point.objective:
             return tuned
-        del judge.path[mark:]  # the way did not lead to a gain
+        del judge.path[mark:]  # forget the kept points since then: they led to no gain
     return None
 
 
 def exchange(judge: Judge, point: Point) -> Point | None:
-    """Move bits between groups: the exchange that gains most among those that pass."""
+    """Move bits from one group to another: the feasible exchange with the largest gain; None if there is none."""
     gains = [
         (point.objective - judge.point(setting).objective, setting) for setting in _exchanges(judge, point.setting)
     ]
@@ -310,7 +331,7 @@ def exchange(judge: Judge, point: Point) -> Point | None:
 
 
 def _exchanges(judge: Judge, setting: TuningSetting) -> Iterator[TuningSetting]:
-    """One or two bits more in a group, fewer in another one, there with the same bias or one more."""
+    """Settings with one group one or two widths wider, and another narrower with the same bias or one more."""
     space = judge.space
     for once in width_moves(space, setting, narrower=False):
         twice = (move for move in width_moves(space, once.setting, narrower=False) if move.name == once.name)
@@ -322,15 +343,15 @@ def _exchanges(judge: Judge, setting: TuningSetting) -> Iterator[TuningSetting]:
 
 
 def repair(judge: Judge, point: Point) -> Point | None:
-    """Take the narrower format that gains most among those that pass after their own biases have been moved."""
+    """Narrow one group and move its biases so that it is feasible: the change of largest gain; None if none works."""
     moves = narrowing_moves(judge.space, point.setting)
     gains = [(point.objective - judge.point(move.setting).objective, group, move) for group, move in moves]
-    # phase 4 scores all samples: there only direct neighbours are tried
-    passing = _try_neighbours if judge.phase == 4 else climb
+    # Phase 4 scores all samples, which is slow, so there only direct neighbours are tried.
+    make_feasible = _try_neighbours if judge.phase == 4 else climb
     for gain, group, move in sorted(gains, key=lambda entry: -entry[0]):
         if gain <= 0:
             break
-        if passed := passing(judge, move.setting, group):
+        if passed := make_feasible(judge, move.setting, group):
             judge.keep(passed, "width")
             return passed
     return None
@@ -339,9 +360,10 @@ def repair(judge: Judge, point: Point) -> Point | None:
 def climb(
     judge: Judge, setting: TuningSetting, group: int | None = None, steps: tuple[Step, Step] = ("width", "bias")
 ) -> Point | None:
-    """Move biases, of a group or all, as long as the score rises, until it passes; None if that is not enough.
+    """Move biases one by one, as long as the score rises, until it is feasible; None if that is not enough.
 
-    steps: the names under which the setting itself and its neighbours are scored.
+    group: index of the only group whose biases move; None: all groups. steps: names of the trials, for *setting* itself
+    and for its neighbours.
     """
     best = judge.scored(setting, steps[0])
     while best and best.score < judge.threshold:
@@ -351,10 +373,11 @@ def climb(
 
 
 def _try_neighbours(judge: Judge, setting: TuningSetting, group: int) -> Point | None:
-    """The setting, or the first one with another bias in the group, that passes."""
+    """The first feasible point of *setting* and its neighbours with another bias in *group*; None if there is none."""
     settings = (setting, *(move.setting for move in _neighbours(judge, setting, group)))
     return next((passed for option in settings if (passed := judge.feasible(option, "width"))), None)
 
 
 def _neighbours(judge: Judge, setting: TuningSetting, group: int | None) -> list[Move]:
+    """Moves of one bias by one, up or down, in *group* or in all groups."""
     return bias_moves(judge.space, setting, 1, group) + bias_moves(judge.space, setting, -1, group)

@@ -57,11 +57,11 @@ class TuneProgress(NamedTuple):
     search: Progress | None = None
     """The state of the search."""
     tried: int = 0
-    """Configurations scored so far, by a method that has no phases."""
+    """Number of configurations that another method has scored so far."""
     score: float | None = None
-    """The last score of such a method."""
+    """The last score of that method."""
     detail: str = ""
-    """The state in words, where there are no configurations to count."""
+    """The state in words, for a stage without configurations to count."""
 
 
 OnProgress = Callable[[TuneProgress], None]
@@ -89,7 +89,7 @@ def tune(
 
 
 def carry_out_fastest(options: TuneOptions, on_progress: OnProgress | None = None) -> RuntimeTuning:
-    """Measure which formats ``options.target`` computes fastest, and write as *options* say."""
+    """Search for the formats that ``options.target`` computes fastest, and write the files that *options* ask for."""
     from weft_tune.runtime_target.fastest import find_fastest
 
     notify = on_progress or (lambda progress: None)
@@ -97,7 +97,7 @@ def carry_out_fastest(options: TuneOptions, on_progress: OnProgress | None = Non
 
 
 def carry_out(options: TuneOptions, on_progress: OnProgress | None = None) -> TuningResult:
-    """Search, compare and write as *options* say."""
+    """Search for the smallest formats, run the other methods, and write the files that *options* ask for."""
     notify = on_progress or (lambda progress: None)
     notify(TuneProgress("reading"))
     with ExitStack() as stack:
@@ -132,14 +132,14 @@ def summarise(network: Network, result: Baseline) -> OtherMethod:
 
 @dataclass
 class _TuningSteps:
-    """The steps of one tuning, and the files it has written."""
+    """The steps of one tuning, and the files that it has written."""
 
     options: TuneOptions
     subject: TuningSubject
     evaluator: Evaluator
     notify: OnProgress
     begun: bool = False
-    """Whether the model itself was scored."""
+    """Whether the first score, that of the model itself, is known."""
     files: dict[str, Path] = field(default_factory=dict)
 
     @cached_property
@@ -161,7 +161,7 @@ class _TuningSteps:
         check_source_stays(self.options.folder, self.subject.path)
 
     def search(self) -> TuningResult:
-        """Search, and measure the result."""
+        """Run the search, and add the scores on the test set and the estimated speed to its result."""
         options = self.options
         objective = self._setting("objective", DEFAULT)
         begun_s = time.perf_counter()
@@ -229,6 +229,7 @@ class _TuningSteps:
         return path
 
     def _with_test(self, result: TuningResult) -> TuningResult:
+        """Add the scores on the test set, if there is one."""
         test = self.subject.test
         if test is None:
             return result
@@ -257,6 +258,7 @@ class _TuningSteps:
         return replace(result, device=subject.npu.name, latency_s=(latency(Configuration({})), latency(formats)))
 
     def _int8(self, threshold: float) -> OtherMethod:
+        """Quantise the model with ONNX Runtime's int8 quantizer, and score the result."""
         from weft_tune.quantised.opened import choose_batch
         from weft_tune.quantised.scoring import calibration, exported_score, quantise_int8
 

@@ -89,6 +89,7 @@ def flat(model: OnnxModel) -> OnnxModel:
 
 
 def _hoist_constants(graph: OnnxGraph) -> None:
+    """Turn the Constant nodes of *graph* into initialisers."""
     hoisted = constants(graph).values()
     fill(graph.node, [node for node in graph.node if constant_tensor(node) is None])
     fill(graph.initializer, hoisted)
@@ -120,7 +121,7 @@ def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
 
 
 class _FoldedTensors:
-    """The tensors of a graph that depend on none of its inputs."""
+    """Computes the tensors of a graph that depend on none of its inputs."""
 
     def __init__(self, model: OnnxModel) -> None:
         self._model = model
@@ -128,7 +129,7 @@ class _FoldedTensors:
         self._makers = makers(model.graph.node)
 
     def roots(self, name: str) -> list[str] | None:
-        """The initialisers that a tensor is computed from; None if it is no constant."""
+        """The initialisers that tensor *name* is computed from; None if it depends on an input of the graph."""
         roots, left = list[str](), [name]
         while left:
             tensor = left.pop()
@@ -156,7 +157,10 @@ class _FoldedTensors:
 
 
 def _name(node: OnnxNode, roots: list[str]) -> str:
-    """conv1.weight -> conv1; /fc1/MatMul -> fc1; otherwise what the operator is called."""
+    """A name for the layer of *node*: conv1.weight -> conv1; /fc1/MatMul -> fc1; otherwise its kind, as conv1.
+
+    roots: names of the initialisers that its weight is computed from.
+    """
     for root in roots:
         if (match := _OWN_NAME.match(root)) is not None:
             return match[1]
@@ -167,6 +171,7 @@ def _name(node: OnnxNode, roots: list[str]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
+    """*name* without special characters, counted up if it is in *taken*; the result is added to *taken*."""
     clean = re.sub(r"/{2,}", "/", re.sub(r"[^\w./:+-]", "_", name)).strip("/") or "layer1"
     stem = clean.rstrip("0123456789")
     counter, joint = (int(clean[len(stem) :]), "") if stem != clean else (1, "_")

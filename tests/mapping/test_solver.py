@@ -295,7 +295,7 @@ before = len(names)
 solve(synthetic(1, 3, 4))
 assert "grow" in names and len(names) == before, names[before:]
 ours = {name: getattr(soc_search, name) for name in names if hasattr(soc_search, name)}
-assert all(len(ours[name].signatures) == 1 for name in ("_grow", "_keep", "grow", "expand", "root")), ours
+assert all(len(ours[name].signatures) == 1 for name in ("_grow", "_store_state", "grow", "expand", "root")), ours
 """
 
 

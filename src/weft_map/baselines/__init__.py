@@ -1,4 +1,4 @@
-"""Other people's mappings, to be judged in the same simulator and to start our own search from.
+"""Mappings by other methods, to be judged in the same simulator and to start our own search from.
 
 Each baseline returns candidates: mappings without planned starts, where a step begins as soon as its data is there
 and its unit free (``gpu-only`` and shared ``per-unit`` add planned starts for throughput). The caller simulates all
@@ -22,18 +22,19 @@ from weft_map.problem import Objective, Problem
 from weft_map.schedule import Schedule
 from weft_map.search import Search, rules
 
-# Beam of the search: partial schedules that are kept. A wider one finds the optimum more often and takes longer.
+# Width of the dive (beam search). A wider dive finds the optimum more often and takes longer.
 WIDTH = 64
 CHUNK, MOST_STATES = 1000, 20_000
-"""Expanded at a time, and at most; beyond it the best schedule found so far is taken."""
+"""States to expand at a time, and in all; after that the best schedule found so far is taken."""
 ENDLESS_GB_S = 1e9  # far above the sum of any demands, and finite, so that the arithmetic stays exact
 
 
 def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
-    """``contention-blind``: the mapping with its planned starts, and left to first come, first served.
+    """``contention-blind``: the best schedule without contention, and its mapping without planned starts.
 
-    Nothing where the problem is so large that even a dive finds no end."""
-    schedule = _best(Problem(without_contention(problem.soc), problem.tasks), objective)
+    Empty if the problem is so large that even a dive finds no complete schedule.
+    """
+    schedule = _search_best(Problem(without_contention(problem.soc), problem.tasks), objective)
     if schedule is None:
         return ()
     plan = replace(schedule, made_by="contention-blind")
@@ -49,10 +50,11 @@ def without_contention(soc: Soc) -> Soc:
     return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})
 
 
-def _best(problem: Problem, objective: Objective) -> Schedule | None:
-    given = rules(problem, objective, TaskLimits(), strict=False)
+def _search_best(problem: Problem, objective: Objective) -> Schedule | None:
+    """The best schedule that a dive and ``MOST_STATES`` expanded states find; None if none was completed."""
+    bound_rules = rules(problem, objective, TaskLimits(), strict=False)
     sets = simple_sets(problem.tables)
-    search = Search(problem, given, priced(problem.tables, sets, given.switches), inf)
+    search = Search(problem, bound_rules, priced(problem.tables, sets, bound_rules.switches), inf)
     search.dive(WIDTH)
     while not search.proved and not search.full and search.expanded < MOST_STATES:
         search.expand(CHUNK)
@@ -60,19 +62,19 @@ def _best(problem: Problem, objective: Objective) -> Schedule | None:
 
 
 MOST_ASSIGNMENTS = 4096
-"""Above this many ways to give each model a unit, one is built greedily."""
+"""If there are more ways to give each model a unit, a single assignment is built greedily."""
 KEPT = 8
 """Assignments handed to the simulator, the most promising first."""
 
 
 def one_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
-    """``gpu-only``: everything on the unit that is fastest for all of it, as vendors' tools do it.
+    """``gpu-only``: all models on the unit with the least total time, as vendors' tools do it.
 
-    A stretch that may not run there falls back to the unit that is fastest for it. A unit that may run less than half
-    of the stretches is not asked, unless none may run more.
+    A stretch that may not run on that unit falls back to the unit that is fastest for the stretch. Only units that may
+    run at least half of the stretches are considered, if there are any.
     """
     chains = chains_of(problem)
-    homes = _capable(chains) or list(chains.units)
+    homes = _capable_units(chains) or list(chains.units)
     ways = [[fallback(chains, n, home) for n in chains.tasks] for home in homes]
     best = min(ways, key=lambda way: sum(alone_s(chains, n, way[n]) * chains.copies[n] for n in chains.tasks))
     return candidates("gpu-only", chains, [best]) + in_series("gpu-only", chains, best, objective)
@@ -81,40 +83,46 @@ def one_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``per-unit``: each model on a unit of its own, in the best permutation; with more models than units, some share.
 
-    A stretch that may not run on its model's unit falls back as in ``one_unit``.
+    A stretch that may not run on its model's unit (its *home*) falls back as in ``one_unit``.
     """
     chains = chains_of(problem)
-    ways = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]
+    ways = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]  # [task][home]: units
     alone = [[alone_s(chains, n, way) * chains.copies[n] for way in ways[n]] for n in chains.tasks]
-    chosen = sorted(_assignments(chains, alone), key=lambda homes: _estimate(chains, alone, homes))[:KEPT]
+    chosen = sorted(_assignments(chains, alone), key=lambda homes: _load_key(chains, alone, homes))[:KEPT]
     mappings: list[Mapping] = [[ways[n][home] for n, home in enumerate(homes)] for homes in chosen]
-    shared = len(chains.tasks) > sum(chains.instances)
-    series = [in_series("per-unit", chains, mapping, objective) for mapping in mappings if shared]
+    units_are_shared = len(chains.tasks) > sum(chains.instances)
+    series = [in_series("per-unit", chains, mapping, objective) for mapping in mappings if units_are_shared]
     return tuple(dict.fromkeys(chain(candidates("per-unit", chains, mappings), *series)))
 
 
-def _capable(chains: ChainTimes) -> list[int]:
+def _capable_units(chains: ChainTimes) -> list[int]:
+    """Units that may run at least half of all stretches."""
     stretches = [times for task in chains.time for times in task]
     return [unit for unit in chains.units if 2 * sum(isfinite(times[unit]) for times in stretches) >= len(stretches)]
 
 
 def _assignments(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
-    """A unit for each task: no unit shared while there is one for each, and none left out otherwise."""
+    """All sensible ways to give each task a unit; a single greedy one if there are too many.
+
+    alone[task][unit]: seconds of the task with that home. With enough instances for all tasks no instance is shared;
+    otherwise none is left out.
+    """
     count = len(chains.tasks)
     if len(chains.units) ** count > MOST_ASSIGNMENTS:
-        return [_greedy(chains, alone)]
+        return [_assign_greedily(chains, alone)]
     enough = count <= sum(chains.instances)
-    return [homes for homes in product(chains.units, repeat=count) if _fair(chains, Counter(homes), enough)]
+    return [homes for homes in product(chains.units, repeat=count) if _uses_instances(chains, Counter(homes), enough)]
 
 
-def _fair(chains: ChainTimes, used: Counter[int], enough: bool) -> bool:
+def _uses_instances(chains: ChainTimes, used: Counter[int], enough: bool) -> bool:
+    """Whether *used* (tasks per unit) shares no instance if there are *enough*, and leaves none out otherwise."""
     if enough:
         return all(used[unit] <= chains.instances[unit] for unit in used)
     return all(used[unit] >= chains.instances[unit] for unit in chains.units)
 
 
-def _greedy(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """The longest task first, each where it is through first."""
+def _assign_greedily(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """Give tasks their units one after another, the longest first, each the unit on which it ends first."""
     loads = [[0.0] * count for count in chains.instances]
     homes = [0] * len(alone)
     for n in sorted(chains.tasks, key=lambda n: -min(alone[n])):
@@ -124,8 +132,11 @@ def _greedy(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, 
     return tuple(homes)
 
 
-def _estimate(chains: ChainTimes, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
-    """The fullest unit's load per instance or the longest task, whichever is more; then the sum of all."""
+def _load_key(chains: ChainTimes, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
+    """Sort key of an assignment: a lower bound of its makespan, then the sum of the loads.
+
+    The bound is the largest load of a unit per instance, or the longest task if that is longer.
+    """
     loads = [0.0] * len(chains.instances)
     for n, home in enumerate(homes):
         loads[home] += alone[n][home] / chains.instances[home]
@@ -137,7 +148,7 @@ Baseline = Callable[[Problem, Objective], tuple[Schedule, ...]]
 
 
 def either_order(method: Baseline) -> Baseline:
-    """A list scheduler that is also shown the tasks the other way round, which matters to it."""
+    """Wrap a list scheduler: run it with the tasks as listed and in reverse, since the order changes its result."""
 
     def both(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
         listed = method(problem, objective)
@@ -150,6 +161,7 @@ def either_order(method: Baseline) -> Baseline:
 
 
 def _reverse_tasks(schedule: Schedule) -> Schedule:
+    """The schedule of a problem whose tasks were reversed, for the tasks in their own order."""
     last = len(schedule.units) - 1
     order = schedule.order or range(last + 1)
     starts = schedule.starts_s[::-1] if schedule.starts_s else None
@@ -165,6 +177,6 @@ BASELINES: dict[str, Baseline] = {
     "heft": either_order(heft),
     "contention-blind": contention_blind,
 }
-"""The names a user may write. All but the last take a few milliseconds together; the last is a search of its own."""
+"""Baselines by the names that a user may write. The last searches; all others take a few milliseconds together."""
 
 __all__ = ["BASELINES", "Baseline"]

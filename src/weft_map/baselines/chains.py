@@ -1,8 +1,7 @@
 """A problem for list schedulers: chains of stretches, in plain lists, without contention.
 
-A *stretch* is groups that must stay on one unit (no leaving between them), so that a move between two stretches is
-always legal and no method can paint itself into a corner. Very long problems are seen as one run per task; the
-mapping of that run is then copied to the others.
+A *stretch* is a sequence of groups that must run on one unit. Between two stretches a model may change units, so no
+method can get stuck. For very long problems only one run per task is mapped; the other runs get the same mapping.
 """
 
 from __future__ import annotations
@@ -18,30 +17,31 @@ from weft_map.problem import Objective, Problem
 from weft_map.schedule import Schedule, Units
 
 MOST_STEPS = 256
-"""Above this many steps together only one run of each task is looked at."""
+"""If all tasks have more steps together, only one run of each task is mapped."""
 
 Mapping = list[list[int]]
 """[task][stretch]: index of the unit."""
 
 
 class ChainTimes(NamedTuple):
-    """Seconds, per task and stretch."""
+    """The stretches of all tasks with their times in seconds."""
 
     time: list[list[list[float]]]
-    """[task][stretch][unit]; infinite where the unit may not run it."""
+    """[task][stretch][unit]: seconds alone; infinite where the unit may not run the stretch."""
     move: list[list[list[list[float]]]]
-    """[task][stretch][from][to]: before the stretch; from = -1 is the outside."""
+    """[task][stretch][from][to]: seconds of the move before the stretch; from = -1 is the outside."""
     leave: list[list[float]]
-    """[task][unit]: after the last stretch."""
+    """[task][unit]: seconds after the last stretch."""
     waits: list[list[int]]
-    """Tasks each task waits for."""
+    """[task]: the tasks that it waits for."""
     fresh: list[list[bool]]
-    """[task][stretch]: whether a run begins here."""
+    """[task][stretch]: whether a run begins with the stretch."""
     steps: list[list[int]]
-    """[task][stretch]: how many steps it has."""
+    """[task][stretch]: number of its steps."""
     copies: list[int]
-    """How often the chain of a task is laid out."""
+    """[task]: how often its mapping is repeated to cover all its runs."""
     instances: list[int]
+    """[unit]: number of its instances."""
 
     @property
     def tasks(self) -> range:
@@ -53,7 +53,7 @@ class ChainTimes(NamedTuple):
 
 
 def chains_of(problem: Problem) -> ChainTimes:
-    """The chains of all tasks."""
+    """Build the stretches of all tasks of *problem*."""
     tables = problem.tables
     whole = int(tables.steps.sum()) <= MOST_STEPS
     waits = [np.flatnonzero(row).tolist() for row in tables.waits]
@@ -72,7 +72,7 @@ def chains_of(problem: Problem) -> ChainTimes:
 
 
 def spread(chains: ChainTimes, mapping: Mapping) -> Units:
-    """A mapping of stretches as one of steps."""
+    """Turn a mapping of stretches into a mapping of steps."""
     return tuple(
         tuple(unit for unit, steps in zip(mapping[n], chains.steps[n], strict=True) for _ in range(steps))
         * chains.copies[n]
@@ -81,7 +81,7 @@ def spread(chains: ChainTimes, mapping: Mapping) -> Units:
 
 
 def in_turn(chains: ChainTimes) -> list[int]:
-    """The tasks as listed, but each after those it waits for."""
+    """An order of the tasks: as listed, but each after the tasks that it waits for."""
     order: list[int] = []
     while len(order) < len(chains.tasks):
         order.append(next(n for n in chains.tasks if n not in order and set(chains.waits[n]) <= set(order)))
@@ -89,16 +89,19 @@ def in_turn(chains: ChainTimes) -> list[int]:
 
 
 def alone_s(chains: ChainTimes, task: int, units: Sequence[int]) -> float:
-    """The duration of a task on these units, without other tasks."""
-    total, at = 0.0, -1
+    """Seconds of one run of the chain of *task* without other tasks; *units*: one per stretch."""
+    total, source = 0.0, -1
     for i, unit in enumerate(units):
-        total += chains.move[task][i][at][unit] + chains.time[task][i][unit]
-        at = unit
-    return total + chains.leave[task][at]
+        total += chains.move[task][i][source][unit] + chains.time[task][i][unit]
+        source = unit
+    return total + chains.leave[task][source]
 
 
 def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> list[float]:
-    """When each task is through if stretches are placed in this order of tasks, each as early as it can then be."""
+    """The end of each task in seconds if stretches are placed one by one, each as early as possible.
+
+    sequence: the task whose next stretch is placed, for each stretch of all tasks.
+    """
     time, move = chains.time, chains.move
     free = [[0.0] * count for count in chains.instances]
     ready, at, done = [0.0] * len(time), [-1] * len(time), [0] * len(time)
@@ -116,16 +119,16 @@ def finishes(chains: ChainTimes, mapping: Mapping, sequence: Iterable[int]) -> l
 
 
 def candidates(name: str, chains: ChainTimes, mappings: Iterable[Mapping]) -> tuple[Schedule, ...]:
-    """One schedule per distinct mapping and order in which ties are broken."""
+    """Make schedules without planned starts: for each distinct mapping, one per order of tasks that breaks ties."""
     distinct = dict.fromkeys(spread(chains, mapping) for mapping in mappings)
-    return tuple(Schedule(units, order=order, made_by=name) for units in distinct for order in _ties(chains))
+    return tuple(Schedule(units, order=order, made_by=name) for units in distinct for order in _tie_orders(chains))
 
 
 def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Objective) -> tuple[Schedule, ...]:
-    """For throughput: planned starts that run models on a shared unit one after another, so that the first ends early.
+    """Make schedules with planned starts in which models that share a unit run one after another, for throughput.
 
-    First come, first served interleaves such models group by group, which gives the same makespan but a later end of
-    every run.
+    First come, first served interleaves such models group by group, with the same makespan but a later end of every
+    run. Empty for the objective latency or a single task.
     """
     if objective != "throughput" or len(mapping) < 2:
         return ()
@@ -136,13 +139,17 @@ def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Object
     )
 
 
-def _ties(chains: ChainTimes) -> list[tuple[int, ...] | None]:
+def _tie_orders(chains: ChainTimes) -> list[tuple[int, ...] | None]:
+    """Values of ``Schedule.order`` to try: as listed, and reversed."""
     count = len(chains.tasks)
     return [None] if count == 1 else [None, tuple(reversed(range(count)))]
 
 
 def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
-    """All orders of up to three tasks, otherwise as listed and the shortest first; all respect which task waits."""
+    """Orders of the tasks to try: all for up to three tasks, otherwise as listed, and the shortest first.
+
+    In each, tasks come after the tasks that they wait for.
+    """
     if len(chains.tasks) <= 3:
         return [order for order in permutations(chains.tasks) if _is_allowed(chains, order)]
     best = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]
@@ -156,7 +163,7 @@ def _is_allowed(chains: ChainTimes, order: Sequence[int]) -> bool:
 
 
 def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -> tuple[float, ...]:
-    """When the first step of each task is to begin."""
+    """[task]: planned start of its first step, if each task in *order* waits until all its units are free."""
     free = [[0.0] * count for count in chains.instances]
     starts, ends = [0.0] * len(order), [0.0] * len(order)
     for n in order:
@@ -173,23 +180,24 @@ def _series_starts(chains: ChainTimes, mapping: Mapping, order: Sequence[int]) -
 
 
 def _release_times(units: Units, first: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+    """Planned starts by [task][step]: *first* for first steps, 0 (as soon as possible) for all others."""
     return tuple((start, *[0.0] * (len(row) - 1)) for start, row in zip(first, units, strict=True))
 
 
 def fallback(chains: ChainTimes, task: int, home: int) -> list[int]:
-    """Every stretch on *home*; where home may not run it, on the unit that is through with it first."""
+    """Map every stretch of *task* to the unit *home*, or, if it may not run there, to the unit that ends it first."""
     units: list[int] = []
-    for times, move in zip(chains.time[task], chains.move[task], strict=True):
-        came = move[units[-1] if units else -1]
-        there = min(chains.units, key=lambda unit: times[unit] + came[unit])
-        units.append(home if isfinite(times[home] + came[home]) else there)
+    for times, moves in zip(chains.time[task], chains.move[task], strict=True):
+        moves_from_here = moves[units[-1] if units else -1]
+        fastest = min(chains.units, key=lambda unit: times[unit] + moves_from_here[unit])
+        units.append(home if isfinite(times[home] + moves_from_here[home]) else fastest)
     return units
 
 
 def quickest(values: Sequence[float]) -> int:
-    """Index of the smallest; the first of equals."""
-    best, at = inf, 0
+    """Index of the smallest value, the first on a tie; 0 if all are infinite."""
+    best, best_index = inf, 0
     for index, value in enumerate(values):
         if value < best:
-            best, at = value, index
-    return at
+            best, best_index = value, index
+    return best_index

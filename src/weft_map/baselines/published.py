@@ -15,19 +15,22 @@ from weft_map.schedule import Schedule
 PASSES = 2
 """Rounds over all models in the last step, as in the published program."""
 MOST_TUPLES = 256
-"""Ways to place a frontier that are looked at; a larger frontier is placed in parts."""
+"""Cap on the ways to place a frontier; a larger frontier is placed in parts."""
 
 
 class _State(NamedTuple):
-    """How far the first step has come. Lists are copied, never changed."""
+    """A partial schedule of H2H's first step. Lists are copied, never changed."""
 
     free: list[list[float]]
+    """[unit][instance]: when it becomes free."""
     ready: list[float]
+    """[task]: when its latest stretch ends."""
     at: list[int]
+    """[task]: the unit of its latest stretch; -1: none yet."""
 
     @property
     def full(self) -> tuple[float, float]:
-        """The criterion to minimise: the end of the last unit, then the sum over all units."""
+        """The criterion to minimise: when the last instance becomes free, then the sum of the tasks' ends."""
         return max(max(lane) for lane in self.free), sum(self.ready)
 
 
@@ -44,9 +47,9 @@ def h2h(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 
 
 def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
-    """Step 1: place the frontier, the next stretch of every task, in the way that fills the last unit least.
+    """Step 1: place the frontier (the next stretch of every task) so that ``_State.full`` is least, again and again.
 
-    The mapping, and the order of tasks in which stretches were placed.
+    Returns the mapping, and the sequence of tasks whose stretches were placed.
     """
     count = len(chains.tasks)
     state = _State([[0.0] * lanes for lanes in chains.instances], [0.0] * count, [-1] * count)
@@ -59,7 +62,7 @@ def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
         ways = (
             (_place_stretches(chains, state, mapping, chosen, units), chosen, units)
             for chosen in _parts(frontier, width, chains)
-            for units in product(*(_able(chains, n, len(mapping[n])) for n in chosen))
+            for units in product(*(_able_units(chains, n, len(mapping[n])) for n in chosen))
         )
         state, chosen, units = min(ways, key=lambda way: way[0].full)
         for n, unit in zip(chosen, units, strict=True):
@@ -69,23 +72,29 @@ def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
 
 
 def data_locality(chains: ChainTimes, mapping: Mapping, sequence: Sequence[int]) -> tuple[Mapping, list[int]]:
-    """Step 4: let stretches join their neighbours' unit wherever the makespan drops; the latest model first."""
+    """Step 4: move stretches to the unit of a neighbouring stretch if the makespan drops; the latest task first.
+
+    Takes and returns the mapping and the sequence of tasks as ``computation_first`` returns them.
+    """
     mapping, order = [list(units) for units in mapping], list(sequence)
     ends = finishes(chains, mapping, order)
     for _ in range(PASSES):
         before = max(ends)
         for n in sorted(chains.tasks, key=lambda n: -ends[n]):
             for i in range(len(mapping[n])):
-                order, ends = _join(chains, mapping, order, ends, n, i)
+                order, ends = _try_neighbours(chains, mapping, order, ends, n, i)
         if max(ends) >= before:
             break
     return mapping, order
 
 
-def _join(
+def _try_neighbours(
     chains: ChainTimes, mapping: Mapping, order: list[int], ends: list[float], n: int, i: int
 ) -> tuple[list[int], list[float]]:
-    """Try the unit of the stretch before, then of the one after; *mapping* is changed where that helps."""
+    """Move stretch *i* of task *n* to the unit of the stretch before it or after it, if that lowers the makespan.
+
+    Changes *mapping* then; returns the order and the ends of the tasks after the move, or those given.
+    """
     row = mapping[n]
     for other in (i - 1, i + 1):
         if not 0 <= other < len(row) or row[other] == row[i] or chains.time[n][i][row[other]] == float("inf"):
@@ -100,7 +109,7 @@ def _join(
 
 
 def _move_next_to(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
-    """The order with stretch *i* of task *n* right after the one before, or right before the one after."""
+    """The order in which stretch *i* of task *n* is placed right after stretch *other* = i - 1, or before i + 1."""
     places = [place for place, task in enumerate(order) if task == n]
     moved = list(order)
     del moved[places[i]]
@@ -109,22 +118,26 @@ def _move_next_to(order: Sequence[int], n: int, i: int, other: int) -> list[int]
 
 
 def _frontier(chains: ChainTimes, mapping: Mapping) -> list[int]:
+    """Tasks that have a stretch to be placed, and whose predecessors are placed completely."""
     done = [len(mapping[n]) == len(chains.time[n]) for n in chains.tasks]
     return [n for n in chains.tasks if not done[n] and all(done[m] for m in chains.waits[n])]
 
 
 def _parts(frontier: Sequence[int], width: int, chains: ChainTimes) -> list[tuple[int, ...]]:
+    """Subsets of *width* tasks of the frontier, as many as keep the ways to place them within ``MOST_TUPLES``."""
     parts = list(combinations(frontier, width))
     return parts[: max(1, MOST_TUPLES // len(chains.units) ** width)]
 
 
-def _able(chains: ChainTimes, n: int, i: int) -> list[int]:
+def _able_units(chains: ChainTimes, n: int, i: int) -> list[int]:
+    """The units that may run stretch *i* of task *n*."""
     return [unit for unit in chains.units if chains.time[n][i][unit] < float("inf")]
 
 
 def _place_stretches(
     chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]
 ) -> _State:
+    """The state after the next stretches of the tasks *chosen* are placed on *units*, each as early as possible."""
     free, ready, at = [list(lane) for lane in state.free], list(state.ready), list(state.at)
     for n, unit in zip(chosen, units, strict=True):
         i = len(mapping[n])
@@ -139,15 +152,15 @@ def _place_stretches(
 
 
 Lane = list[tuple[float, float]]
-"""What one instance of a unit is busy with: starts and ends, in order."""
+"""The busy times of one instance of a unit: (start, end), in order."""
 
 
 def heft(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
-    """``heft`` (Topcuoglu et al., TPDS 2002): by urgency, each on the unit where it ends first, gaps included.
+    """``heft`` (Topcuoglu et al., TPDS 2002): the most urgent stretch first, on the unit where it ends first.
 
-    A stretch's urgency is the way from it to the end of everything that depends on it, with times and moves averaged
-    over the units (or, tried as well, the smallest of them): a mapping for each, for the makespan whatever the
-    objective.
+    A stretch may fill a gap between others. Its urgency is the longest path from it to the end of all that depends on
+    it, with times and moves averaged over the units, or with the smallest of them: two mappings. Both are made for the
+    makespan, whatever the objective.
     """
     chains = chains_of(problem)
     return candidates("heft", chains, [_schedule(chains, _urgency(chains, measure)) for measure in (_mean, min)])
@@ -158,6 +171,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _urgency(chains: ChainTimes, measure: Callable[[Sequence[float]], float]) -> list[list[float]]:
+    """[task][stretch]: its urgency (upward rank); *measure* condenses the values of all units into one."""
     ranks: list[list[float]] = [[] for _ in chains.tasks]
     for n in reversed(in_turn(chains)):
         after = [measure(_finite(chains.move[m][0][-1])) + ranks[m][0] for m in chains.tasks if n in chains.waits[m]]
@@ -176,6 +190,7 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
+    """The mapping that places stretches by *ranks* ([task][stretch]), the highest first."""
     lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
     mapping: Mapping = [[] for _ in chains.tasks]
     ready = [0.0] * len(mapping)
@@ -198,7 +213,10 @@ def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
 def _earliest(
     chains: ChainTimes, lanes: Sequence[Sequence[Lane]], n: int, i: int, at: int, ready_s: float
 ) -> tuple[float, float, int, int]:
-    """End, start, unit and instance of the placement that ends first."""
+    """End, start, unit and instance of the placement of stretch *i* of task *n* that ends first.
+
+    at: the unit of the stretch before; ready_s: its end. After the last stretch, leaving the unit counts, too.
+    """
     best: tuple[float, float, int, int] = (inf, inf, 0, 0)
     last = i + 1 == len(chains.time[n])
     for unit in chains.units:
@@ -213,7 +231,7 @@ def _earliest(
 
 
 def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
-    """The first moment from which the instance is free for long enough."""
+    """The earliest start from *ready_s* on at which the instance is free for *time_s* seconds."""
     start = ready_s
     if not lane or lane[-1][1] <= ready_s:
         return start
@@ -225,16 +243,16 @@ def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
 
 
 FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, inf)
-"""How much fuller one unit may be than another; the best is kept, since the paper tunes it as well."""
+"""How many times the load of the emptiest unit the fullest may have; all are tried, since the paper tunes it, too."""
 
 
 def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``herald`` (Kwon et al., HPCA 2021): each layer on the unit that suits it best, unless that upsets the balance.
 
-    Recalled from the paper, and adapted. Layers are taken breadth first (one of each model in turn) or depth first. The
-    units are ranked by the layer's cost, here its latency; the first is taken after which the fullest unit holds no
-    more than a factor of the emptiest one's load, and the best if there is none. Moves cost nothing. The paper's last
-    pass, which pulls layers forward into gaps, is left to the simulator: it lets no unit idle while a step is ready for
+    From the paper, and adapted. Layers are taken breadth first (one of each model in turn) or depth first. The units
+    are ranked by the layer's cost, here its latency; it takes the first unit with which the fullest unit has at most
+    ``factor`` times the load of the emptiest, or the fastest unit if none does. Moves cost nothing. The paper's last
+    pass, which moves layers forward into gaps, is left to the simulator, in which no unit idles while a step waits for
     it.
     """
     chains = chains_of(problem)
@@ -245,7 +263,7 @@ def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
 
 
 def breadth_first(chains: ChainTimes) -> list[int]:
-    """One stretch of each task in turn; a task that waits joins once the others are through."""
+    """A sequence of tasks: one stretch of each task in turn; a task that waits joins when its predecessors are done."""
     left = [len(stretches) for stretches in chains.time]
     sequence: list[int] = []
     while any(left):
@@ -257,12 +275,12 @@ def breadth_first(chains: ChainTimes) -> list[int]:
 
 
 def depth_first(chains: ChainTimes) -> list[int]:
-    """The schedule of one task after the other."""
+    """A sequence of tasks: all stretches of one task, then all of the next."""
     return [n for n in in_turn(chains) for _ in chains.time[n]]
 
 
 def _rank_units(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
-    """[task][stretch]: the units that may run it, the fastest first, and the load it puts on each."""
+    """[task][stretch]: pairs (unit, load in seconds per instance) of the units that may run it, the fastest first."""
     return [
         [
             [
@@ -279,19 +297,21 @@ def _rank_units(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
 def _assign(
     ranked: Sequence[Sequence[Sequence[tuple[int, float]]]], sequence: Iterable[int], factor: float, units: int
 ) -> Mapping:
+    """Give stretches their units in the order of *sequence*; ranked: from ``_rank_units``; units: their number."""
     loads = [0.0] * units
     mapping: Mapping = [[] for _ in ranked]
     for n in sequence:
         choices = ranked[n][len(mapping[n])]
         unit, load = choices[0]
         if factor < inf:
-            unit, load = next((choice for choice in choices if _even(loads, *choice, factor)), choices[0])
+            unit, load = next((choice for choice in choices if _stays_even(loads, *choice, factor)), choices[0])
         loads[unit] += load
         mapping[n].append(unit)
     return mapping
 
 
-def _even(loads: list[float], unit: int, load: float, factor: float) -> bool:
+def _stays_even(loads: list[float], unit: int, load: float, factor: float) -> bool:
+    """Whether the largest of *loads* is at most *factor* times the smallest after *load* is added to *unit*."""
     before = loads[unit]
     loads[unit] = before + load
     even = max(loads) <= factor * min(loads)
@@ -302,17 +322,18 @@ def _even(loads: list[float], unit: int, load: float, factor: float) -> bool:
 def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``mensa`` (Boroumand et al., PACT 2021): each layer where it runs best, unless the way there costs more.
 
-    Recalled from the paper, and adapted. There the first phase looks layers up in families and the second compares a
-    layer's multiplications and parameters with the activations to be carried over; here both sides are measured, so
-    both phases compare times. As there: one model at a time, no look-ahead; models that meet on a unit queue. For
-    throughput also with the models in series.
+    From the paper, and adapted. In the paper, a first phase looks layers up in families, and a second phase compares a
+    layer's multiplications and parameters with the activations that a move would carry; here both phases compare
+    measured times. As in the paper, each model is mapped alone and without look-ahead, and models that meet on a unit
+    queue. For throughput, schedules with the models in series are added.
     """
     chains = chains_of(problem)
-    mapping = [_walk(chains, n) for n in chains.tasks]
+    mapping = [_map_task(chains, n) for n in chains.tasks]
     return candidates("mensa", chains, [mapping]) + in_series("mensa", chains, mapping, objective)
 
 
-def _walk(chains: ChainTimes, task: int) -> list[int]:
+def _map_task(chains: ChainTimes, task: int) -> list[int]:
+    """Units of the stretches of *task*: the fastest for each, unless staying costs less than the move saves."""
     units: list[int] = []
     for times, move, fresh in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
         ideal = quickest(times)

@@ -61,6 +61,7 @@ def _measure(quick: bool) -> Matrix:
 
 
 def _soc(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
+    """The device to write; measured: the matrix is of this machine, so its cores and their speed are known, too."""
     from weft_map.memory_contention import core_tflops, host_soc, physical_cores
 
     if measured:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Group(InOptions, TyperGroup):
-    """Takes ``weft map scenario.toml`` for ``weft map --scenario scenario.toml``."""
+    """A group of commands that reads ``weft map scenario.toml`` as ``weft map --scenario scenario.toml``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0].endswith(".toml"):
@@ -98,7 +98,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    from weft_map.cli.map_show import beside_z3, print_solution, solve_shown, write_files
+    from weft_map.cli.map_show import add_z3, print_solution, solve_shown, write_files
     from weft_map.export import check_device_list
 
     if context.invoked_subcommand is not None:
@@ -119,7 +119,7 @@ def command(
         check_device_list(devices, case.problem)
     solution = solve_shown(case)
     if z3:
-        solution = beside_z3(case, solution)
+        solution = add_z3(case, solution)
     print_solution(case, solution)
     write_files(
         case, solution, json_file=json_file, html=html, figure=figure, perfetto=perfetto, trace=trace, devices=devices
@@ -127,6 +127,7 @@ def command(
 
 
 def _scenario(path: str | None, stated: dict[str, Any]) -> Scenario:
+    """The scenario of a file, if any, with the keys that options state; options override the file."""
     if path is None:
         if "soc" not in stated or "task" not in stated:
             raise InputError("name a SoC and models (--soc xavier --models googlenet,resnet101), or a scenario file")
@@ -140,6 +141,7 @@ def _scenario(path: str | None, stated: dict[str, Any]) -> Scenario:
 
 
 def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
+    """The case to solve: of *phase* (from 1), of the only phase, or of all tasks if there are no phases."""
     count = len(scenario.phase)
     if phase is None:
         if count > 1:
@@ -153,6 +155,7 @@ def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
 def _tasks(
     models: str, after: Sequence[str] | None, repeat: Sequence[str] | None, shapes: Sequence[str] | None
 ) -> list[dict[str, Any]]:
+    """The scenario's ``task`` entries from --models, --after, --repeat and --shape."""
     given = split_names(models)
     if not given:
         raise InputError("--models names nothing; give at least one model")
@@ -175,7 +178,7 @@ def _tasks(
 
 
 def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
-    """What options of the form TASK=VALUE say, by task."""
+    """Parse options of the form TASK=VALUE: task -> its values; raises InputError for other texts or unknown tasks."""
     values: dict[str, list[str]] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -192,6 +195,7 @@ def _check_known(option: str, name: str, names: Sequence[str]) -> str:
 
 
 def _count(name: str, text: str) -> int:
+    """Parse the value of ``--repeat NAME=VALUE``."""
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"--repeat {name}={text}: give a whole number from 1")
     return int(text)
@@ -238,13 +242,17 @@ def import_trt(
 
 
 def _model(name: str) -> Model | str:
-    """The model with its layers where it is a file, else its name: names of the zoo's layers are not TensorRT's."""
+    """The model with its layers if it is an .onnx file; otherwise the name alone.
+
+    A model of the zoo is not loaded, because its layers have other names than TensorRT's kernels.
+    """
     from weft.models.sources import load_model
 
     return load_model(name) if name.endswith(".onnx") else name
 
 
 def _demands(path: str | None) -> dict[str, dict[str, float]] | None:
+    """Read demands from a JSON file: unit -> name of a kernel or layer -> GB/s."""
     from weft.base.errors import ProfileError
     from weft.base.jsonfile import read_json
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weft_map.dynamic import DynamicLog, Frame
     from weft_map.scenario import Scenario
 
-SECONDS_BETWEEN_LOOKS = 0.2  # the table is redrawn at most this often: fast enough to read, and costs the loop nothing
+REDRAW_S = 0.2  # least time between two redraws of the table: often enough to read, and no cost for the loop
 
 
 def command(
@@ -44,9 +44,9 @@ def command(
     """Run a scenario's phases in real time, with the best naive schedule first and better ones when found."""
     from weft_map.dynamic import log_as_dict, run_dynamic
 
-    asked = _read(scenario, duration)
-    with _watch_frames(asked) as watch:
-        log = run_dynamic(asked, watch, oracle=oracle)
+    settings = _read(scenario, duration)
+    with _watch_frames(settings) as watch:
+        log = run_dynamic(settings, watch, oracle=oracle)
     _print(log)
     write_result(json_file, log_as_dict(log))
     if figure:
@@ -57,6 +57,7 @@ def command(
 
 
 def _read(path: str, duration: float | None) -> Scenario:
+    """The scenario in a file; *duration*: seconds of every phase, instead of the file's."""
     from weft_map.scenario import parse_scenario, read_scenario
 
     scenario = read_scenario(path)
@@ -70,7 +71,7 @@ def _read(path: str, duration: float | None) -> Scenario:
 
 @contextmanager
 def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
-    """A table that follows the frames on a terminal."""
+    """Yield a function that shows each frame: in a live table on a terminal, otherwise as progress by phase."""
     from rich.live import Live
 
     if not sys.stderr.isatty():
@@ -86,7 +87,7 @@ def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None
             nonlocal shown_s
             first, _ = rows.setdefault(frame.phase, [frame, frame])
             rows[frame.phase] = [first, frame]
-            if frame.start_s - shown_s > SECONDS_BETWEEN_LOOKS or frame is first:
+            if frame.start_s - shown_s > REDRAW_S or frame is first:
                 shown_s = frame.start_s
                 live.update(_live_table(scenario, rows))
 
@@ -94,6 +95,7 @@ def _watch_frames(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None
 
 
 def _live_table(scenario: Scenario, rows: dict[int, list[Frame]]) -> Table:
+    """The live table; *rows*: number of a phase -> its first and its latest frame."""
     table = plain_table("latency per frame", ("phase", "first ms", "now ms", "schedule", "gap", "at s"))
     for place, (first, last) in rows.items():
         add_row(

@@ -1,4 +1,4 @@
-"""What ``weft map`` shows: the search as it goes, the schedules side by side, the mapping, the certificate, files."""
+"""The output of ``weft map``: progress of the search, a table of schedules, the mapping, the certificate, and files."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from weft_map.solver import Certificate, Improvement, Solution
 
 DRAWN = 3
-"""Baselines drawn next to our own schedule: the best ones."""
+"""How many of the best baselines are drawn below our own schedule."""
 ORIGINS = {
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
 }
 NOTHING = 1e-6
-"""A smaller share is rounding."""
+"""Differences by a smaller share are rounding errors."""
 WORTH_SAYING = 5e-4
-"""A smaller gain by idling is not put into words."""
+"""A gain by idling is mentioned only if it is at least this share."""
 
 
 def solve_shown(case: MappingCase) -> Solution:
@@ -46,11 +46,11 @@ def solve_shown(case: MappingCase) -> Solution:
     with progress_bar("loading kernels (the first use compiles them)"):
         load_kernels()
     with progress_bar("searching") as advance:
-        return solve(case.problem, case.options, _teller(advance, case.options.objective))
+        return solve(case.problem, case.options, _show_improvements(advance, case.options.objective))
 
 
-def beside_z3(case: MappingCase, solution: Solution) -> Solution:
-    """The solution with Z3's schedule among the baselines."""
+def add_z3(case: MappingCase, solution: Solution) -> Solution:
+    """Solve with Z3 as well, and return the solution with Z3's schedule among its baselines."""
     from weft_map.z3_model import solve_like_the_paper
 
     if case.options.objective != "latency":
@@ -63,14 +63,16 @@ def beside_z3(case: MappingCase, solution: Solution) -> Solution:
     return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
 
 
-def _teller(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
-    def tell(improvement: Improvement) -> None:
+def _show_improvements(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
+    """A callback that writes each improvement into the progress bar."""
+
+    def show(improvement: Improvement) -> None:
         known = isfinite(improvement.bound) and improvement.bound != 0
         gap = f", at most {abs(improvement.value / improvement.bound - 1):.1%} from the best" if known else ""
         value = _value(improvement.value, objective)
         advance(f"{value} by {improvement.schedule.made_by} after {improvement.seconds:.2f} s{gap}")
 
-    return tell
+    return show
 
 
 def _value(value: float, objective: Objective) -> str:
@@ -96,7 +98,7 @@ def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
 
 
 def _idling_lines(solution: Solution) -> list[str]:
-    """What pauses of any length bring, which lie outside the class."""
+    """A line about the same mapping with delays of any length, if that gains enough to mention."""
     if solution.idled is None:
         return []
     objective = solution.certificate.objective
@@ -107,7 +109,7 @@ def _idling_lines(solution: Solution) -> list[str]:
 
 
 def _print_schedules(case: MappingCase, solution: Solution) -> None:
-
+    """Print a table of our schedule and all baselines, best first."""
     problem, objective = case.problem, case.options.objective
     names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
     columns = ("schedule", "makespan ms", "sum of 1/T, 1/s", "to best baseline", "slow-down", "moves")
@@ -155,7 +157,8 @@ def _print_mapping(case: MappingCase, solution: Solution) -> None:
     problem = case.problem
     its = segments(problem, solution.schedule)
     table = plain_table("mapping, groups from 0", ("task", "profile", "groups", "through ms", "units"), left=2)
-    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    units_column = table.columns[-1]
+    units_column.justify, units_column.no_wrap = "left", False
     for n, task in enumerate(problem.tasks):
         profile = case.profiles[task.name]
         ways = [segment_line(problem, [s for s in its if (s.task, s.run) == (n, run)]) for run in range(task.repeats)]
@@ -193,7 +196,7 @@ def certificate_lines(certificate: Certificate) -> list[str]:
 
 
 def _better(certificate: Certificate, bound: float) -> float:
-    """By how much *bound* is better, as a share of the makespan, or of the throughput."""
+    """By which share of the certified value *bound* is better."""
     return abs(1 - bound / certificate.value) if certificate.value else 0.0
 
 
@@ -260,7 +263,7 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
 
 
 def _outcomes_to_draw(solution: Solution) -> list[Outcome]:
-    """Our schedule, then the best baselines with different values, and the one on the GPU alone."""
+    """Our schedule, then the best baselines with different values, and ``gpu-only`` in any case."""
     objective = solution.certificate.objective
     ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
     others: dict[float, Outcome] = {}

@@ -1,11 +1,13 @@
-"""Events on a SoC between decisions, compiled; and how good a schedule through a state can be at best.
+"""Compiled simulation of a SoC from event to event, and lower bounds for the schedules through a state.
 
-The phase of every task is one number (step, unit, phase, packed); beside it stands how much of its move or of its step
-is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which no step waits without need. The
-plain twin is ``weft_map.simulator``.
+The state of a task is one packed number (step, unit, phase), and the seconds that are left of its move or step.
+``advance`` goes to the next event; ``follow`` runs a whole mapping. The plain twin is ``weft_map.simulator``.
 
-Prices make activities of different tasks comparable (``weft_map.prices`` finds them); here the priced ways to the end
-are summed up for a state.
+Prices make activities of different tasks comparable (``weft_map.prices`` finds them); ``estimate`` sums up the priced
+ways to the end for a state.
+
+Arguments of the kernels: tables: ``weft_map.problem.Tables``. code: packed state per task. left: seconds left of each
+task's move, or stand-alone seconds of its step. ended: end of each task. n, m: tasks; i: a step; p: a set of prices.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ import numpy.typing as npt
 from weft.kernels.compiling import untyped_called, untyped_loop
 
 WAITING, BOUNDARY, MOVING, READY, RUNNING, LEAVING, DONE, HELD = range(8)
-"""Phases of a task: for others to end; at an event, its next unit to be chosen (its unit is the one it comes from); on
-its way to a unit; there, not begun; running; on its way out; through; let wait at an earlier event, and still free to
-choose a unit to which there is no way to go."""
+"""Phases of a task. WAITING: for other tasks to end. BOUNDARY: the unit of the next step is to be chosen at this event;
+the packed unit is the one that the task comes from. MOVING: to its unit. READY: on its unit, step not begun. RUNNING.
+LEAVING: the SoC, after the last step. DONE. HELD: the search let it wait at an earlier event; it may still choose a
+unit to which the move takes no time."""
 
 TINY_S = 1e-13
-"""Two events closer than this are one; a gain smaller than this is none."""
+"""Events closer than this count as one; values that differ by less count as equal."""
 
 
 @numba.njit(cache=True, inline="always")
@@ -49,7 +52,10 @@ def step_of(code):
 
 @untyped_loop
 def advance(tables, code, left, ended, pace, time, until):
-    """Advance to the next end of a step or move, or to *until*; return the new time."""
+    """Advance from *time* to the next end of a step or move, or to *until* if that is earlier; return the new time.
+
+    Changes *code*, *left* and *ended*; *pace* is scratch for the slow-down of each task.
+    """
     total = 0.0
     for n in range(len(code)):
         if phase_of(code[n]) == RUNNING:
@@ -66,7 +72,7 @@ def advance(tables, code, left, ended, pace, time, until):
             pace[n] = 1.0
             passed = min(passed, left[n])
     time += passed
-    through = False
+    any_done = False
     for n in range(len(code)):
         phase = phase_of(code[n])
         if phase not in (RUNNING, MOVING, LEAVING):
@@ -83,15 +89,15 @@ def advance(tables, code, left, ended, pace, time, until):
         elif phase == RUNNING and tables.leave[n, unit] > 0:
             code[n], left[n] = pack(step, unit, LEAVING), tables.leave[n, unit]
         else:
-            code[n], ended[n], through = pack(0, 0, DONE), time, True
-    if through:
+            code[n], ended[n], any_done = pack(0, 0, DONE), time, True
+    if any_done:
         release(tables, code)
     return time
 
 
 @untyped_loop
 def release(tables, code):
-    """Let tasks begin whose predecessors have ended."""
+    """Set waiting tasks to BOUNDARY if all tasks that they wait for are done; they come from outside."""
     outside = tables.time.shape[2]
     for n in range(len(code)):
         if phase_of(code[n]) == WAITING:
@@ -105,18 +111,20 @@ def release(tables, code):
 
 @untyped_loop
 def finished(code):
-    running = 0
+    """Whether all tasks are done."""
+    unfinished = 0
     for n in range(len(code)):
-        running += phase_of(code[n]) != DONE
-    return running == 0
+        unfinished += phase_of(code[n]) != DONE
+    return unfinished == 0
 
 
 @untyped_loop
 def follow(tables, units, order, delays, starts, ended):
-    """Run a mapping, first come, first served: a step is there when its data is and its delay has passed.
+    """Simulate a mapping, first come, first served; return the makespan, and fill *starts* and *ended*.
 
-    units and delays: [task, step]; order: tasks from the one that goes first where two come at once. Fills *starts* and
-    *ended*; returns when all is done."""
+    units, delays, starts: [task, step]; a step enters the queue of its unit when it is ready there and its delay has
+    passed. order: tasks by priority, highest first, for steps that enter a queue at once.
+    """
     tasks, outside = len(order), tables.time.shape[2]
     code, left = np.full(tasks, pack(0, 0, WAITING)), np.zeros(tasks)
     due, pace, busy = np.full(tasks, np.inf), np.ones(tasks), np.zeros(outside, np.int64)
@@ -159,7 +167,11 @@ def follow(tables, units, order, delays, starts, ended):
 
 @numba.njit(cache=True, error_model="numpy")
 def slow_down(row: npt.NDArray[np.float64], own: float, others: float) -> float:
-    """How many times longer work of demand *own* takes beside *others*; *row* is one of ``Soc.contention_table``."""
+    """How many times longer work takes that demands *own* GB/s while others demand *others* GB/s together.
+
+    row: the unit's row of ``Soc.contention_table``; row[0] is 0 for plain sharing of the bandwidth, else PCCS. As in
+    PCCS, work is in the minor, normal or intensive region by its own demand.
+    """
     if own <= 0.0 or others <= 0.0:
         return 1.0
     peak: float = row[1]
@@ -185,51 +197,57 @@ Floats = npt.NDArray[np.float64]
 
 
 class ActivityPrices(NamedTuple):
-    """What a second of each activity costs, such that whatever goes on at once costs at most 1 a second; several sets.
+    """Several sets of prices; in each set, activities that can run at once cost at most 1 per second together.
 
-    So the priced cheapest way to the end, summed over the tasks, is a lower bound on the time left."""
+    So the cost of the cheapest way to the end, summed over the tasks, is a lower bound on the seconds left.
+    """
 
     run: Floats
-    """[task, step, unit, set]: a second of stand-alone work."""
+    """[task, step, unit, set]: price of a second of stand-alone work."""
     move: Floats
-    """[task, set]: a second on the way."""
+    """[task, set]: price of a second in which the task moves."""
     togo: Floats
-    """[task, step, from, switches left, set]: the cheapest way from before a step to the end."""
+    """[task, step, from, switches left, set]: cost of the cheapest way from before the step to the end."""
     energy: Floats
-    """[task, step, from]: the fewest joules from before a step to the end."""
+    """[task, step, from]: the fewest joules from before the step to the end."""
 
 
 SAME_LATER, NOWHERE_EARLIER = range(2)
-"""A state that only lies later: what follows it follows the other as well, sooner. Or any that is nowhere earlier."""
+"""Which states the search drops in favour of another state with the same phases. SAME_LATER: the same state at a later
+time, which is certainly no better. NOWHERE_EARLIER: a state in which no task is further ahead, which is rarely wrong.
+"""
 
 
 class BoundRules(NamedTuple):
     """The objective and the limits of a search."""
 
     throughput: bool
-    """Else the least makespan."""
+    """Whether to maximise the throughput; otherwise the makespan is minimised."""
     repeats: Floats
-    """Runs of each task, for the throughput."""
+    """[task]: its runs, for the throughput."""
     switches: int
-    """A task may change its unit this often within a run; -1: as often as it likes."""
+    """How often a task may change its unit within a run; -1: any number of times."""
     deadline: float
-    """All must be through by then; infinite where there is no limit."""
+    """Seconds by which all tasks must have ended; infinite without a limit."""
     budget: float
-    """Joules all tasks together may take; infinite where there is no limit."""
+    """Joules that all tasks together may take; infinite without a limit."""
     dominance: int
-    """Which states are dropped for another of the same phases: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
+    """Which states are dropped for another state: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
 
 
 @untyped_called
 def estimate(tables, rules, prices, work, time):
-    """The best value a schedule through the state in *work* can have."""
+    """A lower bound for the values of schedules through the state in *work* at *time*; infinite if it breaks a limit.
+
+    *work* is a ``soc_search.Scratch``; this fills its ``costs`` with the priced rest of each task.
+    """
     if rules.budget < np.inf and work.spent[0] + _energy_to_go(tables, prices, work) > rules.budget:
         return np.inf
     sets = prices.move.shape[1]
     for n in range(len(work.code)):
         code, left = work.code[n], work.left[n]
         phase, step, unit = phase_of(code), step_of(code), unit_of(code)
-        spare = rules.switches - work.used[n] if rules.switches >= 0 else 0
+        switches_left = rules.switches - work.used[n] if rules.switches >= 0 else 0
         if phase == DONE:
             for p in range(sets):
                 work.costs[n, p] = 0.0
@@ -240,33 +258,33 @@ def estimate(tables, rules, prices, work, time):
             if phase == WAITING:
                 unit = tables.time.shape[2]
             for p in range(sets):
-                work.costs[n, p] = prices.togo[n, step, unit, spare, p]
+                work.costs[n, p] = prices.togo[n, step, unit, switches_left, p]
         else:
-            way, rest = 0.0, left
+            move_s, run_s = 0.0, left
             if phase != RUNNING:
-                way, rest = left, tables.time[n, step, unit]
+                move_s, run_s = left, tables.time[n, step, unit]
             for p in range(sets):
                 work.costs[n, p] = (
-                    prices.move[n, p] * way
-                    + prices.run[n, step, unit, p] * rest
-                    + prices.togo[n, step + 1, unit, spare, p]
+                    prices.move[n, p] * move_s
+                    + prices.run[n, step, unit, p] * run_s
+                    + prices.togo[n, step + 1, unit, switches_left, p]
                 )
-    most = 0.0
+    least_s = 0.0  # every set gives a lower bound on the seconds left; the largest is the best
     for p in range(sets):
         cost = 0.0
         for n in range(len(work.code)):
             cost += work.costs[n, p]
-        most = max(most, cost)
-    if time + most > rules.deadline:
+        least_s = max(least_s, cost)
+    if time + least_s > rules.deadline:
         return np.inf
     if rules.throughput:
         return _least_negated_throughput(rules, work, time, sets)
-    return time + most
+    return time + least_s
 
 
 @untyped_called
 def _energy_to_go(tables, prices, work):
-    """The fewest joules the steps without a unit can take."""
+    """The fewest joules of all steps whose unit is not chosen yet."""
     least = 0.0
     for n in range(len(work.code)):
         code = work.code[n]
@@ -282,35 +300,40 @@ def _energy_to_go(tables, prices, work):
 
 @untyped_called
 def _least_negated_throughput(rules, work, time, sets):
-    """A bound on the throughput: whatever the order in which tasks end, the first few need their time together."""
+    """A lower bound on the negated throughput.
+
+    In whatever order the tasks end, the last task of the first k to end ends no earlier than those k tasks need
+    together by the prices. work.subsets[bits]: the most throughput if just this set of tasks ends first, built up by
+    adding the task that ends last; -1 if the set holds a task that has ended already.
+    """
     tasks = len(work.code)
-    reached = 0.0
+    done_rate = 0.0
     for n in range(tasks):
         if phase_of(work.code[n]) == DONE:
-            reached += rules.repeats[n] / max(work.ended[n], TINY_S)
+            done_rate += rules.repeats[n] / max(work.ended[n], TINY_S)
     work.subsets[0] = 0.0
     for subset in range(1, 1 << tasks):
         work.subsets[subset] = -1.0
-        need = 0.0
+        need_s = 0.0
         for p in range(sets):
             cost = 0.0
             for n in range(tasks):
                 if subset >> n & 1:
                     cost += work.costs[n, p]
-            need = max(need, cost)
+            need_s = max(need_s, cost)
         for n in range(tasks):
             if subset >> n & 1 and phase_of(work.code[n]) != DONE and work.subsets[subset ^ (1 << n)] >= 0:
-                gain = rules.repeats[n] / max(time + need, TINY_S)
-                work.subsets[subset] = max(work.subsets[subset], work.subsets[subset ^ (1 << n)] + gain)
+                rate = rules.repeats[n] / max(time + need_s, TINY_S)
+                work.subsets[subset] = max(work.subsets[subset], work.subsets[subset ^ (1 << n)] + rate)
     most = 0.0
     for subset in range(1 << tasks):
         most = max(most, work.subsets[subset])
-    return -(reached + most)
+    return -(done_rate + most)
 
 
 @untyped_loop
 def value_of(rules, ended):
-    """The value of a finished schedule: lower is better."""
+    """The value to minimise if the tasks end at *ended*: the makespan, or the negated throughput."""
     if not rules.throughput:
         return ended.max()
     total = 0.0
@@ -321,7 +344,11 @@ def value_of(rules, ended):
 
 @untyped_loop
 def shift(tables, rules, units, order, delays, starts, ended, best, stride):
-    """Try every delay a stride longer and shorter, and keep what helps; returns the value then."""
+    """One round of the pattern search over delays: make each delay *stride* seconds longer, then shorter.
+
+    Changes that improve *best* stay in *delays* ([task, step]). Returns the best value; *starts* and *ended* are those
+    of the last trial.
+    """
     for n in range(len(tables.steps)):
         for i in range(tables.steps[n]):
             for sign in (1.0, -1.0):

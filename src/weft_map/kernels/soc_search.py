@@ -1,10 +1,14 @@
 """The search over event-aligned schedules on a SoC, compiled.
 
-A state says for every task at which step it is, on which unit and in which phase, and how much of a move or of a
-running step is left. Between two events nothing is decided, so a state is reached by choices at an event followed by
-the time to the next one. ``grow`` goes one event further from chosen states; ``expand`` takes the most promising
-state of all, again and again, until none can beat the best schedule known. The plain twin is the enumeration in
+A state holds for every task its step, unit and phase, and the seconds left of its move or step. Decisions are made only
+at events, so the successors of a state are all combinations of the tasks' options at an event, each advanced to the
+next event. ``grow`` expands a layer of given states (a dive); ``expand`` takes the state of least bound, again and
+again, until no state can beat the best known schedule. The plain twin is the enumeration in
 tests/mapping/event_schedules.py.
+
+Arguments of the kernels: tables, rules, prices: ``Tables``, ``BoundRules`` and ``ActivityPrices``. states: a ``Store``;
+state, row, parent: rows of it. work: a ``Scratch``. table: the hash table, from phases to the first state that has
+them. best: value and row of the best finished state. count: number of states. n: a task.
 """
 
 from __future__ import annotations
@@ -40,12 +44,12 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LIKE_S = 1e-11
-"""Resolution of times in the hash of a state: states that differ by less mostly get the same entry; if not, both are
-kept."""
+"""Resolution in seconds of the hash of a state: states that differ by less mostly get the same hash. If not, both are
+kept, which costs only time."""
 
 
 class Store(NamedTuple):
-    """States, row by row."""
+    """The states of a search, one per row."""
 
     code: npt.NDArray[np.int32]
     """[state, task]: step, unit and phase, packed."""
@@ -54,32 +58,38 @@ class Store(NamedTuple):
     chosen: npt.NDArray[np.int32]
     """[state, task]: the unit chosen last."""
     left: Floats
-    """[state, task]: seconds of the move, or of stand-alone work."""
+    """[state, task]: seconds left of the move, or of stand-alone work."""
     ended: Floats
-    """[state, task]: when a task was through."""
+    """[state, task]: when the task ended."""
     spent: Floats
-    """Joules of all steps whose unit is chosen."""
+    """[state]: joules of all steps whose unit is chosen."""
     time: Floats
+    """[state]: seconds since the begin."""
     bound: Floats
-    """The best value a schedule through this state can have."""
+    """[state]: no schedule through the state has a smaller value."""
     parent: npt.NDArray[np.int32]
+    """[state]: the state before; -1: this is the first."""
     follows: npt.NDArray[np.int32]
-    """The next state of the same phases; -1: none."""
+    """[state]: the next state of the same phases in a linked list; -1: none."""
     dropped: npt.NDArray[np.bool_]
-    """Not worth expanding: another is nowhere later, or it is finished."""
+    """[state]: not worth expanding, because another state dominates it or it is finished."""
 
 
 class Scratch(NamedTuple):
-    """Where the children of one state are put together."""
+    """Memory in which the successors of one state are put together, one after another."""
 
     options: Ints
-    """[task]: how many ways it has to go on."""
+    """[task]: the number of its options at the event."""
     picks: Ints
+    """[task]: the option that the present combination picks."""
     codes: Ints
-    """[task, option]: step, unit and phase that it would have then, packed."""
+    """[task, option]: the packed step, unit and phase after the option."""
     lefts: Floats
+    """[task, option]: seconds left after the option; see ``Store.left``."""
     useds: Ints
+    """[task, option]: switches of this run after the option."""
     code: Ints
+    """This and the next four: [task] of the successor, as in ``Store``."""
     chosen: Ints
     left: Floats
     used: Ints
@@ -93,15 +103,16 @@ class Scratch(NamedTuple):
     costs: Floats
     """[task, set]: the remaining cost of the task at the prices of the set."""
     subsets: Floats
-    """[subset of the tasks]: the most throughput if these end first; -1 where they cannot."""
+    """[bits of a set of tasks]: see ``_least_negated_throughput``."""
 
 
 def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
-    """subsets: whether the throughput is asked for."""
-    many = 2 * units
+    """Allocate the scratch memory. sets: number of price sets; subsets: whether the objective is the throughput."""
+    most_options = 2 * units
     return Scratch(
         np.zeros(tasks, np.int64), np.zeros(tasks, np.int64),
-        np.zeros((tasks, many), np.int64), np.zeros((tasks, many)), np.zeros((tasks, many), np.int64),
+        np.zeros((tasks, most_options), np.int64), np.zeros((tasks, most_options)),
+        np.zeros((tasks, most_options), np.int64),
         np.zeros(tasks, np.int64), np.zeros(tasks, np.int64), np.zeros(tasks), np.zeros(tasks, np.int64),
         np.zeros(tasks), np.zeros(1),
         np.zeros(units, np.int64), np.zeros(tasks), np.zeros((tasks, sets)), np.zeros(1 << tasks if subsets else 0),
@@ -109,6 +120,7 @@ def scratch(tasks: int, units: int, sets: int, *, subsets: bool) -> Scratch:
 
 
 def store(states: int, tasks: int) -> Store:
+    """Allocate memory for *states* states of *tasks* tasks."""
     return Store(
         np.zeros((states, tasks), np.int32), np.zeros((states, tasks), np.int32), np.zeros((states, tasks), np.int32),
         np.zeros((states, tasks)), np.zeros((states, tasks)), np.zeros(states), np.zeros(states), np.zeros(states),
@@ -118,10 +130,14 @@ def store(states: int, tasks: int) -> Store:
 
 @untyped_called
 def _options(tables, rules, work, n, code, left, used):
-    """What task *n* may do at this event."""
+    """Write the options of task *n* at this event into *work*; return their number.
+
+    code, left, used: the task's present values. A task at a boundary chooses a unit, a ready task may start; all other
+    tasks, and a ready task that waits, stay as they are.
+    """
     phase, step, unit = phase_of(code), step_of(code), unit_of(code)
     if phase in (BOUNDARY, HELD):
-        return _ways_on(tables, rules, work, n, phase, step, unit, used)
+        return _unit_options(tables, rules, work, n, phase, step, unit, used)
     count = 0
     if phase == READY:
         work.codes[n, count], work.lefts[n, count] = pack(step, unit, RUNNING), tables.time[n, step, unit]
@@ -132,26 +148,30 @@ def _options(tables, rules, work, n, code, left, used):
 
 
 @untyped_called
-def _ways_on(tables, rules, work, n, phase, step, unit, used):
-    """Units to which task *n* may go, and one more way: to wait where it is, if it need not go anywhere."""
-    count, held = 0, False
+def _unit_options(tables, rules, work, n, phase, step, unit, used):
+    """Write the options of task *n* before *step*, coming from *unit*: each allowed unit, and to be held.
+
+    It can be held only if it could also start without a move; a task that was held may only go where no move is needed,
+    because a move begins at once or not at all.
+    """
+    count, may_hold = 0, False
     for v in range(tables.time.shape[2]):
-        way = tables.move[n, step, unit, v]
-        if not way < np.inf or (phase == HELD and way > 0):
+        move_s = tables.move[n, step, unit, v]
+        if not move_s < np.inf or (phase == HELD and move_s > 0):
             continue
-        spent = 0
+        switches = 0
         if rules.switches >= 0 and not tables.begins[n, step]:
-            spent = used + (unit != v)
-            if spent > rules.switches:
+            switches = used + (unit != v)
+            if switches > rules.switches:
                 continue
-        held |= way == 0
-        if way > 0:
-            work.codes[n, count], work.lefts[n, count] = pack(step, v, MOVING), way
+        may_hold |= move_s == 0
+        if move_s > 0:
+            work.codes[n, count], work.lefts[n, count] = pack(step, v, MOVING), move_s
         else:
             work.codes[n, count], work.lefts[n, count] = pack(step, v, RUNNING), tables.time[n, step, v]
-        work.useds[n, count] = spent
+        work.useds[n, count] = switches
         count += 1
-    if held:
+    if may_hold:
         work.codes[n, count], work.lefts[n, count], work.useds[n, count] = pack(step, unit, HELD), 0.0, used
         count += 1
     return count
@@ -159,7 +179,7 @@ def _ways_on(tables, rules, work, n, phase, step, unit, used):
 
 @untyped_called
 def _begin(tables, rules, states, state, work):
-    """Prepare the enumeration of a state's successors; return whether there are any."""
+    """Prepare the enumeration of a state's successors; return False if a task has no option at all."""
     for n in range(states.code.shape[1]):
         work.options[n] = _options(
             tables, rules, work, n, states.code[state, n], states.left[state, n], states.used[state, n]
@@ -172,10 +192,13 @@ def _begin(tables, rules, states, state, work):
 
 @untyped_called
 def _choose(tables, states, state, work):
-    """Combine the picked options into a state; return -1, or the task whose option is impossible."""
+    """Combine the picked options into a successor in *work*; return -1, or a task whose pick makes it impossible.
+
+    Impossible: more tasks run on a unit than it has instances; or nothing runs or moves, so that no event would follow.
+    """
     work.busy[:] = 0
     work.spent[0] = states.spent[state]
-    going = False
+    any_progress = False
     for n in range(len(work.code)):
         pick = work.picks[n]
         code = work.codes[n, pick]
@@ -185,17 +208,20 @@ def _choose(tables, states, state, work):
             work.busy[unit] += 1
             if work.busy[unit] > tables.instances[unit]:
                 return n
-        going |= phase in (RUNNING, MOVING, LEAVING)
+        any_progress |= phase in (RUNNING, MOVING, LEAVING)
         if phase_of(states.code[state, n]) in (BOUNDARY, HELD) and phase != HELD:
             work.spent[0] += tables.energy[n, step_of(code), unit_of(code)]
         work.code[n], work.left[n], work.used[n] = code, work.lefts[n, pick], work.useds[n, pick]
         work.ended[n], work.chosen[n] = states.ended[state, n], unit_of(code)
-    return -1 if going else len(work.code) - 1
+    return -1 if any_progress else len(work.code) - 1
 
 
 @untyped_called
-def _turn(work, task):
-    """Go to the next combination with another option of this task or an earlier one; return whether there is one."""
+def _next_combination(work, task):
+    """Pick the next option of *task*, or of an earlier task if it has no more; return False after the last combination.
+
+    The tasks after it begin again at their first option, so combinations that share an impossible part are skipped.
+    """
     for n in range(task + 1, len(work.picks)):
         work.picks[n] = 0
     for n in range(task, -1, -1):
@@ -208,7 +234,7 @@ def _turn(work, task):
 
 @untyped_called
 def _has_room(tables, states, state, work, room):
-    """Whether *room* entries hold every combination that can be."""
+    """Whether *room* rows suffice for all successors of a state: by the product of options, else by counting them."""
     most = 1.0
     for n in range(len(work.options)):
         most *= work.options[n]
@@ -218,13 +244,14 @@ def _has_room(tables, states, state, work, room):
     while more and room >= 0:
         failed = _choose(tables, states, state, work)
         room -= failed < 0
-        more = _turn(work, failed if failed >= 0 else len(work.picks) - 1)
+        more = _next_combination(work, failed if failed >= 0 else len(work.picks) - 1)
     work.picks[:] = 0
     return room >= 0
 
 
 @untyped_called
-def _keep(states, row, work, time, bound, parent):
+def _store_state(states, row, work, time, bound, parent):
+    """Copy the successor in *work* into a row of *states*."""
     for n in range(len(work.code)):
         states.code[row, n] = work.code[n]
         states.used[row, n] = work.used[n]
@@ -237,31 +264,36 @@ def _keep(states, row, work, time, bound, parent):
 
 
 @untyped_called
-def _no_later(rules, states, row, work, time):
-    """-1: the stored state is nowhere later than the one in *work*; 1: the other way round; 0: neither.
+def _compare(rules, states, row, work, time):
+    """Compare a stored state with the successor in *work* at *time*, of the same phases.
 
-    Where only states that are the same but later are dropped, those compared have the same times left already."""
-    older, newer = states.time[row] <= time + TINY_S, time <= states.time[row] + TINY_S
+    -1: the stored state is nowhere later; 1: the successor is nowhere later; 0: neither. Under ``SAME_LATER`` the hash
+    table compares only states with the same times left.
+    """
+    stored_wins, new_wins = states.time[row] <= time + TINY_S, time <= states.time[row] + TINY_S
     if rules.budget < np.inf:
-        older &= states.spent[row] <= work.spent[0]
-        newer &= work.spent[0] <= states.spent[row]
+        stored_wins &= states.spent[row] <= work.spent[0]
+        new_wins &= work.spent[0] <= states.spent[row]
     for n in range(len(work.code)):
-        older &= states.left[row, n] <= work.left[n] + TINY_S
-        newer &= work.left[n] <= states.left[row, n] + TINY_S
+        stored_wins &= states.left[row, n] <= work.left[n] + TINY_S
+        new_wins &= work.left[n] <= states.left[row, n] + TINY_S
         if rules.switches >= 0:
-            older &= states.used[row, n] <= work.used[n]
-            newer &= work.used[n] <= states.used[row, n]
+            stored_wins &= states.used[row, n] <= work.used[n]
+            new_wins &= work.used[n] <= states.used[row, n]
         if rules.throughput:
-            older &= states.ended[row, n] <= work.ended[n] + TINY_S
-            newer &= work.ended[n] <= states.ended[row, n] + TINY_S
-        if not older and not newer:
+            stored_wins &= states.ended[row, n] <= work.ended[n] + TINY_S
+            new_wins &= work.ended[n] <= states.ended[row, n] + TINY_S
+        if not stored_wins and not new_wins:
             return 0
-    return -1 if older else 1
+    return -1 if stored_wins else 1
 
 
 @untyped_called
 def _slot(rules, table, states, code, left):
-    """Where in the hash table states are listed that this one is compared with, or would be."""
+    """The slot of the hash table for states with these phases, taken or still free (linear probing, FNV hash).
+
+    Under ``SAME_LATER``, the times left are part of the key.
+    """
     exact = rules.dominance == SAME_LATER
     value = np.uint64(14695981039346656037)
     for n in range(len(code)):
@@ -287,10 +319,13 @@ def _slot(rules, table, states, code, left):
 
 @untyped_called
 def _is_dominated(rules, states, table, place, work, time):
-    """Whether a listed state dominates the one in *work*; drop listed ones that it dominates."""
+    """Whether a state in the list of slot *place* dominates the successor in *work*.
+
+    Until one is found, listed states that the successor dominates are dropped.
+    """
     row, before = table[place], -1
     while row >= 0:
-        verdict = _no_later(rules, states, row, work, time)
+        verdict = _compare(rules, states, row, work, time)
         if verdict < 0:
             return True
         following = states.follows[row]
@@ -305,8 +340,8 @@ def _is_dominated(rules, states, table, place, work, time):
 
 
 @untyped_called
-def _list(states, table, place, row):
-    """List a state behind the first one of its phases, or as the first."""
+def _add_to_list(states, table, place, row):
+    """Insert a state into the list of slot *place*, behind the head, or as the head."""
     head = table[place]
     if head < 0:
         table[place] = row
@@ -317,16 +352,16 @@ def _list(states, table, place, row):
 
 @untyped_loop
 def relist(rules, states, count, table):
-    """Fill a larger hash table with the states there are."""
+    """Fill a larger, empty hash table with the first *count* states."""
     for row in range(count):
         states.follows[row] = -1
     for row in range(count):
-        _list(states, table, _slot(rules, table, states, states.code[row], states.left[row]), row)
+        _add_to_list(states, table, _slot(rules, table, states, states.code[row], states.left[row]), row)
 
 
 @untyped_loop
 def push(heap, size, keys, row):
-    """Put a row on a heap of *size* that is ordered by the rows' keys."""
+    """Put *row* on a heap of *size* rows that is ordered by keys[row]; the caller counts the size up."""
     place = size
     while place > 0:
         up = (place - 1) >> 1
@@ -339,7 +374,7 @@ def push(heap, size, keys, row):
 
 @untyped_loop
 def pop(heap, size, keys):
-    """Take the row of the least key off a heap of *size*."""
+    """Remove and return the row of the least key from a heap of *size* rows; the caller counts the size down."""
     least, last = heap[0], heap[size - 1]
     place = 0
     while True:
@@ -357,13 +392,15 @@ def pop(heap, size, keys):
 
 
 @untyped_called
-def _grow(tables, rules, prices, states, table, work, state, count, best, spare):
-    """Add what may follow a state and could beat ``best[0]``; returns how many states there are then, -1: no room.
+def _grow(tables, rules, prices, states, table, work, state, count, best, drop_overflow):
+    """Add the successors of *state* whose bound is better than ``best[0]``; return the new number of states, or -1.
 
-    A finished schedule that beats it becomes the best: its value and its row. spare: leave out what finds no room."""
+    -1: not all successors would find room, and *drop_overflow* is false; true: those without room are dropped. A
+    finished successor that beats the best becomes the best.
+    """
     if not _begin(tables, rules, states, state, work):
         return count
-    if not spare and not _has_room(tables, states, state, work, len(states.time) - count):
+    if not drop_overflow and not _has_room(tables, states, state, work, len(states.time) - count):
         return -1
     more = True
     while more and count < len(states.time):
@@ -373,7 +410,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, spare)
             if finished(work.code):
                 value = value_of(rules, work.ended)
                 if value < best[0] - TINY_S and work.spent[0] <= rules.budget and time <= rules.deadline:
-                    _keep(states, count, work, time, value, state)
+                    _store_state(states, count, work, time, value, state)
                     best[0], best[1] = value, count
                     states.dropped[count] = True
                     count += 1
@@ -382,29 +419,29 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, spare)
                 if bound < best[0] - TINY_S:
                     place = _slot(rules, table, states, work.code, work.left)
                     if not _is_dominated(rules, states, table, place, work, time):
-                        _keep(states, count, work, time, bound, state)
-                        _list(states, table, place, count)
+                        _store_state(states, count, work, time, bound, state)
+                        _add_to_list(states, table, place, count)
                         count += 1
-        more = _turn(work, failed if failed >= 0 else len(work.picks) - 1)
+        more = _next_combination(work, failed if failed >= 0 else len(work.picks) - 1)
     return count
 
 
 @untyped_loop
 def root(tables, rules, prices, states, work):
-    """Make row 0 the initial state, before any step."""
+    """Write the initial state, before any step, into row 0."""
     for n in range(len(work.code)):
         work.code[n], work.left[n], work.used[n], work.ended[n], work.chosen[n] = pack(0, 0, WAITING), 0.0, 0, 0.0, 0
     release(tables, work.code)
     work.spent[0] = 0.0
-    _keep(states, np.int64(0), work, 0.0, estimate(tables, rules, prices, work, 0.0), np.int64(-1))
+    _store_state(states, np.int64(0), work, 0.0, estimate(tables, rules, prices, work, 0.0), np.int64(-1))
 
 
 @untyped_loop
 def grow(tables, rules, prices, states, table, work, layer, count, best):
-    """Add what may follow the states of a layer, as long as there is room; returns how many states there are then."""
+    """Add the successors of the states in *layer* (rows), as long as there is room; return the new number of states."""
     for state in layer:
         if states.bound[state] < best[0] - TINY_S:
-            # A literal True would compile it once more, beside that of ``expand``.
+            # A literal True has a type of its own: numba would compile ``_grow`` a second time, besides for ``expand``.
             count = _grow(
                 tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, np.bool_(True)
             )
@@ -413,10 +450,11 @@ def grow(tables, rules, prices, states, table, work, layer, count, best):
 
 @untyped_loop
 def expand(tables, rules, prices, states, table, heap, work, steps, best, sizes):
-    """Expand the most promising states, at most *steps* of them.
+    """Expand up to *steps* states, always the one of least bound.
 
-    sizes: states made, heap size, states expanded. Returns 0: nothing better is left; 1: there is more to do;
-    2: there is no room to do it."""
+    heap: rows of the states to expand, by bound. sizes: number of states, of rows in the heap, and of expanded states;
+    updated. Returns 0: nothing better is left, so the best is proved; 1: there is more to expand; 2: there is no room.
+    """
     count, size, verdict = sizes[0], sizes[1], 1
     for _ in range(steps):
         while size and states.dropped[heap[0]]:

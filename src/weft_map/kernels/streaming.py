@@ -20,9 +20,9 @@ def _add_up(data: npt.NDArray[np.float64], first: int, stop: int) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def stream(data: npt.NDArray[np.float64], first: int, blocks: int, steps: int) -> float:
-    """Read *blocks* of ``BLOCK`` doubles from *first* on, with *steps* multiplications and additions after each.
+    """Read *blocks* blocks of ``BLOCK`` doubles from index *first* on, and do *steps* multiply-adds after each block.
 
-    Returns a number that depends on all of them, so that the compiler leaves nothing out.
+    Returns a number that depends on every read and operation, so that the compiler cannot leave them out.
     """
     total = 0.0
     for block in range(blocks):

@@ -26,20 +26,20 @@ CONTENDED = 1 + 1e-9
 
 
 class RanStep(NamedTuple):
-    """One step as it ran."""
+    """The times of one simulated step."""
 
     task: int
     step: int
     unit: int
     instance: int
     moved_s: float
-    """When it left for its unit."""
+    """When the move to its unit began."""
     ready_s: float
-    """When it was there."""
+    """When the move had ended."""
     start_s: float
     end_s: float
     work_s: float
-    """What the step takes on its unit alone."""
+    """Stand-alone seconds of the step on its unit."""
     pieces: tuple[RunInterval, ...]
 
     @property
@@ -52,7 +52,7 @@ class MemoryDemand(NamedTuple):
     """The bandwidth that running groups demand, constant between two instants."""
 
     times_s: Floats
-    """When each row below begins, and when the last one ends."""
+    """[interval + 1]: begin of each interval, and the end of the last."""
     gb_s: Floats
     """[interval, task]: the demand of each task in each interval."""
 
@@ -88,7 +88,7 @@ class UnitReport:
     """How long the instance was idle before the end of the last task."""
     busy_share: float
     contention_s: float
-    """The part of the busy time that the same work would not take alone."""
+    """The part of the busy time that contention adds to the stand-alone work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class MappingReport:
     throughput: float
     """Runs per second, summed over the tasks."""
     work_s: float
-    """Stand-alone time of all steps where they ran. With what contention takes and the units' idle time it is the
-    makespan times the number of units."""
+    """Stand-alone time of all steps on their units. Together with contention_s and idle_s it is the makespan times the
+    number of units' instances."""
     contention_s: float
     idle_s: float
     contended_share: float
@@ -129,6 +129,7 @@ def mapping_report(outcome: Outcome) -> dict[str, Any]:
 
 
 def report_of(outcome: Outcome) -> MappingReport:
+    """Compute the report of *outcome*."""
     problem, makespan_s = outcome.problem, outcome.makespan_s
     tasks, units, demand = _tasks(outcome), _units(outcome), demand_of(outcome)
     lengths_s, total = np.diff(demand.times_s), demand.gb_s.sum(axis=1)
@@ -156,7 +157,7 @@ def report_of(outcome: Outcome) -> MappingReport:
 
 
 def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
-    """Every step, by task."""
+    """The times of every step, by task and step."""
     pieces: dict[tuple[int, int], list[RunInterval]] = defaultdict(list)
     for piece in outcome.pieces:
         pieces[piece.task, piece.step].append(piece)
@@ -183,7 +184,7 @@ def demand_of(outcome: Outcome) -> MemoryDemand:
 
 
 def lanes_of(problem: Problem) -> tuple[tuple[int, int], ...]:
-    """Every instance of every unit, as unit and instance."""
+    """Every instance of every unit, as pairs (unit, instance)."""
     return tuple((unit, n) for unit, kind in enumerate(problem.soc.units) for n in range(kind.instances))
 
 
@@ -193,7 +194,7 @@ def lane_name(problem: Problem, unit: int, instance: int) -> str:
 
 
 def outcome_trace(outcome: Outcome) -> Trace:
-    """The outcome as a trace, for all that reads traces; the way out after a task's last step is not in it."""
+    """Convert *outcome* to a trace; the time in which a task leaves the SoC after its last step is not in it."""
     problem = outcome.problem
     steps = sorted(steps_of(outcome), key=lambda step: (step.moved_s, step.task, step.step))
     spans = [_span(problem, step) for step in steps]
@@ -219,6 +220,7 @@ def _span(problem: Problem, step: RanStep) -> Span:
 
 
 def _began_s(outcome: Outcome, task: int) -> float:
+    """When *task* may begin: when the last task that it waits for has ended; 0 if it waits for none."""
     waits = outcome.problem.tables.waits[task]
     return max((outcome.finish_s[other] for other in np.flatnonzero(waits).tolist()), default=0.0)
 
@@ -264,7 +266,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _busy_s(pieces: list[RunInterval]) -> float:
-    """How long at least one of them, in order of their start, runs."""
+    """Seconds in which at least one of *pieces* runs; they are sorted by start."""
     covered_s = until_s = 0.0
     for piece in pieces:
         covered_s += max(0.0, piece.end_s - max(piece.start_s, until_s))

@@ -1,8 +1,8 @@
 """Outcomes on a SoC as one self-contained page: schedules above each other on one time axis, and why the first wins.
 
-The page is ``mapping.html`` beside this module, which holds all markup, style and script. Here its data is made, and
-the sentences that compare schedules: the makespan times the number of units is what the work takes alone, what
-contention adds and what stands idle, so the three say exactly where a schedule gains.
+The page is ``mapping.html`` beside this module, which holds all markup, style and script. This module makes its data
+and the sentences that compare schedules. The makespan times the number of units is the sum of stand-alone work,
+contention and idle time, so the differences of these three explain where a schedule gains.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def write_mapping_page(
     notes: Mapping[str, Any] | None = None,
     certificate: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the page of *outcomes*: the schedule of interest, then what it is compared with.
+    """Write the page of *outcomes*: the schedule of interest first, then those to compare it with.
 
-    objective: by what they are compared; notes: what produced them, listed at the end; certificate: what is proved of
-    the first schedule (``proved``, ``bound`` and ``gap`` stand on top).
+    objective: the value that is compared. notes: facts about their origin, listed at the end. certificate: that of the
+    first schedule; ``proved``, ``bound`` and ``gap`` are shown on top.
     """
     extras = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
     write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **extras}, "weft_map.pages")
@@ -54,7 +54,7 @@ def write_mapping_page(
 def page_data(
     outcomes: Sequence[Outcome], objective: Objective = "latency", title: str | None = None
 ) -> dict[str, Any]:
-    """All the page shows; times in microseconds."""
+    """The data of the page; times in microseconds."""
     if not outcomes:
         raise InputError("there is no outcome to draw; give at least one")
     problem = outcomes[0].problem
@@ -108,7 +108,10 @@ def _verdict(first: MappingReport, rival: MappingReport, objective: Objective) -
 
 
 def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
-    """Where the difference of the makespans comes from, an average unit looked at."""
+    """A sentence that splits the difference of the makespans into work, contention and idle time, per average unit.
+
+    Empty if all differences are small.
+    """
     units = len(first.units)
     parts = [
         (first.work_s - rival.work_s, "work"),
@@ -136,6 +139,7 @@ def _percent(share: float) -> str:
 
 
 def _check_same(problem: Problem, other: Problem) -> None:
+    """Raise InputError unless both problems have the same SoC, tasks and numbers of groups."""
     mine, theirs = [(p.soc.name, p.units, [(t.name, len(t.groups)) for t in p.tasks]) for p in (problem, other)]
     if mine != theirs:
         raise InputError(
@@ -171,7 +175,7 @@ def _step(problem: Problem, step: RanStep, on: Mapping[tuple[int, int], int]) ->
 
 
 def _ends(move: Transfer, on: Mapping[tuple[int, int], int]) -> tuple[int, int]:
-    """Lanes a move leads from and to; -1 for the outside."""
+    """The lanes that a move leads from and to; -1 for the outside. *on*: (task, step) -> lane."""
     return on.get((move.task, move.step - 1), -1), on.get((move.task, move.step), -1)
 
 

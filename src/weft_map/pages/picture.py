@@ -41,13 +41,17 @@ LOST_HATCH, MARKS = "/////", ("", "\\\\\\", "...", "|||", "---", "xxx")
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """What all schedules of a picture share."""
+    """The scales that all schedules of a picture share."""
 
     end: float
+    """End of the time axis, in its unit."""
     unit: str
     per_second: float
+    """Units of the time axis per second."""
     slowest: float
+    """The largest slow-down, which has the darkest colour."""
     most_gb_s: float
+    """The top of the axis of memory demand, without margin."""
 
     def tone(self, task: int, slow_down: float) -> str:
         """A task's hue, paler the less it is slowed down."""
@@ -159,7 +163,7 @@ def _draw_piece(axes: Axes, piece: RunInterval, bottom: float, scale: _Scale) ->
 
 
 def _draw_step(axes: Axes, outcome: Outcome, step: RanStep, bottom: float, scale: _Scale) -> None:
-    """A frame around a step with its name, and a dotted line while it waits for its unit."""
+    """Draw a frame around a step with its name, and a dotted line while it waits for its unit."""
     start, end = step.start_s * scale.per_second, step.end_s * scale.per_second
     frame = Rectangle((start, bottom), end - start, TALL, facecolor="none", edgecolor=_dark(step.task), linewidth=0.8)
     axes.add_patch(frame)
@@ -171,7 +175,7 @@ def _draw_step(axes: Axes, outcome: Outcome, step: RanStep, bottom: float, scale
 
 
 def _name_step(axes: Axes, name: str, step: RanStep, bottom: float, scale: _Scale) -> None:
-    """Written into the widest piece of a step, with its slow-down, where they fit."""
+    """Write the name of a step into its widest piece, with the slow-down, if they fit."""
     widest = max(step.pieces, key=lambda piece: piece.end_s - piece.start_s)
     start, end = widest.start_s * scale.per_second, widest.end_s * scale.per_second
     room = (end - start) / scale.end * WIDE_INCHES * (RIGHT - LEFT) * 72 / 4.2  # a character: 4.2 points
@@ -191,7 +195,7 @@ def _draw_move(
     place: dict[tuple[int, int], float],
     scale: _Scale,
 ) -> None:
-    """Draw moves: a bar while a task moves to its next unit, and an arrow from the unit it left."""
+    """Draw a move: a bar while the task moves to its next unit, and an arrow from the unit that it left."""
     before, after = steps.get((move.task, move.step - 1)), steps.get((move.task, move.step))
     start, end = move.start_s * scale.per_second, move.end_s * scale.per_second
     at = after or before
@@ -223,7 +227,7 @@ def _draw_demand(axes: Axes, outcome: Outcome, scale: _Scale) -> None:
 
 
 def _draw_ends(both: tuple[Axes, Axes], outcome: Outcome, scale: _Scale) -> None:
-    """A line where each task is through, with its name in a row where it meets no other."""
+    """Draw a line at the end of each task, and its name above, in rows so that names do not overlap."""
     lanes, taken = both[0], [0.0] * len(outcome.finish_s)
     for place, task in enumerate(sorted(range(len(taken)), key=lambda task: outcome.finish_s[task])):
         end, last = outcome.finish_s[task] * scale.per_second, place == len(taken) - 1
@@ -303,6 +307,7 @@ def _dynamic_figure(log: DynamicLog) -> Figure:
 
 
 def _draw_whole(axes: Axes, log: DynamicLog) -> None:
+    """Draw latency per frame over the whole run."""
     frames = [[frame for frame in log.frames if frame.phase == number] for number in range(len(log.phases))]
     for number, (phase, its) in enumerate(zip(log.phases, frames, strict=True)):
         _draw_steps(axes, phase, its, labelled=number == 0)
@@ -325,6 +330,7 @@ def _draw_whole(axes: Axes, log: DynamicLog) -> None:
 
 
 def _draw_steps(axes: Axes, phase: PhaseLog, frames: list[Frame], *, labelled: bool) -> None:
+    """Draw the latencies of one phase's frames and its oracle; *labelled*: with entries in the legend."""
     times = [frame.start_s for frame in frames] + [phase.end_s]
     latencies = [1e3 * frame.latency_s for frame in frames]
     if latencies:
@@ -337,7 +343,7 @@ def _draw_steps(axes: Axes, phase: PhaseLog, frames: list[Frame], *, labelled: b
 
 
 def _draw_close(axes: Axes, log: DynamicLog, number: int) -> None:
-    """One phase: when schedules arrived and when frames took them up, from its beginning."""
+    """Draw one phase on a logarithmic time axis from its beginning: arrivals of schedules, and latencies of frames."""
     phase = log.phases[number]
     last_ms = max(2 * FIRST_MS, 1e3 * (phase.end_s - phase.start_s))
     frames = [frame for frame in log.frames if frame.phase == number]

@@ -80,7 +80,10 @@ def export(
     configuration: Configuration,
     style: Style = "qdq",
 ) -> OnnxModel:
-    """*model* with the weights and inputs of the network's layers in the formats of *configuration*."""
+    """Return *model* with the weights and inputs of the network's layers in the formats of *configuration*.
+
+    A model in memory is not changed. Raises TuneError if the formats cannot be expressed in the *style*.
+    """
     if style not in STYLES:
         raise TuneError(unknown_name("style", style, STYLES))
     for name in configuration:
@@ -129,9 +132,9 @@ def _opset(layer: str, configuration: Configuration, style: Style) -> int:
 
 
 def _both_integers(layer: str, configuration: Configuration, style: Style) -> bool:
-    """Whether DequantizeLinear may stand before the weight.
+    """Whether the weight may be stored as integers with DequantizeLinear: in style qdq, if the input is integer, too.
 
-    It must not if the input is no integer: onnxruntime would make one of it to use its kernels for such weights.
+    With a float input, onnxruntime would quantise the input itself, to use its kernels for integer weights.
     """
     data = tensors.activation_type(configuration[f"{layer}.input"])
     weight = onnx_type(configuration[f"{layer}.weight"])
@@ -141,9 +144,12 @@ def _both_integers(layer: str, configuration: Configuration, style: Style) -> bo
 def _quantise(
     graph: OnnxGraph, sites: list[Site], configuration: Configuration, style: Style, emitter: Emitter
 ) -> tuple[dict[int, list[OnnxNode]], dict[str, str]]:
-    """Rewire the nodes of *sites*; the nodes to be written before each, by its position, and rounded -> its source."""
+    """Make the nodes of *sites* read rounded tensors.
+
+    Returns the nodes to be written before each site, by its position, and rounded input -> its source.
+    """
     before: dict[int, list[OnnxNode]] = {}
-    # tensor, format and whether DequantizeLinear makes it -> the rounded tensor, which layers share
+    # (tensor, format, whether DequantizeLinear produces it) -> the rounded tensor; layers share it.
     written: dict[tuple[str, AnyFormat, bool], str] = {}
     rounded: dict[str, str] = {}
     for site in sites:
@@ -166,6 +172,7 @@ def _quantise(
 
 
 def _write_weight(emitter: Emitter, site: Site, form: AnyFormat, style: Style, integers: bool) -> str:
+    """Write the weight of *site* in *form*; return the name of the tensor with its rounded values."""
     write = tensors.store_integers if integers else _WEIGHTS[style]
     name = write(emitter, site.weight, form, f"{site.layer}.weight")
     return tensors.quantise_qonnx(emitter, name, form) if style == "qonnx" else name

@@ -97,12 +97,13 @@ class Emitter:
         return name
 
     def take(self) -> list[OnnxNode]:
+        """Return the nodes that were added since the last call."""
         nodes, self._nodes = self._nodes, []
         return nodes
 
 
 def raise_opset(model: OnnxModel, opset: int) -> OnnxModel:
-    """Convert *model* to at least that opset of the standard operators; itself where it has that already."""
+    """Convert *model* to at least *opset* of the standard operators; return *model* itself if it has that already."""
     if opsets(model).get("", 1) < opset:
         model = _convert(model, opset)
     model.ir_version = max(model.ir_version, _FILE_VERSIONS[opset])
@@ -146,6 +147,7 @@ def onnx_type(form: AnyFormat) -> OnnxType | None:
 
 
 def _integer_type(bits: int, scale: float, *, signed: bool) -> OnnxType | None:
+    """The narrowest ONNX integer type with at least *bits*; None above 16."""
     for width, name, opset in _INTEGERS:
         if bits <= width:
             return OnnxType(ElementType[name if signed else f"U{name}"], width, scale, True, opset)
@@ -153,6 +155,7 @@ def _integer_type(bits: int, scale: float, *, signed: bool) -> OnnxType | None:
 
 
 def _float8_type(form: Format) -> OnnxType | None:
+    """The float8 type with the exponent and fraction bits of *form*, if there is one; the biases differ by a scale."""
     if not form.sign_bits or form.specials or (form.exponent_bits, form.fraction_bits) not in _FLOATS:
         return None
     name, bias = _FLOATS[form.exponent_bits, form.fraction_bits]

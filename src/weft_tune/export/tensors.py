@@ -112,6 +112,7 @@ class _Arithmetic:
 
 
 def _round_half_away(do: _Arithmetic, value: str, form: TwosComplement) -> str:
+    """Write nodes that round *value* to multiples of the step, half away from zero."""
     places = do("Abs", do("Mul", value, 1 / form.step))
     below = do("Floor", places)
     half = do("GreaterOrEqual", do("Sub", places, below), 0.5)
@@ -120,7 +121,10 @@ def _round_half_away(do: _Arithmetic, value: str, form: TwosComplement) -> str:
 
 
 def _round_in_binades(do: _Arithmetic, value: str, form: Format) -> str:
-    """Round to n_f fraction bits below the power of two of each value, at least the format's smallest exponent."""
+    """Write nodes that round *value* to n_f fraction bits below the power of two of each value.
+
+    The power is at least that of the format's smallest exponent.
+    """
     size = do("Abs", value)
     power = do("Max", _power_below(do, size), 2.0 ** (1 - form.bias))
     magic = do("Mul", power, 2.0 ** (do.fraction_bits - form.fraction_bits))
@@ -131,16 +135,16 @@ def _round_in_binades(do: _Arithmetic, value: str, form: Format) -> str:
 
 
 def _power_below(do: _Arithmetic, size: str) -> str:
-    """The largest power of two that is not above; zero for zero."""
+    """Write nodes for the largest power of two that is not above *size*; zero for zero."""
     large = do("Mul", size, 2.0**do.fraction_bits + 1)
     near = do("Sub", large, do("Sub", large, size))
     return do("Where", do("Greater", near, size), do("Mul", near, 0.5), near)
 
 
 def _even_codes(do: _Arithmetic, size: str, power: str, result: str, form: Format) -> str:
-    """Half way between two powers the sum above goes up; here down, where the code below is even.
+    """Write nodes that correct ties of EXP: down to *power* if its code is even; *result* has rounded all ties up.
 
-    A root of 2^e squares to 2^e again only if e is even; that of 2 does not, in either precision.
+    Whether the exponent e of *power* is even is found by the square root: only then its square is exactly 2^e again.
     """
     root = do("Sqrt", power)
     even = do("Equal", do("Mul", root, root), power)
@@ -150,6 +154,7 @@ def _even_codes(do: _Arithmetic, size: str, power: str, result: str, form: Forma
 
 
 def _with_sign(do: _Arithmetic, value: str, size: str) -> str:
+    """Write nodes that give *size* the sign of *value*."""
     return do("Where", do("Less", value, 0.0), do("Neg", size), size)
 
 
@@ -160,7 +165,7 @@ def _clip(emitter: Emitter, source: str, form: AnyFormat) -> str:
 
 def _stays_in_float32(form: AnyFormat) -> bool:
     """Whether no step of the arithmetic leaves float32; otherwise it is done in doubles."""
-    # margins below the range of doubles and of float32: the arithmetic multiplies by up to 2^53 or 2^24 on the way
+    # Margins to the ranges of doubles and of float32, because the arithmetic multiplies by up to 2^53 or 2^24.
     if not 2.0**-900 <= form.step <= max(form.largest, -form.lowest) <= 2.0**900:
         raise TuneError(f"{spell(form)} reaches too far to be simulated; choose a bias nearer to the values")
     if isinstance(form, TwosComplement) or form.kind == "FIXED":

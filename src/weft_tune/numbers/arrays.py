@@ -1,14 +1,13 @@
-"""Arrays in a number format: rounded in place of being stored, or turned into codes, packed into bytes, and back.
+"""Arrays in a number format: rounded to its values, or encoded, packed into bytes, and back.
 
-``rounded`` gives the values that would come back from a format, still as float32: emulation needs no more. Values
-beyond the largest become the largest, below the lowest the lowest (zero, where there is no sign): finite values never
-become infinite. NaN stays NaN. Infinities become the largest and the lowest, unless the format has codes for them.
-Minus zero stays where the format has a sign. BIN keeps nothing but the sign, zero counts as plus, whatever the
-rounding. TwosComplement has a rounding of its own. Values that a format has and float32 does not are left out: rounded
-values are values of both.
+``rounded`` returns the values that encoding and decoding would give, as float32; emulation needs no more. Values above
+the format's largest become the largest, values below the lowest become the lowest (zero without a sign); so finite
+values never become infinite. NaN stays NaN. Infinities become the largest and the lowest, unless the format has codes
+for them. Minus zero stays if the format has a sign. BIN keeps only the sign, zero counts as plus, whatever the
+rounding. TwosComplement always rounds half away from zero. Rounded values are values of both the format and float32.
 
-Packed codes leave no gaps: the first code fills the low bits of the first byte, its own lowest bit first; the next one
-goes on where it ended. So bit i of code k is bit (k n + i) mod 8 of byte (k n + i) // 8, n the bits of a code. The last
+Packed codes leave no gaps: the first code fills the low bits of the first byte, its own lowest bit first; the next code
+begins where it ended. So bit i of code k is bit (k n + i) mod 8 of byte (k n + i) // 8, n the bits of a code. The last
 byte is filled with zeros.
 """
 
@@ -63,13 +62,13 @@ class Loop(NamedTuple):
 def loop_for(form: AnyFormat) -> Loop | None:
     """Choose the shortest loop for a format, rounding to nearest; None if only doubles will do."""
     if isinstance(form, TwosComplement):
-        return _twos(form)
+        return _twos_loop(form)
     if form.kind == "BIN":
         return Loop("sign", _floats(float32_range(form)[1], 0.0))
-    # the fastest first; by_bits covers what is left
+    # The fastest loop first; by_bits covers the other formats.
     if form.sign_bits:
-        return _fixed_loop(form) or _floating(form) or _scaled_loop(form) or _by_bits(form)
-    signed = _fixed_loop(form) or _floating(form) or _by_bits(form)
+        return _fixed_loop(form) or _floating_loop(form) or _scaled_loop(form) or _by_bits_loop(form)
+    signed = _fixed_loop(form) or _floating_loop(form) or _by_bits_loop(form)
     if signed is None or form.specials:
         return None
     return signed._replace(name=f"unsigned_{signed.name}")
@@ -80,15 +79,19 @@ def _floats(*values: float) -> tuple[np.float32, ...]:
 
 
 def _fixed_loop(form: Format) -> Loop | None:
+    """The loop for FIXED formats whose steps lie within float32's range; otherwise None."""
     if form.kind != "FIXED" or not LEAST_STEP <= form.step <= MOST_STEP:
         return None
     name = "fixed" if form.fraction_bits <= 23 else "fine_fixed"
     return Loop(name, _floats(float32_range(form)[1], form.step * 2.0**23))
 
 
-def _floating(form: Format, scale: float = 1.0) -> Loop | None:
-    """The loop for values and results times *scale*."""
-    # M = power * magnitude must not overflow, also for the least magnitude that M is taken of
+def _floating_loop(form: Format, scale: float = 1.0) -> Loop | None:
+    """The loop for formats with up to 10 fraction bits; None if it cannot be used.
+
+    scale: factor by which values and results are scaled.
+    """
+    # M = power * magnitude must not overflow, also for the least magnitude of which M is taken.
     normal, largest = 2.0 ** (1 - form.bias) * scale, float32_range(form)[1] * scale
     power = 2.0 ** (23 - form.fraction_bits)
     if not form.exponent_bits or form.fraction_bits > 10 or max(largest, 2 * normal) * power >= BEYOND:
@@ -110,12 +113,12 @@ def _scaled_loop(form: Format) -> Loop | None:
     """
     if 2.0 ** (1 - form.bias) >= LEAST_NORMAL or form.specials:
         return None
-    loop = _floating(form, 2.0**SCALE_BITS)
+    loop = _floating_loop(form, scale=2.0**SCALE_BITS)
     return loop and Loop(f"scaled_{loop.name}", _floats(2.0**SCALE_BITS, 2.0**-SCALE_BITS) + loop.constants)
 
 
-def _by_bits(form: Format) -> Loop | None:
-    """The loop that rounds the lower bits of a float32 away; for any exponents and up to 23 fraction bits."""
+def _by_bits_loop(form: Format) -> Loop | None:
+    """The loop that rounds the lower bits of a float32 away, for any exponent bits and up to 23 fraction bits."""
     kept = min(form.fraction_bits, 23)
     normal = 2.0 ** (1 - form.bias)
     if not form.exponent_bits or form.specials or form.step > MOST_STEP or (kept < 23 and normal < LEAST_NORMAL):
@@ -133,7 +136,8 @@ def _by_bits(form: Format) -> Loop | None:
     return Loop("by_bits", (*limits, *(np.uint32(word) for word in words)))
 
 
-def _twos(form: TwosComplement) -> Loop | None:
+def _twos_loop(form: TwosComplement) -> Loop | None:
+    """The loop for two's complement of up to 24 bits; None if its steps leave float32's range."""
     magic = form.step * 2.0**23
     if form.bits > 24 or form.step < 2 * LEAST_STEP or magic - form.lowest >= BEYOND:
         return None
@@ -201,10 +205,11 @@ def rounded(
     out: Floats | None = None,
     rng: np.random.Generator | None = None,
 ) -> Floats:
-    """Round each value to *form*, as float32; into *out* if given, which may be *x* itself.
+    """Round each value of *x* to *form*, as float32; into *out* if given, which may be *x* itself.
 
-    Compiled for float32 values to nearest (benchmarks/number_speed.py). Other roundings, float64 values and the few
-    formats that float32 cannot follow (``loop_for`` gives None) are rounded in doubles, many times slower.
+    Rounding float32 values to nearest is compiled (benchmarks/number_speed.py). Other roundings, float64 values and the
+    few formats that the loops cannot handle (``loop_for`` returns None) are rounded in doubles, many times slower.
+    *rng* is for stochastic rounding.
     """
     array = _exact_floats(x)
     check_rounding(rounding, rng)
@@ -279,7 +284,7 @@ def fits_float32(form: AnyFormat) -> bool:
 
 
 def _target(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
-    """The array for results: *out*, or a new one if there is none or if it cannot be written front to back."""
+    """The array for results: *out*, or a new one if *out* is None or cannot be written while *values* are read."""
     if out is None:
         return np.empty(values.shape, np.float32)
     if out.dtype != np.float32 or out.shape != values.shape:

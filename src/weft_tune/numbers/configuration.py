@@ -21,7 +21,7 @@ AnyFormat = Format | TwosComplement
 
 
 class Configuration(Mapping[str, AnyFormat]):
-    """Object -> format; frozen, and equal to any other that gives every object the same format."""
+    """An immutable mapping: object -> format. Configurations with the same formats are equal."""
 
     __slots__ = ("_formats", "_text")
 
@@ -30,7 +30,7 @@ class Configuration(Mapping[str, AnyFormat]):
         self._text = "".join(f"{name} {spell(form)}\n" for name, form in self._formats.items())
 
     def __getitem__(self, name: str) -> AnyFormat:
-        """The format of an object; FLOAT 32 for a name that is not there."""
+        """The format of an object; FLOAT 32 for any other name."""
         return self._formats.get(name, FLOAT32)
 
     def __iter__(self) -> Iterator[str]:
@@ -87,7 +87,7 @@ def write_configuration(path: str | Path, configuration: Configuration) -> None:
 
 
 def describe_change(before: Configuration, after: Configuration) -> str:
-    """The change from one configuration to another, short enough for a picture."""
+    """Text of the change from one configuration to another, such as "conv1.weight I8 → I7"; empty without a change."""
     changed = [name for name in sorted({*before, *after}) if before[name] != after[name]]
     if not changed:
         return ""

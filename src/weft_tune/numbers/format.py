@@ -34,14 +34,14 @@ def _check_fields(form: Any, limits: Mapping[str, tuple[int, int]], prefix: str 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A number format of sign, exponent and fraction; equal to every other one with the same fields."""
+    """A number format of sign, exponent and fraction; formats with the same fields are equal."""
 
     sign_bits: int
     exponent_bits: int
     fraction_bits: int
     bias: int
     specials: bool = False
-    """Whether the top exponent stands for infinities and NaN, as in IEEE 754; otherwise it is one like the others."""
+    """Whether the top exponent stands for infinities and NaN, as in IEEE 754; otherwise it encodes finite values."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -147,9 +147,9 @@ FLOAT16 = FLOAT(16)
 
 @dataclass(frozen=True, slots=True)
 class TwosComplement:
-    """Dynamic fixed point of Ristretto: one negative value more than positive ones, ties away from zero.
+    """Dynamic fixed point of Ristretto in two's complement, which rounds ties away from zero.
 
-    It has ``bits`` in all, ``fraction_length`` of them behind the point; that may be negative, or exceed ``bits``.
+    *fraction_length* of the *bits* are behind the point; it may be negative, or exceed *bits*.
     """
 
     bits: int

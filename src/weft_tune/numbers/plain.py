@@ -1,9 +1,9 @@
 """Values to codes and codes to values by the formula, in doubles: the definition that compiled loops must equal.
 
-Every step is exact. A magnitude a lies between the codes of two neighbours: with e the exponent of a, but at least
-1 - B, a is q 2^(e - n_f), and the lower neighbour's code is (e + B - 1) 2^n_f + floor(q), whatever the kind of the
-format. Only the choice between the two depends on the rounding (``goes_up``). Saturation comes first, so the upper
-neighbour always exists.
+Every step is exact. A magnitude a lies between two neighbouring values of the format. Let e be the exponent of a, but
+at least 1 - B; then a is q 2^(e - n_f), and the code of the lower neighbour is (e + B - 1) 2^n_f + floor(q), for every
+kind of format. Only the choice between the two neighbours depends on the rounding (``goes_up``). Values are clipped to
+the format's range first, so the upper neighbour always exists.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Doubles = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
 Rounding = Literal["nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic", "log-nearest"]
-"""nearest-even: the nearer one; half way, the one whose code is even. (Not the one whose significand is: without
-fraction bits, as in EXP, all significands are odd.) nearest-away: half way, the one further from zero. toward-zero, up,
-down: never away from zero, never down, never up. stochastic: the upper one as often as the value is near to it.
-log-nearest: the nearer one on a logarithmic scale, for EXP only; below the smallest power 2^e, zero up to
-2^(e - 1/2)."""
+"""Which of the two neighbouring values a value becomes. nearest-even: the nearer; half way, that with the even code
+(not with the even significand: without fraction bits, as in EXP, all significands are odd). nearest-away: the nearer;
+half way, that further from zero. toward-zero, up, down: always in that direction. stochastic: the upper with a
+probability that grows linearly from 0 at the lower to 1 at the upper. log-nearest, for EXP only: the nearer on a
+logarithmic scale; below the smallest power 2^e, zero up to 2^(e - 1/2)."""
 
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
@@ -142,6 +142,7 @@ def float32_range(form: AnyFormat) -> tuple[float, float]:
 def _magnitude_codes(
     magnitude: Doubles, negative: Bools, form: Format, rounding: Rounding, rng: np.random.Generator | None
 ) -> Longs:
+    """Encode magnitudes without the sign bit; *negative* tells the directed roundings which way is up."""
     clipped = np.minimum(np.where(np.isnan(magnitude), 0.0, magnitude), form.largest)
     exponent = np.maximum(np.frexp(clipped)[1].astype(np.int64) - 1, 1 - form.bias)
     exponent = np.where(clipped == 0, 1 - form.bias, exponent)  # frexp gives zero the exponent 0
@@ -152,6 +153,7 @@ def _magnitude_codes(
 
 
 def _twos_codes(x: Doubles, form: TwosComplement, rounding: Rounding) -> Longs:
+    """Encode values in two's complement, half away from zero."""
     if rounding not in ("nearest-even", "nearest-away"):
         raise NumberError(f"{form} rounds half away from zero by its definition, not {rounding}; leave rounding out")
     half = 1 << form.bits - 1

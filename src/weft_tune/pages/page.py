@@ -69,7 +69,7 @@ def _object(target: Target, role: Role, tuning: Tuning) -> tuple[str, str, int, 
 
 
 def methods_table(result: TuningResult) -> ResultTable:
-    """All methods on the same samples."""
+    """A table of all methods, scored on the same samples: sizes, score and number of evaluations."""
     before = result.methods[0]
     whole = before.weight_bits + before.activation_bits
     rows = []
@@ -94,6 +94,7 @@ def kilobytes(bits: float) -> str:
 
 
 def _score(method: OtherMethod) -> str:
+    """The score as text, marked if it misses the threshold."""
     return f"{method.score:.4f}" + ("" if method.feasible else " too low")
 
 

@@ -90,6 +90,7 @@ def _kept_trials(tuning: Tuning) -> list[Trial]:
 
 
 def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
+    """Shade every second phase."""
     for number, span in enumerate(spans):
         if number % 2 == 0:
             axes.axvspan(span.first - 0.5, span.last + 0.5, color=GROUND, linewidth=0, zorder=0)
@@ -110,6 +111,7 @@ def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
 
 
 def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
+    """Draw the score of every trial, clipped to the range of the axis; the marker tells its outcome."""
     scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
     kept = {trial.iteration for trial in _kept_trials(tuning)}
     floor, ceiling = _score_range(tuning)
@@ -148,7 +150,7 @@ def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> 
 
 
 def _score_range(tuning: Tuning) -> tuple[float, float]:
-    """The scores that matter: three times as far below the threshold as the base lies above it, and all above."""
+    """The range of the score axis: from three margins (base less threshold) below the threshold to above all scores."""
     low, high = min(tuning.thresholds.values()), max(tuning.base.values())
     above = [trial.score for trial in tuning.trials if trial.feasible]
     high = max([high, *above])

@@ -40,8 +40,8 @@ class LabelledData(NamedTuple):
 def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> LabelledData:
     """Read the samples in a file, checked against the inputs of the model.
 
-    *scale* multiplies what enters float inputs; whole numbers above one need it, as nothing tells whether the model
-    was trained on 255 or on 1.
+    *scale* multiplies the values of float inputs. Integers above 1 need it, because nothing in the file says whether
+    the model was trained on values up to 255 or up to 1. Raises TuneError.
     """
     try:
         label, names = _array_names(array_names(path), [spec.name for spec in inputs])
@@ -76,7 +76,10 @@ def _array_names(stored: Sequence[str], inputs: Sequence[str]) -> tuple[str, dic
 
 
 def _input_names(bare: Sequence[str], inputs: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
-    """Input -> its array; a single input takes the only one of *bare*, the arrays without labels, under any name."""
+    """Input -> its array, by name; a single input also takes the only array without labels under any name.
+
+    bare: names of the arrays without labels; stored: names of all arrays, for messages.
+    """
     if len(inputs) == 1 and inputs[0] not in bare and len(bare) == 1:
         return {inputs[0]: bare[0]}
     require_arrays(stored, inputs)
@@ -124,6 +127,7 @@ def check_labels(labels: npt.ArrayLike, count: int, name: str = "label", *, clas
 
 
 def _tensor(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float | None) -> Array:
+    """Convert an array to the data type of the input *spec*; *name* is the array's, for messages."""
     _check_shape(spec, name, array)
     kind = DATATYPES[spec.datatype]
     if kind.kind == "f":

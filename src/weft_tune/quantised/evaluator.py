@@ -1,8 +1,8 @@
 """Scores of an ONNX model on labelled samples under number formats.
 
-Hard samples come first: those that the float model gets wrong, then those with the smallest margins. They are run in
-chunks that do not depend on the number of processes, and after each chunk the score has an upper bound: all the rest
-right. As soon as that bound is below the needed score, the rest is not run.
+Hard samples come first: those that the float model gets wrong, then those with the smallest margins. Samples are run in
+chunks that do not depend on the number of processes. After each chunk there is an upper bound of the score: that all
+samples left are right. As soon as this bound is below the needed score, the rest is not run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from weft_tune.quantised.workers import Workers
 from weft_tune.weighted_layers import WeightedLayer
 
 CACHE_BYTES = 1 << 30
-"""Memory for rounded weights and tensors at the cuts, of all processes together: a GiB; more saves more runs."""
+"""Memory for rounded weights and tensors at the cuts, of all processes together: 1 GiB; more saves more runs."""
 FIRST_CHUNK = 128
-"""Least number of samples of a chunk; later chunks are an eighth of all samples before them, if that is more."""
+"""Least number of samples in a chunk; a later chunk has an eighth of all samples before it, if that is more."""
 NUMERICS = 1
-"""Version of the arithmetic: raised when the same configuration may get another score than before."""
+"""Version of the arithmetic in fingerprints; raise it when a configuration may get another score than before."""
 _FLOAT, _OTHER = "float", "other"
-"""Names of sample orders that are no subset of the search: all samples unsorted, and a test set."""
+"""Names of sample orders that are not subsets of the search: all samples unsorted, and a test set."""
 
 
 class _SubsetSamples(NamedTuple):
-    """The samples of a subset, hard ones first."""
+    """The samples of a subset, hard samples first; *rows* are their numbers in the data."""
 
     rows: Ints
     labels: Labels
@@ -105,7 +105,7 @@ class OnnxEvaluator:
         return digest.hexdigest()
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Score a configuration on the small or the full set; a bound where the score is below *needed*."""
+        """Score a configuration on a subset; if the score is below *needed*, perhaps only an upper bound of it."""
         formats = self._formats(configuration)
         samples = self._subset(subset)
         if all(form == LayerFormats() for form in formats.values()):
@@ -115,7 +115,7 @@ class OnnxEvaluator:
     def evaluate_many(
         self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
-        """Exact scores; a failure takes the place of a score."""
+        """Score configurations one after another, exactly; a failure takes the place of a score."""
         outcomes: list[Score | EvaluationError] = []
         for position, configuration in enumerate(configurations):
             try:
@@ -129,7 +129,7 @@ class OnnxEvaluator:
         return outcomes
 
     def measure(self, configuration: Configuration, inputs: Mapping[str, Array], labels: npt.ArrayLike) -> float:
-        """Score a configuration on other samples, all of them: a test set that the search has never seen."""
+        """Score a configuration on all samples of another set, such as a test set."""
         checked = check_inputs(inputs, self._opened.inputs)
         right = self._metric.check_labels(labels, count_rows(checked))
         self._metric.check_classes(self._example, right)
@@ -150,6 +150,7 @@ class OnnxEvaluator:
         self.close()
 
     def _formats(self, configuration: Configuration) -> dict[str, LayerFormats]:
+        """Layer -> its formats; raises TuneError if the configuration names an unknown object."""
         known = {f"{layer.name}.{role}" for layer in self._layers for role in ROLES}
         if strange := [name for name in configuration if name not in known]:
             raise TuneError(unknown_name("object", strange[0], known))
@@ -176,7 +177,7 @@ class OnnxEvaluator:
         return self._subsets[subset]
 
     def _run_float(self) -> None:
-        """Run the float model to find the hard samples, and order the subsets by it."""
+        """Run the float model on all samples, and sort both subsets by how hard the samples are."""
         total = len(self._labels)
         self._engine.add(_FLOAT, SampleOrder(self._inputs, np.arange(total)))
         formats = {layer.name: LayerFormats() for layer in self._layers}
@@ -205,7 +206,10 @@ class OnnxEvaluator:
         }
 
     def _check_example(self) -> Array:
-        """Outputs for a batch: the pieces must give those of the whole model, and the labels must be its classes."""
+        """Run one batch through the whole model and through its pieces; return the outputs of the pieces.
+
+        Raises an error if the two differ, or if the labels are not classes of the outputs.
+        """
         opened, rows = self._opened, np.arange(min(self._plan.batch, len(self._labels)))
         batch = feed(self._inputs, rows, opened.fixed_batch)
         session = session_for(opened, [])
@@ -219,7 +223,7 @@ class OnnxEvaluator:
         runner = PlanRunner(self._plan, 0)
         runner.add(_FLOAT, SampleOrder(self._inputs, rows))
         (staged,) = runner.run(_FLOAT, {layer.name: LayerFormats() for layer in self._layers}, [0])
-        # optimised on its own, a piece may add in another order than the whole model
+        # The tolerance: a piece is optimised separately and may add in another order than the whole model.
         if not np.allclose(staged, whole[: len(rows)], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise EvaluationError(f"{opened.path}: the model gives other outputs when it is cut between its layers")
         return staged
@@ -246,7 +250,7 @@ def _small_count(small: float, total: int) -> int:
 
 
 def _chunks(total: int, batch: int) -> Iterator[range]:
-    """Numbers of batches that are run together; they do not depend on the number of workers."""
+    """Yield ranges of batch numbers that are run together; they do not depend on the number of workers."""
     batches = -(-total // batch)
     start = 0
     while start < batches:

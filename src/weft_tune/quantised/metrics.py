@@ -1,8 +1,8 @@
-"""How well outputs agree with labels: a number from 0 to 1 for each sample, of which the mean is the score.
+"""Metrics: a number from 0 to 1 for each sample, by its outputs and its label; the score is their mean.
 
-A sample whose output holds a NaN is wrong. Measures that are no mean over samples (mAP, F1) need an evaluator of
-their own. ``LIKENESS`` has measures for samples without labels: the similarity of outputs to those of the model before
-the change, which does not tell whether either is right.
+A sample whose output holds a NaN is wrong. Metrics that are not a mean over samples (mAP, F1) need an evaluator of
+their own. ``LIKENESS`` has metrics for samples without labels: the similarity of the outputs to those of the model
+before the change, which does not tell whether either is right.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Metric:
 
     name: str
     top: int = 1
-    """The right class must be among this many first ones."""
+    """A sample is right if its class is among this many best classes."""
     threshold: float = 0.0
     """The value of a single output that separates two classes."""
     function: Function | None = None
@@ -52,15 +52,15 @@ class Metric:
         return (margins > 0).astype(np.float64)
 
     def hardness(self, outputs: Array, labels: Labels) -> Doubles:
-        """A key for sorting: the lowest values have the samples that a changed network most likely gets wrong."""
+        """Sort key of each sample: the lower, the more likely a changed network gets the sample wrong."""
         if self.function is not None or outputs.dtype.kind in "iu":
             return self.scores(outputs, labels)
         return self._margins(outputs, labels)
 
     def _margins(self, outputs: Array, labels: Labels) -> Doubles:
-        """Above 0 where the sample is right: by how much the right class is ahead of the first one that would beat it.
+        """The lead of the right class over the class that would make the sample wrong; above 0 if the sample is right.
 
-        Of equal outputs the earlier class wins.
+        On a tie the earlier class wins. A sample with NaN gets -inf.
         """
         logits = _matrix(outputs).astype(np.float64)
         spoilt = np.isnan(logits).any(axis=1)
@@ -79,7 +79,7 @@ class Metric:
         return check_labels(labels, count, classes=self.function is None)
 
     def check_classes(self, outputs: Array, labels: Labels) -> None:
-        """Refuse labels that are no classes of these outputs."""
+        """Raise TuneError if *labels* are not classes of *outputs*, or if *outputs* have too few classes."""
         if self.function is not None:
             return
         classes = 2 if (width := _matrix(outputs).shape[1]) == 1 else width
@@ -120,6 +120,7 @@ def fingerprint(metric: Metric) -> str:
 
 
 def _import(text: str) -> Function:
+    """Import a metric named as ``file.py:function``."""
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
         raise TuneError(f"metric {text!r}: there is no file {path!r}; give file.py:function")
@@ -128,7 +129,7 @@ def _import(text: str) -> Function:
         raise TuneError(f"metric {text!r}: {path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        # not by the loader: cached bytecode of a file that was edited within the same second would be run instead
+        # Not by the loader: it would run cached bytecode if the file was edited within the same second.
         exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
     except Exception as error:
         raise TuneError(f"metric {text!r}: importing {path} failed: {type(error).__name__}: {error}") from error
@@ -139,7 +140,7 @@ def _import(text: str) -> Function:
 
 
 def _call(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
-    """Call a user's function; its failure is that of one configuration, and the search may go on with others."""
+    """Call a user's metric and check its result; a failure is an EvaluationError, which a search may skip."""
     try:
         scores = np.asarray(function(outputs, labels), np.float64)
     except Exception as error:
@@ -156,7 +157,7 @@ def _call(name: str, function: Function, outputs: Array, labels: Labels) -> Doub
 
 
 def _matrix(outputs: Array) -> npt.NDArray[Any]:
-    """A row of classes for each sample."""
+    """Reshape outputs to [sample, class]; raises TuneError if a sample has more than one number per class."""
     flat: npt.NDArray[Any] = outputs.reshape(len(outputs), -1)
     if outputs.ndim > 1 and flat.shape[1] != outputs.shape[1]:
         raise TuneError(
@@ -167,6 +168,7 @@ def _matrix(outputs: Array) -> npt.NDArray[Any]:
 
 
 def _column(outputs: Array) -> npt.NDArray[Any]:
+    """Reshape outputs that are class numbers to [sample]."""
     flat = _matrix(outputs)
     if flat.shape[1] != 1:
         raise TuneError(
@@ -176,14 +178,14 @@ def _column(outputs: Array) -> npt.NDArray[Any]:
 
 
 def _lead(logits: Doubles, labels: Labels, top: int) -> Doubles:
-    """The lead of the right class over the *top*-th best of the others; a tie counts for the earlier class."""
+    """The lead of the right class over the *top*-th best other class; on a tie the earlier class wins."""
     rows = np.arange(len(labels))
     right = logits[rows, labels]
     others = logits.copy()
     others[rows, labels] = -np.inf
     rival = -np.partition(-others, top - 1, axis=1)[:, top - 1]
-    before = (np.arange(logits.shape[1]) < labels[:, None]) & (others == right[:, None])
-    better = (others > right[:, None]).sum(axis=1) + before.sum(axis=1)
+    earlier_ties = (np.arange(logits.shape[1]) < labels[:, None]) & (others == right[:, None])
+    better = (others > right[:, None]).sum(axis=1) + earlier_ties.sum(axis=1)
     with np.errstate(invalid="ignore"):
         gap = np.abs(right - rival)
     gap = np.where(np.isnan(gap), 0.0, gap)
@@ -191,7 +193,10 @@ def _lead(logits: Doubles, labels: Labels, top: int) -> Doubles:
 
 
 def agreement(outputs: Array, first: Array) -> Doubles:
-    """The part of a sample's answers that are the same; an answer is the largest value's class on the last axis."""
+    """For each sample, the share of its answers that equal those of *first*, the outputs before the change.
+
+    An answer is the class of the largest value on the last axis.
+    """
     if outputs.ndim < 2 or outputs.shape[-1] < 2:
         raise TuneError(
             f"metric = agreement: the output has the shape {written(outputs.shape)}, and no last axis of classes; "
@@ -203,18 +208,21 @@ def agreement(outputs: Array, first: Array) -> Doubles:
 
 
 def closeness(outputs: Array, first: Array) -> Doubles:
-    """1 less the distance from the first outputs, in parts of their length; 0 where it is longer than they are."""
+    """For each sample, 1 less the relative distance to *first*, the outputs before the change; at least 0.
+
+    The distance is the Euclidean norm of the difference over that of *first*.
+    """
     rows = len(outputs)
-    was = np.asarray(first, np.float64).reshape(rows, -1)
-    away = np.linalg.norm(np.asarray(outputs, np.float64).reshape(rows, -1) - was, axis=1)
-    length = np.linalg.norm(was, axis=1)
+    before = np.asarray(first, np.float64).reshape(rows, -1)
+    distance = np.linalg.norm(np.asarray(outputs, np.float64).reshape(rows, -1) - before, axis=1)
+    length = np.linalg.norm(before, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        part = np.where(away == 0, 0.0, away / length)
-    return np.asarray(np.clip(1 - np.nan_to_num(part, nan=1.0), 0.0, 1.0), np.float64)
+        share = np.where(distance == 0, 0.0, distance / length)
+    return np.asarray(np.clip(1 - np.nan_to_num(share, nan=1.0), 0.0, 1.0), np.float64)
 
 
 LIKENESS: dict[str, Function] = {"agreement": agreement, "closeness": closeness}
-"""Name -> a measure whose labels are the outputs of the model before it was changed."""
+"""Name -> a metric whose labels are the outputs of the model before it was changed."""
 
 
 def likeness(name: str) -> Metric:

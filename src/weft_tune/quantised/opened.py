@@ -1,7 +1,7 @@
 """A user's model file opened for tuning: its graph for one output, run whole, or cut before each of its layers.
 
-Cut, the input of a layer can be rounded between two sessions (``runner.PlanRunner``). A tensor that enters several
-layers is rounded for each of them on its own; all other readers get it unrounded.
+Between two sessions of a cut model, the input of a layer can be rounded (``runner.PlanRunner``). A tensor that enters
+several layers is rounded for each layer separately; all other readers get it unrounded.
 
 ``find_targets`` gives the layers that are tuned: their numbers of weights, inputs and products, their ranges of values.
 """
@@ -69,7 +69,7 @@ class Opened:
 
     @property
     def gives_probability(self) -> bool:
-        """Whether the output certainly is a probability."""
+        """Whether the output is a probability: a Sigmoid, perhaps reshaped."""
         producers = makers(self.model.graph.node)
         node = producers.get(self.output)
         while node is not None and node.op_type in _SAME_VALUES:
@@ -91,7 +91,10 @@ class Opened:
 
 
 def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
-    """Read a file; *output* is the one that is scored, by default the first."""
+    """Read and check a file; *output*: the output that is scored, by default the first.
+
+    Raises ModelError or TuneError if the file is unreadable, stitched or tuned already, or cannot be cut.
+    """
     path = Path(path)
     try:
         session = open_model(path, 1)
@@ -164,7 +167,7 @@ def _inputs(path: Path, model: OnnxModel, session_inputs: tuple[TensorSpec, ...]
 
 
 def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
-    """The number of samples to run at a time; one, if a model declares any number and then does not take it."""
+    """The number of samples to run at a time; 1 if a model declares a free batch dimension and then rejects batches."""
     if opened.fixed_batch is not None:
         return opened.fixed_batch
     tensors = look_inside(opened, feed(inputs, np.arange(1)))
@@ -178,7 +181,7 @@ def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
 
 
 def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, SeenTensor]:
-    """Types and sizes of the inputs and of the outputs of all nodes, from a run."""
+    """Run *sample*, and return types and sizes of the inputs and of the outputs of all nodes."""
     names = [name for node in opened.model.graph.node for name in node.output if name]
     outputs = run_on(opened, session_for(opened, names), names, sample)
     tensors = dict(sample) | dict(zip(names, outputs, strict=True))
@@ -201,7 +204,7 @@ def tensors_by_batch(
 
 
 def session_for(opened: Opened, names: Sequence[str]) -> Any:
-    """A session over the whole model that also outputs some tensors from anywhere in it."""
+    """Open a session over the whole model that also outputs the inner tensors called *names*."""
     model = copied(opened.model)
     known = {value.name for value in model.graph.output}
     model.graph.output.extend(declared(name) for name in dict.fromkeys(names) if name not in known)
@@ -212,7 +215,7 @@ def session_for(opened: Opened, names: Sequence[str]) -> Any:
 
 
 def run_on(opened: Opened, session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
-    """Run a session over the whole model."""
+    """Run a session over the whole model; return the outputs *names*. Raises TuneError if it fails."""
     try:
         return list(session.run(list(names), dict(inputs)))
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
@@ -232,7 +235,10 @@ def make_plan(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[s
 
 
 def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[ModelPiece]:
-    """The pieces between the layers; each layer takes its two operands from outside."""
+    """Cut the model before each of *layers*; a layer's two operands become inputs of its piece.
+
+    types: element types of the tensors at the cuts.
+    """
     cut = copied(opened.model)
     graph = cut.graph
     produced = {name for node in graph.node for name in node.output}
@@ -259,7 +265,7 @@ def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Mo
     sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in first]
     operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in first]
     others = [tuple(n for n in piece.inputs if n not in two) for piece, two in zip(pieces, operands, strict=True)]
-    # from the end: what a later piece needs and does not itself produce must be kept at the cut
+    # Backwards: a tensor that a later piece needs and no later piece produces must be kept at the cut.
     needed = dict.fromkeys([opened.output])
     live: list[tuple[str, ...]] = []
     for at in range(len(pieces) - 1, -1, -1):
@@ -312,7 +318,7 @@ def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[st
     """Run the float model and measure the tensors that enter and leave the layers."""
     nodes = {layer.name: opened.model.graph.node[layer.position] for layer in layers}
     names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
-    # one sample alone, for sizes: of a batch they need not be a multiple
+    # One sample alone for the sizes, because those of a batch need not be multiples of them.
     (alone,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
     rows = opened.fixed_batch or 1
     largest = dict.fromkeys(nodes, 0.0)
@@ -352,7 +358,7 @@ def _products(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxN
 
 
 def _group_targets(targets: Mapping[str, Target], groups: Mapping[str, Sequence[str]]) -> Iterator[Target]:
-    """Targets as they are, and in the place of the first of each group, the group."""
+    """Yield the targets, those of a group joined into one in the place of the group's first layer."""
     owner: dict[str, str] = {}
     for group, members in groups.items():
         if not members:

@@ -1,8 +1,8 @@
-"""Batches of samples through the stages of a model, under formats; stages that two configurations share run once.
+"""Runs batches of samples through the stages of a model under formats; stages that configurations share run once.
 
-A ``RoundingPlan`` has the pieces of a model as bytes, so that a worker process needs no graphs. Weights of layers are
-inputs of the pieces and no constants: another format needs no other session. An ``ArrayCache`` holds the tensors at the
-cuts between pieces; the least recently used are evicted first.
+A ``RoundingPlan`` holds the pieces of a model as bytes, so that a worker process needs no graphs. Weights of layers are
+inputs of the pieces, not constants, so that another format needs no new session. An ``ArrayCache`` holds the tensors at
+the cuts between pieces; the least recently used tensors are evicted first.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class _CacheEntry(NamedTuple):
 
 
 class ArrayCache:
-    """Key -> named arrays, up to *limit_bytes* in all.
+    """A cache of named arrays by key, up to *limit_bytes* in all.
 
-    A round that reads more than fits, all in turn, would find nothing the second time if the oldest entry were evicted.
-    So entries that the current round has used or stored stay: the rest of that round is not stored instead.
+    A round reads many entries one after another. If they do not all fit, evicting the least recently used entry would
+    leave none of them for the next round. So entries that the current round used or stored are not evicted; further
+    entries of that round are not stored.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -69,6 +70,7 @@ class ArrayCache:
         self.size_bytes += size_bytes
 
     def _make_room(self, size_bytes: int) -> bool:
+        """Evict entries until there is room for *size_bytes*; return False if only entries of this round are left."""
         while self.size_bytes + size_bytes > self.limit_bytes:
             oldest = next(iter(self._entries), None)
             if oldest is None or oldest in self._fresh:
@@ -95,10 +97,10 @@ class Stage:
     """The tensor that enters the layer, unrounded."""
     model: bytes
     inputs: tuple[str, ...]
-    """All but the layer's own two."""
+    """Inputs of the piece other than the layer's rounded input and weights."""
     outputs: tuple[str, ...]
     live: tuple[str, ...]
-    """Tensors made by earlier stages that this one or a later one needs."""
+    """Tensors of earlier stages that this stage or a later stage needs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,12 +121,12 @@ class RoundingPlan:
 
 
 def weight_input(layer: str) -> str:
-    """The name of the rounded weights of its layer in a piece."""
+    """The name that the rounded weights of *layer* have as an input of a piece."""
     return f"weft:{layer}.weight"
 
 
 def rounded_input(layer: str) -> str:
-    """The name of the rounded tensor that enters its layer in a piece."""
+    """The name that the rounded tensor entering *layer* has as an input of a piece."""
     return f"weft:{layer}.input"
 
 
@@ -152,9 +154,11 @@ class PlanRunner:
         self._plan = plan
         self._sessions = [open_session(stage.model, 1, optimise=True) for stage in plan.stages]
         self._prefixes: dict[Hashable, int] = {}
+        """(key of the stage before, layer, its formats) -> cache key; see ``_keys``."""
         self._cache = ArrayCache(cache_bytes)
         self._samples: dict[str, SampleOrder] = {}
         self._current = ("", -1)
+        """Samples and cache key of the configuration that the cache's current round belongs to."""
 
     @property
     def process_ids(self) -> list[int]:
@@ -171,7 +175,7 @@ class PlanRunner:
         """Do nothing: no process was started."""
 
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Iterable[int]) -> list[Array]:
-        """The output for some batches of the samples called *name*; batch n is the n-th stretch of their order."""
+        """Run the batches *numbers* of the samples called *name*; batch n has the n-th ``plan.batch`` samples."""
         keys = self._keys(formats)
         if (name, keys[-1]) != self._current:
             self._current = name, keys[-1]
@@ -180,7 +184,7 @@ class PlanRunner:
         return [self._run_batch(name, number, formats, weights, keys) for number in numbers]
 
     def _keys(self, formats: Mapping[str, LayerFormats]) -> list[int]:
-        """Cache keys: for the start of each stage and for the end, a number for all formats before it."""
+        """Cache keys: for the start of each stage, and for the end, a number that stands for all formats before it."""
         keys = [0]
         for stage in self._plan.stages:
             step = (keys[-1], stage.layer, formats.get(stage.layer or ""))
@@ -200,6 +204,7 @@ class PlanRunner:
     def _run_batch(
         self, name: str, number: int, formats: Mapping[str, LayerFormats], weights: Mapping[str, Array], keys: list[int]
     ) -> Array:
+        """Run one batch from the last cached stage on, and cache the tensors at the cuts."""
         samples, plan = self._samples[name], self._plan
         rows = samples.order[number * plan.batch : (number + 1) * plan.batch]
         start, live = self._resume(name, number, keys)
@@ -212,7 +217,7 @@ class PlanRunner:
         return live[plan.output][: len(rows)]
 
     def _resume(self, name: str, number: int, keys: list[int]) -> tuple[int, Mapping[str, Array]]:
-        """The last stage whose start is cached, and the tensors that are live there."""
+        """Find the last stage whose input tensors are cached; return its index and these tensors."""
         for at in range(len(self._plan.stages), 0, -1):
             if (live := self._cache.get((name, number, at, keys[at]))) is not None:
                 return at, live

@@ -50,7 +50,7 @@ def outputs_by_batch(opened: Opened, session: Any, inputs: Mapping[str, Array], 
 
 
 def answers(opened: Opened, file: Path, inputs: Mapping[str, Array]) -> Array:
-    """The scored output for each sample, one after another; *file*: *opened*'s own, or one with the same outputs."""
+    """The scored output for each sample, in runs of one sample; *file* is *opened*'s own or has the same outputs."""
     return np.concatenate([*outputs_by_batch(opened, open_model(file, 1), inputs, opened.fixed_batch or 1)])
 
 
@@ -65,7 +65,7 @@ class SampleScorer:
     batch: int
 
     def score(self, session: Any) -> float:
-        """The mean over the samples."""
+        """The mean of the metric over all samples."""
         total, done = 0.0, 0
         for outputs in outputs_by_batch(self.opened, session, self.inputs, self.batch):
             labels = self.labels[done : done + self.batch]
@@ -77,7 +77,7 @@ class SampleScorer:
 def make_scorer(
     opened: Opened, data: LabelledData | Mapping[str, Array], metric: str, session: Any, batch: int
 ) -> SampleScorer:
-    """A scorer on *data*; without labels, the answers of *session*, which runs the model as it was, are the labels."""
+    """Make a scorer on *data*; *session* runs the model before any change, and without labels its outputs are them."""
     if isinstance(data, LabelledData):
         measure = make_metric(metric, gives_probability=opened.gives_probability)
         labels = measure.check_labels(data.labels, count_rows(data.inputs))
@@ -88,7 +88,7 @@ def make_scorer(
 
 
 def needs_no_labels(metric: str) -> bool:
-    """Whether a measure compares a model with itself before the change."""
+    """Whether a metric compares a model with itself before the change, so that samples need no labels."""
     return metric in LIKENESS
 
 
@@ -100,16 +100,16 @@ def exported_score(path: Path, opened: Opened, data: LabelledData, metric: str, 
 
 
 def calibration(data: LabelledData, fixed: int | None) -> dict[str, Array]:
-    """Samples that ranges are measured on; they fill whole batches where a model takes *fixed* samples at a time."""
+    """The samples to measure ranges on; the last one is repeated to fill batches if each must have *fixed* samples."""
     rows = np.arange(min(CALIBRATION, count_rows(data.inputs)))
     return feed(data.inputs, rows, fixed and -(-len(rows) // fixed) * fixed)
 
 
 def run_times(tuned: Path, opened: Opened, data: LabelledData) -> tuple[float, float]:
-    """Seconds of a run of *opened*, the source of *tuned*, and of *tuned*: one sample, one thread.
+    """Measure the seconds of a run, in one thread, of *opened* (the source of *tuned*) and of *tuned*.
 
-    Where a file takes a fixed number of samples, a run has that number. Few bits make a small file and not a fast one:
-    formats that the runtime has no kernels for are rounded by operators of their own.
+    A run has one sample, or as many as the file requires. Few bits make a file small but not fast: formats for which
+    the runtime has no kernels are rounded by additional operators.
     """
     fed = next(batches(data.inputs, opened.fixed_batch or 1, opened.fixed_batch))
     files = {"before": opened.path, "after": tuned}
@@ -176,6 +176,7 @@ def classes(model: Path, inputs: Mapping[str, Array], *, batch: int = 256) -> Ar
 
 
 def _equal_batches(inputs: Mapping[str, Array], batch: int) -> Iterator[dict[str, Array]]:
+    """Batches of *batch* samples; raises ModelError if inputs have different numbers of samples."""
     counts = {name: len(values) for name, values in inputs.items()}
     if len(set(counts.values())) != 1:
         raise ModelError(f"inputs have {counts} samples; give each the same number")
@@ -199,6 +200,7 @@ class _CalibrationReader:
 
 
 def _measure_int8(path: Path) -> Int8Model:
+    """Add up the sizes of the 8-bit weights and of the quantisation parameters in a file."""
     graph = load(path, weights=True).graph
     pairs = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     parameters = {name for node in pairs for name in node.input[1:]}

@@ -1,7 +1,7 @@
-"""Worker processes that run batches side by side; each has its own share of every chunk and its own cache.
+"""Worker processes that run batches in parallel; each runs its share of every chunk and has its own cache.
 
-Batch n always goes to the same process, whose cache has its tensors. If a process dies, only the score that was being
-computed is lost: the next one starts all of them anew.
+Batch n always goes to the same process, whose cache holds its tensors. If a process dies, only the score that was being
+computed is lost: the next evaluation starts all processes again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.runtime.tensors import Array
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 
 _TAIL = 4000
-"""Limit of the characters of a dead worker's log that its error carries: what fits on a screen or two."""
+"""Characters of a dead worker's log that its error carries, from its end: a screen or two."""
 
 Result = TypeVar("Result")
 
@@ -31,7 +31,7 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_N
 
 
 class _Worker(ChildProcess):
-    """A child process, and the log of its output."""
+    """A child process, and the log of its standard error."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -39,6 +39,7 @@ class _Worker(ChildProcess):
             super().__init__(main, env=inherited_environment() | _ONE_THREAD, stderr=stderr)
 
     def death(self) -> EvaluationError:
+        """The error that explains why the process died, with the end of its log."""
         death = ChildDied(self.wait())
         log = self._log.read_text(errors="replace").strip()
         advice = "if memory ran out, use fewer workers or a smaller cache"
@@ -59,7 +60,7 @@ def _explain_errors() -> Iterator[None]:
 
 
 class Workers:
-    """Runs a plan in *count* processes, which start with the first job."""
+    """Runs a plan in *count* processes, which start at the first ``run``; use it from one thread."""
 
     def __init__(self, plan: RoundingPlan, cache_bytes: int, count: int) -> None:
         self._plan, self._cache_bytes, self._count = plan, cache_bytes, count
@@ -74,6 +75,7 @@ class Workers:
         return [worker.pid for worker in self._workers]
 
     def add(self, name: str, samples: SampleOrder) -> None:
+        """Register samples under a name for ``run``."""
         self._samples[name] = samples
         if self._workers:
             with _explain_errors():
@@ -86,7 +88,7 @@ class Workers:
             self._remove_files()
 
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Sequence[int]) -> list[Array]:
-        """The output for each batch, in the order of *numbers*."""
+        """Run batches of the samples called *name*; return the outputs in the order of the batch *numbers*."""
         if not self._workers:
             with _explain_errors():
                 self._start()
@@ -134,7 +136,10 @@ class Workers:
         self._call(method, [arguments] * self._count)
 
     def _call(self, method: Callable[..., Result], arguments: Sequence[tuple[object, ...]]) -> list[Result]:
-        """Call a method in every worker. If one dies, or this is interrupted, all are ended: replies may be unread."""
+        """Call *method* in every worker, each with its own arguments; return the results in the order of the workers.
+
+        If a worker dies or this call is interrupted, all workers are ended, because replies may be unread.
+        """
         try:
             for worker, own_arguments in zip(self._workers, arguments, strict=True):
                 worker.send((method, own_arguments))
@@ -161,10 +166,7 @@ class Workers:
 
 
 class BatchWorker:
-    """The runner of a child process, which runs its share of the batches; arrays come in files.
-
-    The parent calls its methods.
-    """
+    """The object in the child process whose methods the parent calls: a ``PlanRunner`` whose arrays come in files."""
 
     def __init__(self) -> None:
         self._runner: PlanRunner | None = None
@@ -190,7 +192,7 @@ class BatchWorker:
 
 
 def _map(files: Mapping[str, Path]) -> dict[str, Any]:
-    """Arrays of files that all processes map, so that they are in memory once."""
+    """Map the array in each file into memory; processes that map the same file share the memory."""
     return {name: np.load(path, mmap_mode="r") for name, path in files.items()}
 
 

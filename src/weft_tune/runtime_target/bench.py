@@ -1,7 +1,7 @@
 """Builds, scores and times variants of one model: the measurements on which the choice among them is based.
 
-Times of single layers come from ONNX Runtime's own profiler, in the graph that it really runs: in a copy of the variant
-all nodes of a layer, and their outputs, get a name with the mark of the layer's number.
+Times of single layers come from ONNX Runtime's own profiler, in the graph that it really runs. For that, all nodes of a
+layer and their outputs get names with the layer's number (a *mark*) in a copy of the variant.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from weft_tune.runtime_target.prepared import PreparedModel, TensorRange, prepar
 from weft_tune.runtime_target.qdq import QdqOptions, WrittenVariant, eight_bit_places, write_halves, write_qdq
 
 LOOKED_AT = 32
-"""Limit of the samples on which the harm of single layers to the outputs is measured."""
+"""Cap on the samples on which the harm of single layers to the outputs is measured."""
 BUDGET_S, FEWEST, MOST = 3.0, 8, 100
-"""Time for profiled runs, and their least and largest number."""
+"""Seconds for profiled runs, and their least and largest number."""
 FOLLOWERS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish")
-"""Operators that ONNX Runtime joins with the layer before them, under the name of the last one's output."""
+"""Operators that ONNX Runtime fuses into the layer before them; the fused node is named after the follower's output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltVariant:
-    """A variant with a session."""
+    """A variant of the model that was opened in ONNX Runtime, and the inputs of a timed run."""
 
     written: WrittenVariant | None
     """None for the source file itself."""
@@ -65,7 +65,7 @@ class RuntimeBench:
         self.scorer = make_scorer(opened, data, metric, self.original.session, self._batch)
         self._ranges = self._calibrate(opened, inputs)
         self._looked_at = feed(inputs, np.arange(min(LOOKED_AT, count_rows(inputs), self._batch)), opened.fixed_batch)
-        self._answers = self._look(self.original)
+        self._answers = self._run_outputs(self.original)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -74,45 +74,46 @@ class RuntimeBench:
 
     @property
     def rows(self) -> int:
-        """Samples in a run that is measured."""
+        """Number of samples in a timed run."""
         return count_rows(self._one)
 
     def eight_bits(self, chosen: frozenset[str], options: QdqOptions) -> BuiltVariant:
-        """The model with some layers in 8 bits; as it was, if there are none."""
+        """Build the variant with the layers *chosen* in 8 bits; the original model if there are none."""
         if not chosen:
             return self.original
         return self._build(write_qdq(self.prepared, self._ranges, chosen, options))
 
     def halves(self) -> BuiltVariant:
-        """The model with all its layers in float16."""
+        """Build the variant with all layers in float16; raises TuneError if ONNX Runtime cannot run it."""
         return self._build(write_halves(self.prepared))
 
     def score(self, variant: BuiltVariant) -> float:
         return self.scorer.score(variant.session)
 
     def race(self, variants: Sequence[BuiltVariant], turns: int = TURNS) -> tuple[Turns, ...]:
-        """Time the variants in turns, so that disturbances hit all of them."""
+        """Time the variants in turns, so that disturbances affect all of them; one ``Turns`` per variant."""
         return time_in_turns([variant.run for variant in variants], turns)
 
     def harm(self, layer: str, options: QdqOptions) -> float:
-        """The distance of the outputs from the original ones if only this layer is in 8 bits."""
-        changed = self._look(self.eight_bits(frozenset([layer]), options))
+        """The mean relative distance of the outputs from the original outputs if only *layer* is in 8 bits."""
+        changed = self._run_outputs(self.eight_bits(frozenset([layer]), options))
         return 1 - float(closeness(changed, self._answers).mean())
 
     def layer_times(self, variants: Sequence[BuiltVariant]) -> list[dict[str, float]]:
-        """Layer -> seconds, in each of the variants, which take turns."""
+        """For each variant, layer -> seconds; the variants are profiled in turns."""
         written = [variant.written or _unchanged_variant(self.prepared) for variant in variants]
         return layer_times(written, self.layers, self._one)
 
     def _calibrate(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
-        """Measure the ranges of all tensors that some variant has in 8 bits."""
+        """Measure the ranges of all tensors that are 8 bits wide in any variant."""
         graph, layers = self.prepared.model.graph, self.prepared.layers
         names = set().union(*(eight_bit_places(graph, layers, joined).ranged for joined in (True, False)))
         names |= {graph.node[layer.position].input[0] for layer in layers}
         rows = np.arange(min(CALIBRATION, count_rows(inputs)))
         return see_ranges(self._simple, sorted(names), feed(inputs, rows), self._batch)
 
-    def _look(self, variant: BuiltVariant) -> Array:
+    def _run_outputs(self, variant: BuiltVariant) -> Array:
+        """The outputs of *variant* on the samples of ``harm``."""
         (outputs,) = run_on(self._simple, variant.session, [self._simple.output], self._looked_at)
         return outputs
 
@@ -131,6 +132,7 @@ def _session(opened: Opened, model: OnnxModel) -> Any:
 
 
 def _unchanged_variant(prepared: PreparedModel) -> WrittenVariant:
+    """The prepared model itself as a variant, so that its layers can be profiled, too."""
     owners = {prepared.model.graph.node[layer.position].output[0]: layer.name for layer in prepared.layers}
     return WrittenVariant(prepared.model, owners)
 
@@ -138,9 +140,9 @@ def _unchanged_variant(prepared: PreparedModel) -> WrittenVariant:
 def layer_times(
     variants: Sequence[WrittenVariant], layers: Sequence[str], inputs: Mapping[str, Array]
 ) -> list[dict[str, float]]:
-    """Layer -> seconds of its own nodes and of those that convert its numbers, in a run on *inputs*.
+    """Profile the variants in turns on *inputs*; for each, layer -> seconds of its nodes in one run.
 
-    The result has one mapping for each of the variants, which take turns.
+    The nodes of a layer include those that convert its numbers.
     """
     numbers = {name: number for number, name in enumerate(layers)}
     with TemporaryDirectory() as folder:
@@ -156,6 +158,7 @@ def layer_times(
 
 
 def _by_layer(session: Any, layers: Sequence[str]) -> dict[str, float]:
+    """Add up the profiled times of the nodes of each layer; a node counts with the mean of its middle times."""
     times_us: dict[tuple[int, str], list[float]] = {}
     for number, event in node_events(session):
         times_us.setdefault((number, event["name"]), []).append(event["dur"])
@@ -166,19 +169,22 @@ def _by_layer(session: Any, layers: Sequence[str]) -> dict[str, float]:
 
 
 def middle(values: Sequence[float]) -> float:
-    """The mean of the middle half: the profiler counts whole microseconds, and some runs are disturbed."""
+    """The mean of the middle half of *values*.
+
+    Not the median, because the profiler counts whole microseconds; not the mean, because some runs are disturbed.
+    """
     ordered = np.sort(np.asarray(values, float))
     quarter = len(ordered) // 4
     return float(ordered[quarter : len(ordered) - quarter].mean())
 
 
 def _mark_layers(variant: WrittenVariant, numbers: Mapping[str, int]) -> OnnxModel:
-    """Copy the model with a mark in the names of the nodes of layers and of their outputs."""
+    """Copy the model with a mark in the names of the nodes of layers and of their outputs; *numbers*: of the layers."""
     model = copied(variant.model)
     owners = {output: numbers[name] for output, name in variant.owners.items() if name in numbers}
     renamed: dict[str, str] = {}
     for node in model.graph.node:
-        number = owners.get(node.output[0], _layer_joined_to(node, owners))
+        number = owners.get(node.output[0], _fused_layer(node, owners))
         if number is not None:
             owners[node.output[0]] = number
             renamed[node.output[0]] = f"{mark(number)}{len(renamed)}"
@@ -191,6 +197,6 @@ def _mark_layers(variant: WrittenVariant, numbers: Mapping[str, int]) -> OnnxMod
     return model
 
 
-def _layer_joined_to(node: OnnxNode, owners: Mapping[str, int]) -> int | None:
-    """The layer that a node is joined with."""
+def _fused_layer(node: OnnxNode, owners: Mapping[str, int]) -> int | None:
+    """The number of the layer that ONNX Runtime fuses *node* into, by the owner of its input; None if it does not."""
     return owners.get(node.input[0]) if node.op_type in FOLLOWERS else None

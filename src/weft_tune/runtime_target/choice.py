@@ -1,9 +1,11 @@
 """The choice of the layers that are computed in 8 bits: by measured scores and times, never by a processor's features.
 
-All layers begin in 8 bits, with each of several options, of which the fastest goes on. Layers that are slower in 8 bits
-are left out together, if the whole model is faster without them. If the score is too low, other steps are tried, and
-then the fewest layers that harm most are left out. Then single layers are left out, those first that gain least, as
-long as that makes the whole faster. The remaining variant must beat the model as it was, or that is the result.
+1. All layers are in 8 bits; of several options for that, the fastest is taken.
+2. Layers that are slower in 8 bits are left out (stay in float32) together, if the whole model is no slower then.
+3. If the score is too low, other quantisation steps are tried; then the most harmful layers are left out, as few as
+   suffice.
+4. Single layers are left out, those first that gain least, as long as that makes the whole model faster.
+5. The result is the remaining variant if it beats the original model, otherwise the original model.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from weft_tune.runtime_target.bench import BuiltVariant, RuntimeBench
 from weft_tune.runtime_target.qdq import QdqOptions
 
 OPTIONS = (QdqOptions("uint8"), QdqOptions("uint8", joined=False), QdqOptions("int8"))
-"""The alternatives of which the fastest is taken."""
+"""The options of which the fastest is taken."""
 LEAST_S = 1e-7
-"""The time that a layer is assumed to save if it saves less or nothing: harm is divided by it."""
+"""The least time that a layer is assumed to save, because its harm is divided by the time."""
 LAST_TURNS = 31
 """Turns of every variant in the last race."""
 PATIENCE = 4
-"""The search for more layers to leave out ends when this many in a row are better kept."""
+"""Step 4 ends after this many attempts in a row that make the model no faster."""
 
 FLOAT32, FLOAT16, INT8 = "float32", "float16", "int8"
 SLOWER, HARMFUL = "slower in 8 bits", "costs too much of the score"
@@ -35,7 +37,7 @@ OnStage = Callable[[str, str], None]
 
 
 class TriedVariant(NamedTuple):
-    """A variant that was scored or timed, and the variant that it was timed against, in turns."""
+    """The record of a variant that was scored, or timed in turns with another variant."""
 
     what: str
     left_out: tuple[str, ...]
@@ -71,7 +73,7 @@ class FastestVariant:
 
 
 def choose(bench: RuntimeBench, threshold: float, on_stage: OnStage) -> FastestVariant:
-    """Search for the fastest variant that scores at least *threshold*."""
+    """Search for the fastest variant that scores at least *threshold*; *on_stage* is called with the progress."""
     search = _Search(bench, threshold, on_stage)
     search.begin()
     search.leave_out_slow_together()
@@ -118,7 +120,7 @@ class _Search:
         self.times_before, self.times_int8 = bench.layer_times([bench.original, self.current])
 
     def _try_halves(self) -> None:
-        """Try all layers in float16, which some builds of ONNX Runtime lack."""
+        """Time all layers in float16, unless this build of ONNX Runtime has no kernels for it."""
         try:
             halves = self.bench.halves()
         except TuneError:
@@ -172,14 +174,14 @@ class _Search:
 
         Leaving out more layers is assumed never to lower the score.
         """
-        few, enough = 0, len(ordered)
-        while enough - few > 1:
-            middle = (few + enough) // 2
+        too_few, enough = 0, len(ordered)
+        while enough - too_few > 1:
+            middle = (too_few + enough) // 2
             left_out = [*self.left_out, *ordered[:middle]]
             self.on_stage("scoring", f"without {len(left_out)} layers")
             score = self.bench.score(self._build(self.options, left_out))
             self._note_score(self.options, left_out, score)
-            few, enough = (few, middle) if score >= self.threshold else (middle, enough)
+            too_few, enough = (too_few, middle) if score >= self.threshold else (middle, enough)
         return enough
 
     def leave_out_slow_one_by_one(self) -> None:
@@ -235,9 +237,9 @@ class _Search:
                 self.options, self.current, self.score = options, variant, score
 
     def _try_without(self, names: Collection[str], *, together: bool = False) -> bool:
-        """Leave out more layers, if the whole is faster without them and the score stays high enough.
+        """Leave out the layers *names* as well, if the model is faster and keeps the score; return whether it is.
 
-        *together*: it need not be faster, only no slower, and is scored later.
+        together: the model need not be faster, only no slower, and is scored later.
         """
         left_out = [*self.left_out, *names]
         variant = self._build(self.options, left_out)
@@ -256,6 +258,7 @@ class _Search:
         return self.bench.eight_bits(frozenset(self.bench.layers) - frozenset(left_out), options)
 
     def _by_gain(self) -> list[str]:
+        """All layers by the time that they save in 8 bits, the least first."""
         return sorted(self.bench.layers, key=self._gain)
 
     def _gain(self, name: str) -> float:
@@ -268,4 +271,5 @@ class _Search:
     def _note(
         self, what: str, left_out: Collection[str], took: Turns, was: Turns, score: float | None, *, kept: bool
     ) -> None:
+        """Record a variant with its times *took*, those of the variant it took turns with, *was*, and its score."""
         self.tried.append(TriedVariant(what, tuple(left_out), took.median_s, was.median_s, score, kept))

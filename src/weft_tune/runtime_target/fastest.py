@@ -34,19 +34,19 @@ OF_SMALLEST = (
     "workers", "baselines", "command", "small_command", "score", "timeout_s", "on_failure", "export", "database",
     "fresh",
 )  # fmt: skip
-"""Options of the search for the smallest formats, which are refused here."""
+"""Options of the search for the smallest formats; they are refused with a target."""
 
 Samples = LabelledData | Mapping[str, Array]
 FOR_8_BITS = {
     "amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx_vnni": "AVX-VNNI", "i8mm": "i8mm", "asimddp": "dot products",
 }  # fmt: skip
-"""Processor flag of Linux -> the instructions that multiply and add 8-bit integers at once."""
+"""Processor flag of Linux -> instructions that multiply and add 8-bit integers in one step."""
 WIDE = {"avx512bw": "AVX-512", "avx2": "AVX2"}
-"""Flag -> the instructions that multiply them in several steps, and add pairs of products in 16 bits."""
+"""Flag -> instructions that multiply 8-bit integers in several steps, and add pairs of products in 16 bits."""
 
 
 class LayerSpeed(NamedTuple):
-    """A layer that might have changed, and its times in a run; None where ONNX Runtime joined it with others."""
+    """A layer that might have changed, and its times in a run; None if ONNX Runtime fused it into other layers."""
 
     name: str
     format: str
@@ -135,7 +135,7 @@ class RuntimeTuning:
 
 
 def find_fastest(options: TuneOptions, on_stage: OnStage) -> RuntimeTuning:
-    """Search, measure and write as *options* say."""
+    """Search for the fastest variant, and write it and the result into ``options.folder``, if given."""
     _check(options)
     on_stage("reading", "")
     with TemporaryDirectory() as scratch:
@@ -143,6 +143,7 @@ def find_fastest(options: TuneOptions, on_stage: OnStage) -> RuntimeTuning:
 
 
 def _find_fastest(options: TuneOptions, scratch: Path, on_stage: OnStage) -> RuntimeTuning:
+    """As ``find_fastest``; *scratch*: a folder for a model that is no file yet."""
     began_s = time.perf_counter()
     path = model_file(str(options.model), scratch)
     if path is None:
@@ -196,6 +197,7 @@ def _open(path: Path, output: str | None) -> Opened:
 
 
 def _samples(options: TuneOptions, opened: Opened) -> Samples:
+    """The samples to score on; without labels if the metric needs none."""
     if not needs_no_labels(options.measure):
         return labelled_samples(options, opened)
     if options.data is not None:
@@ -249,12 +251,12 @@ def _write(
 
 
 def describe_processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The name of the processor and its instructions for 8-bit integers, as far as the system knows them."""
+    """The name of the processor and its instructions for 8-bit integers, from Linux's *info*; else the name alone."""
     try:
         lines = [line.partition(":") for line in info.read_text().splitlines()]
     except OSError:
         return platform.processor() or platform.machine()
-    # reversed, so that the first processor's lines win
+    # Reversed, so that the lines of the first processor take precedence.
     entries = {key.strip().lower(): value.strip() for key, _, value in reversed(lines)}
     flags = set((entries.get("flags") or entries.get("features") or "").split())
     name = entries.get("model name") or platform.machine()

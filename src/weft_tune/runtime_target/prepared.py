@@ -1,10 +1,10 @@
 """A model as ONNX Runtime simplifies it before it looks for 8-bit kernels, and the ranges of its tensors.
 
 Normalisations are folded into convolutions and constants are computed. Pairs of QuantizeLinear and DequantizeLinear
-would prevent that, so it is done before they are written. Layers keep their own names.
+would prevent that, so the model is simplified before these pairs are written. Layers keep their own names.
 
-The steps of 8-bit integers follow from the ranges on samples. A tensor has two: all values, and a narrower one that
-clips the largest values where the smaller steps are worth it, in the mean of the squares.
+The steps of 8-bit integers follow from the ranges of tensors on samples. A tensor has two ranges: that of all values,
+and a narrower one that clips the largest values if the smaller steps lower the mean square error.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from weft_tune.weighted_layers import WeightedLayer, find_layers, load_flat
 Floats = npt.NDArray[np.float32]
 
 FUSED = "/MatMulAddFusion"
-"""The suffix of ONNX Runtime for the name of a product that it joined with a sum."""
+"""ONNX Runtime's suffix for the name of a matrix product that it fused with a sum."""
 GEMM_USUAL = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-"""Attributes of a Gemm that has an 8-bit kernel."""
+"""Attributes that a Gemm must have for an 8-bit kernel."""
 
 
 STEPS = 255
 """Steps between the smallest and the largest code of 8 bits."""
 KEPT = 1024
-"""Limit of the values of a tensor that are kept from a batch to measure the effect of clipping."""
+"""Cap on the values of a tensor that are kept from a batch to measure the effect of clipping."""
 PARTS = tuple(number / 20 for number in range(20, 1, -1))
-"""Parts of the whole range that are tried as the narrower one."""
+"""Shares of the whole range that are tried as the narrower range."""
 
 
 class FastLayer(NamedTuple):
@@ -93,7 +93,7 @@ def prepare_model(path: Path, wanted: Collection[str]) -> PreparedModel:
 
 
 def _simplify(path: Path, model: OnnxModel) -> OnnxModel:
-    """*model* after ONNX Runtime's basic optimisations, which leave nothing that only this processor has."""
+    """Apply ONNX Runtime's basic optimisations, which are independent of the processor; *path* is for messages."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 4  # fatal only: errors are raised
@@ -130,10 +130,12 @@ def _why_not(layer: WeightedLayer, node: OnnxNode, constants: Mapping[str, OnnxT
 
 
 def _axis(layer: WeightedLayer, node: OnnxNode) -> int:
+    """The axis of the weight's output channels."""
     return 0 if layer.op == "Conv" or Attributes(node).integer("transB", 0) else 1
 
 
 def _bias_name(node: OnnxNode) -> str:
+    """The name of a layer's bias; empty if it has none."""
     return node.input[2] if node.op_type != "MatMul" and len(node.input) > 2 else ""
 
 
@@ -145,7 +147,7 @@ class TensorRange(NamedTuple):
     part: float = 1.0
 
     def bounds(self, clipped: bool) -> tuple[float, float]:
-        """The ends of the range; zero is always between them, since its code must be exact."""
+        """The ends of the whole or of the clipped range; zero is always inside, because its code must be exact."""
         part = self.part if clipped else 1.0
         return min(part * self.low, 0.0), max(part * self.high, 0.0)
 
@@ -172,14 +174,15 @@ class _TensorStatistics:
         self._values: list[npt.NDArray[np.float32]] = []
 
     def add(self, values: Array) -> None:
-        """Add a batch; values at equal distances are kept."""
+        """Add a batch: widen the range, and keep up to about ``KEPT`` values at equal distances."""
         self.low = min(self.low, float(values.min(initial=0.0)))
         self.high = max(self.high, float(values.max(initial=0.0)))
         self._values.append(values.reshape(-1)[:: max(1, values.size // KEPT)].astype(np.float32))
 
     def best_part(self) -> float:
+        """The share of the range with the least error in 8 bits."""
         values = np.concatenate(self._values)
-        # the first of equals, so the whole range if clipping gains nothing
+        # The first on a tie, so the whole range if clipping gains nothing.
         return min(PARTS, key=lambda part: clipping_loss(values, part * self.low, part * self.high))
 
 

@@ -1,12 +1,13 @@
 """Variants of a model: chosen layers as 8-bit integers, in pairs of QuantizeLinear and DequantizeLinear; or float16.
 
-Weights are int8, symmetric, with a step for each output channel; the input and output of a layer have one step for the
-whole tensor, from its range; biases are int32 in steps of both together. ONNX Runtime makes 8-bit kernels of it.
+Weights are int8, symmetric, with a step (scale) for each output channel. The input and output of a layer have one step
+for the whole tensor, from its range. Biases are int32; their step is the product of the steps of input and weight. ONNX
+Runtime turns such pairs around a layer into an 8-bit kernel.
 
-``eight_bit_places`` says which tensors become integers, so that ONNX Runtime has kernels for the chosen layers. A
-convolution has one only if its output is 8 bits wide, too; a matrix product may produce float32. A tensor that is
-produced in 8 bits is read so by all its readers. Between layers, sums, products, joins and poolings may stay in 8 bits,
-if all their operands are.
+``eight_bit_places`` chooses the tensors that become integers, so that ONNX Runtime has kernels for the chosen layers. A
+convolution has a kernel only if its output is 8 bits wide, too; a matrix product may produce float32. If a tensor is
+produced in 8 bits, all its readers read these 8 bits. Between layers, sums, products, concatenations and poolings may
+stay in 8 bits if all their operands are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST_BIAS = 2**31 - 1
 LARGEST_HALF = 65504.0
 """The largest float16."""
 CLIPS = ("Relu", "Clip")
-"""Operators that cost nothing on the way to an 8-bit integer, if no other node reads their input."""
+"""Operators that the conversion to 8-bit integers does for free, if no other node reads their input."""
 JOINED = (
     "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", *CLIPS,
 )  # fmt: skip
@@ -38,7 +39,7 @@ SAME_VALUES = ("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpo
 
 
 class EightBitPlaces(NamedTuple):
-    """Tensors by how they become 8 bits wide."""
+    """The tensors that become 8 bits wide."""
 
     produced: Mapping[str, str]
     """Tensor that is produced in 8 bits -> the layer that produces it; empty where it is no layer."""
@@ -54,16 +55,16 @@ class EightBitPlaces(NamedTuple):
 
 
 def eight_bit_places(graph: OnnxGraph, layers: Collection[FastLayer], joined: bool) -> EightBitPlaces:
-    """The tensors for the chosen *layers*; *joined*: operators between them stay in 8 bits."""
+    """Choose the tensors in 8 bits for these *layers*; joined: operators between layers stay in 8 bits if they can."""
     chosen = {layer.position: layer for layer in layers}
-    alone = _SoleReaders(graph)
+    sole_readers = _SoleReaders(graph)
     produced: dict[str, str] = {}
     source: dict[str, str] = {}  # a tensor in 8 bits -> the tensor that gave it its steps
     for position, node in enumerate(graph.node):  # in the order of computation: operands come before their readers
         if position in chosen and node.op_type == "Conv":
-            produced[alone.end(node.output[0])] = chosen[position].name
+            produced[sole_readers.end(node.output[0])] = chosen[position].name
         elif joined and node.op_type in JOINED and node.output[0] not in produced and _all_in(node, source):
-            produced[alone.end(node.output[0])] = ""
+            produced[sole_readers.end(node.output[0])] = ""
         elif node.op_type in SAME_VALUES and node.input[0] in source:
             source[node.output[0]] = source[node.input[0]]
         source |= {name: name for name in node.output if name in produced}
@@ -76,12 +77,12 @@ def eight_bit_places(graph: OnnxGraph, layers: Collection[FastLayer], joined: bo
 
 
 def _all_in(node: OnnxNode, source: Mapping[str, str]) -> bool:
-    """Whether all operands of a node are 8 bits wide; the bounds of a Clip are settings."""
+    """Whether all operands of a node are 8 bits wide; the bounds of a Clip do not count as operands."""
     return all(name in source for name in (node.input[:1] if node.op_type == "Clip" else node.input))
 
 
 class _SoleReaders:
-    """The readers of tensors that only one node reads."""
+    """Looks up the reader of a tensor that only one node reads."""
 
     def __init__(self, graph: OnnxGraph) -> None:
         count = Counter(name for node in graph.node for name in node.input)
@@ -89,7 +90,7 @@ class _SoleReaders:
         self._reader = {name: node for node in graph.node for name in node.input if count[name] == 1}
 
     def end(self, name: str) -> str:
-        """The tensor that becomes 8 bits wide: *name*, or the output of the clip that reads it."""
+        """The tensor to convert instead of *name*: the output of the Relu or Clip that alone reads it, else *name*."""
         reader = self._reader.get(name)
         return reader.output[0] if reader is not None and reader.op_type in CLIPS else name
 
@@ -122,7 +123,7 @@ class WrittenVariant(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """The codes of a tensor: value = scale * (code - zero)."""
+    """The meaning of a tensor's codes: value = scale * (code - zero)."""
 
     scale: float
     zero: int
@@ -170,7 +171,7 @@ class _QdqWriter:
         replace_nodes(self._graph, nodes, self._emitter.constants)
 
     def _enter(self, node: OnnxNode, layer: FastLayer) -> list[OnnxNode]:
-        """Rewire the inputs of a layer; returns the nodes to be written before it."""
+        """Make a layer read its input, weight and bias in integers; return the nodes to be written before it."""
         entering, nodes = node.input[0], list[OnnxNode]()
         if entering in self._places.read:
             if entering not in self._read:  # layers share the pair of a tensor
@@ -190,7 +191,7 @@ class _QdqWriter:
         return nodes
 
     def _leave(self, node: OnnxNode, name: str) -> list[OnnxNode]:
-        """The pair behind a tensor that is produced in 8 bits; its name goes to the output of the pair."""
+        """The pair behind output *name* of *node* if that is produced in 8 bits; the pair's output takes the name."""
         if name not in self._places.produced:
             return []
         inside = self._emitter.name(f"{name}/float")
@@ -198,7 +199,10 @@ class _QdqWriter:
         return self._pair(inside, name, self._places.produced[name], of=name)
 
     def _pair(self, source: str, out: str, owner: str, of: str | None = None) -> list[OnnxNode]:
-        """QuantizeLinear and DequantizeLinear between two tensors."""
+        """QuantizeLinear and DequantizeLinear from *source* to *out*, for layer *owner* (empty: for none).
+
+        of: the tensor whose range gives the steps; *source* if None.
+        """
         steps = self._steps(of or source)
         settings = [self._emitter.number(steps.scale), self._emitter.constant(steps.zero, self._kind)]
         codes = self._emitter.name(f"{of or source}/codes")
@@ -213,7 +217,7 @@ class _QdqWriter:
         self, layer: FastLayer, role: str, codes: npt.NDArray[np.signedinteger], scales: npt.NDArray[np.float32],
         axis: int, *zeros: str,
     ) -> OnnxNode:  # fmt: skip
-        """DequantizeLinear of a weight or a bias."""
+        """The DequantizeLinear of a weight or a bias, whose *codes* are stored; *zeros*: name of the zero points."""
         stored = self._emitter.store(codes, f"{layer.name}.{role}/codes")
         steps = self._emitter.store(scales, f"{layer.name}.{role}/scale")
         out = self._emitter.name(f"{layer.name}.{role}/values")
@@ -221,15 +225,16 @@ class _QdqWriter:
         return make_node("DequantizeLinear", [stored, steps, *zeros], [out], out, axis=axis)
 
     def _scales(self, layer: FastLayer, entering: str) -> npt.NDArray[np.float32]:
-        """A step for each channel, large enough that its bias can be counted in 32 bits."""
+        """The weight's step for each channel, large enough that the bias fits into 32 bits."""
         others = tuple(axis for axis in range(layer.weight.ndim) if axis != layer.axis)
         scales = np.abs(layer.weight).max(axis=others, initial=0.0) / (2 ** (self._options.weight_bits - 1) - 1)
         if layer.bias is not None:
-            # half of the range, as sums are added to the bias
+            # Half of the 32-bit range, because the sum of products is added to the bias.
             scales = np.maximum(scales, np.abs(layer.bias) / (self._steps(entering).scale * _LARGEST_BIAS / 2))
         return np.where(scales > 0, scales, 1.0).astype(np.float32)
 
     def _steps(self, name: str) -> _Steps:
+        """The scale and the zero point of tensor *name*, from its measured range."""
         places, kind = self._places, np.iinfo(self._kind)
         low, high = self._ranges[places.steps[name]].bounds(self._options.clipped)
         scale = float(np.float32((high - low) / (kind.max - kind.min))) or 1.0
@@ -255,7 +260,7 @@ def write_halves(prepared: PreparedModel) -> WrittenVariant:
 
 
 def _halve(node: OnnxNode, layer: FastLayer, emitter: Emitter) -> list[OnnxNode]:
-    """The node of a layer between casts to and from float16."""
+    """Put the node of a layer between casts to and from float16, with weight and bias in float16; return the three."""
     enters, inside = emitter.name(f"{layer.name}/half"), emitter.name(f"{layer.name}/half/out")
     before = make_node("Cast", [node.input[0]], [enters], enters, to=ElementType.FLOAT16)
     after = make_node("Cast", [inside], [node.output[0]], f"{inside}/Cast", to=ElementType.FLOAT)
