@@ -102,7 +102,7 @@ def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
     environment |= dict.fromkeys(places, str(scratch)) | {
         "OMP_NUM_THREADS": str(limits.threads),
         "TORCHINDUCTOR_COMPILE_THREADS": str(limits.threads),
-        # which vector instructions the processor has is found out by ten programs of 3 s each, for code that no GPU runs
+        # else ten test programs of 3 s each find the vector instructions of the processor, for code that no GPU runs
         "TORCHINDUCTOR_VEC_ISA_OK": "0",
     }
     command = [sys.executable, "-P", "-s", "-c", START, str(folder), job.model_dump_json()]
