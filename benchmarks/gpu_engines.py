@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -55,13 +55,26 @@ LIMITS = CompileLimits(seconds=600.0, memory_bytes=64 << 30, threads=4)
 """Of the compiler of one package."""
 
 
+class Captured(NamedTuple):
+    """A network that is captured already."""
+
+    replay: Callable[[], None]
+    outputs: list[Any]
+    model: Any
+    """Holds what the graph uses."""
+
+
 class Rival:
     """An engine with a network captured on fixed inputs."""
 
-    def __init__(self, device: Any, run: Callable[[], Any], prepared_s: float) -> None:
+    def __init__(self, device: Any, run: Callable[[], Any] | Captured, prepared_s: float) -> None:
         """run: computes the outputs, which lie at the same place each time once it is captured."""
         # the graph reads the weights that *run* holds, and kernels that it has loaded
         self._device, self._run, self._outputs, self.prepared_s = device, run, [], prepared_s
+
+        if isinstance(run, Captured):
+            self._replay, self._outputs = run.replay, run.outputs
+            return
 
         def keep() -> None:
             self._outputs = list(run())
@@ -71,7 +84,7 @@ class Rival:
     def outputs(self) -> list[Any]:
         self._replay()
         self._device.finish()
-        return [output.float().cpu().numpy() for output in self._outputs]
+        return [torch.as_tensor(output).float().cpu().numpy() for output in self._outputs]
 
     def rate(self, rows: int, seconds: float) -> float:
         """Rows per second of runs that are started one behind the other."""
@@ -98,7 +111,7 @@ class Row:
             self.feed[name] = drawn.astype(np.float32 if kinds[name] == 1 else np.int64)
         self.given = [torch.from_numpy(array).to(self.where) for array in self.feed.values()]
 
-    def rivals(self, folder: Path, compiler: str) -> Iterator[tuple[str, Callable[[], Callable[[], Any]]]]:
+    def rivals(self, folder: Path, compiler: str) -> Iterator[tuple[str, Callable[[], Callable[[], Any] | Captured]]]:
         """Name -> what prepares a rival and returns its run."""
         if "CUDAExecutionProvider" in ort.get_available_providers():
             yield "onnxruntime", self._served
@@ -110,21 +123,15 @@ class Row:
             yield "module eager", lambda: self._module(None)
             yield "module compiled", lambda: self._module(compiler)
 
-    def _served(self) -> Callable[[], Any]:
+    def _served(self) -> Captured:
         options = LoadOptions(grain_s=1e3, precision=self.precision, max_batch=self.rows, independent_rows=True)
         model: Any = prepare_on(self.device, self.network.path, options)
         rung = next(rung for rung in model._rungs if rung.rows >= self.rows)
         with torch.inference_mode():  # as the tensors of a rung were made
             for name, array in self.feed.items():
                 self.device.copy(rung.tensors[name], self.device.copy_in([array]))
-        bound = model._sessions[0].again(self.device).bound(rung.tensors, rung.types)
-
-        def run() -> list[Any]:
-            with torch.inference_mode():
-                bound.run()
-            return [rung.tensors[spec.name] for spec in model.outputs]
-
-        return run
+        outputs = [rung.tensors[spec.name] for spec in model.outputs]
+        return Captured(lambda: rung.run(0), outputs, model)
 
     def _converted(self, compiler: str | None) -> Callable[[], Any]:
         model = folded(load(self.network.path, weights=True), {name: array.shape for name, array in self.feed.items()})

@@ -75,7 +75,7 @@ def percentages(line: str) -> list[float]:
 def test_the_early_exits_of_the_page_are_served_measured_and_simulated(tmp_path: Path) -> None:
     port = free_port()
     script = replaced(
-        shell_block("docs/exits.md", "Served, measured, simulated"),
+        shell_block("docs/exits.md", "Serve, measure and simulate"),
         (
             "weft serve models --policy top-up &",
             f"weft serve models --policy top-up --http-port {port} --grpc-port -1 &\nserver=$!; trap 'kill %1' EXIT",

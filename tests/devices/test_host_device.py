@@ -35,7 +35,7 @@ from weft.engine.tickets import WaitingLine
 from weft.planning.survey import SeenSpan, Subject, losses, survey
 from weft.planning.survey.measure import _Survey, failures
 from weft.planning.survey.spans import _overlapping, hand_overs, read_spans, runs
-from weft.serving.dispatch import refused as refused_with
+from weft.serving.dispatch import refusal_error
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
 from weft.workloads.requests import parse_workload
@@ -388,7 +388,7 @@ def test_what_requests_take_besides_segments_is_measured_after_pauses(monkeypatc
 
 
 def test_a_queue_that_is_full_shows_that_lanes_are_busy_and_any_other_refusal_is_told():
-    full = str(refused_with(SimpleNamespace(name="net", line=WaitingLine(256)), Refusal("line_full"), WaitingLine(1)))
+    full = str(refusal_error(SimpleNamespace(name="net", line=WaitingLine(256)), Refusal("line_full"), WaitingLine(1)))
     streams = [SimpleNamespace(messages={503: full}), SimpleNamespace(messages={503: "net cannot be loaded"})]
     assert failures(SimpleNamespace(streams=streams)) == ["503: net cannot be loaded"]
 

@@ -117,7 +117,7 @@ def shared_loads(draw: st.DrawFn) -> Load:
 def assert_same_fates(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
     """Listed requests have the same fates in both worlds."""
     monkeypatch.setattr(
-        ExitShares, "left", lambda *_: False
+        ExitShares, "count_exit", lambda *_: False
     )  # a server learns where samples leave; a simulation is told
     simulated = run_load(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)

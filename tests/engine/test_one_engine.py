@@ -211,7 +211,7 @@ def test_that_holds_for_simulated_clients(policy, load, monkeypatch):
 
 def assert_clients_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
     """Simulated clients are told what those of the server are."""
-    monkeypatch.setattr(ExitShares, "left", lambda *_: False)
+    monkeypatch.setattr(ExitShares, "count_exit", lambda *_: False)
     issues, answers = simulated_arrivals(policy, scaled(load))
     machine = served_by_machine(monkeypatch, policy, load)
     assert machine.issues == issues

@@ -551,10 +551,10 @@ def test_an_output_that_has_no_room_says_how_much_it_needs_and_none_is_written()
 
 def test_outputs_over_each_other_are_refused() -> None:
     arrays = {"y": np.ones(4, np.float32), "t": np.array([b"ab"], np.object_)}
-    Copying(Pages(64)).output("y", 64).output("t", 48, offset=16).write_outputs(**arrays)
+    Copying(Pages(64)).output("y", 64).output("t", 48, offset=16).delivered(**arrays)
     said = "output 'y' ends at byte 16 of region 'pages', beyond byte 15, where output 't' begins; set its"
     with pytest.raises(BadRequest, match=said):
-        Copying(Pages(64)).output("y", 64).output("t", 48, offset=15).write_outputs(**arrays)
+        Copying(Pages(64)).output("y", 64).output("t", 48, offset=15).delivered(**arrays)
 
 
 def test_a_request_over_grpc_says_where_its_tensors_lie() -> None:

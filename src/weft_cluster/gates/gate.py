@@ -232,10 +232,12 @@ class Gate:
             if model and model not in self.board.models:
                 raise NotFound(unknown_name("model", model, self.board.models))
             if model and infers and method == "POST":
-                return _Admitted(self._infer, model, self.config.limits.max_body_bytes, caller)
+                return _AdmittedQuery(self._infer, model, self.config.limits.max_body_bytes, caller)
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
-            return _Admitted(self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, None)
+            return _AdmittedQuery(
+                self._forward_query if model else self._find_page(path), model, SMALL_BODY_BYTES, None
+            )
         except RequestError as error:
             return refusal(error)
 
@@ -249,7 +251,7 @@ class Gate:
     def handle(self, exchange: HttpExchange) -> None:
         """Answer an admitted request, now or later."""
         let = exchange.passage
-        assert isinstance(let, _Admitted)
+        assert isinstance(let, _AdmittedQuery)
         try:
             let.answer(exchange, let.model)
         except RequestError as error:
@@ -260,7 +262,7 @@ class Gate:
     def _infer(self, exchange: HttpExchange, model: str) -> None:
         """Forward an inference, with its deadline and a priority that its client's key allows."""
         let = exchange.passage
-        key_rank = let.caller.rank if isinstance(let, _Admitted) and let.caller else ANYONE
+        key_rank = let.caller.rank if isinstance(let, _AdmittedQuery) and let.caller else ANYONE
         Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(key_rank)).go()
 
     def _forward_query(self, exchange: HttpExchange, model: str) -> None:
@@ -328,7 +330,7 @@ class Gate:
     }
 
 
-class _Admitted:
+class _AdmittedQuery:
     """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends."""
 
     __slots__ = ("answer", "body_bytes", "caller", "model")
