@@ -49,8 +49,6 @@ from weft.runtime.cuda.torch_types import PRECISIONS
 RESULTS = Path(__file__).parent / "results" / "gpu_engines.json"
 TURNS = 5
 """How often each rival runs; the median counts."""
-ROW_S = 10.0
-"""All turns of a row together."""
 LIMITS = CompileLimits(seconds=600.0, memory_bytes=64 << 30, threads=4)
 """Of the compiler of one package."""
 
@@ -71,7 +69,6 @@ class Rival:
         """run: computes the outputs, which lie at the same place each time once it is captured."""
         # the graph reads the weights that *run* holds, and kernels that it has loaded
         self._device, self._run, self._outputs, self.prepared_s = device, run, [], prepared_s
-
         if isinstance(run, Captured):
             self._replay, self._outputs = run.replay, run.outputs
             return
@@ -176,7 +173,7 @@ class Row:
         values = segment.loose(self.feed)
         return lambda: list(segment.run_loose(values).values())
 
-    def measured(self, folder: Path, compiler: str, rivals: str = "") -> dict[str, Any]:
+    def measured(self, folder: Path, compiler: str, rivals: str, row_s: float) -> dict[str, Any]:
         """rivals: a regular expression of those that are measured."""
         wanted = self._wanted()
         ready, found = dict[str, Rival](), dict[str, Any]()
@@ -194,7 +191,7 @@ class Row:
                 found[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
                 ready.pop(name, None)
             print(f"    {name}: {found[name]}", flush=True)
-        seconds = ROW_S / TURNS / max(1, len(ready))
+        seconds = row_s / TURNS / max(1, len(ready))
         rates: dict[str, list[float]] = {name: [] for name in ready}
         for _ in range(TURNS):
             for name, rival in ready.items():
@@ -232,6 +229,7 @@ def main() -> None:
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--compiler", default="inductor", help="aot_eager: no code is made, to try the logic")
+    parser.add_argument("--row-s", type=float, default=10.0, help="seconds of all turns of a row together")
     parser.add_argument("--jobs", type=int, default=4, help="packages that are compiled at a time")
     parser.add_argument("--folder", type=Path, help="keeps networks and packages")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -266,7 +264,7 @@ def run(asked: argparse.Namespace, folder: Path) -> None:
                 print("time is up; start it again for the rest")
                 return
             print(f"{time.monotonic() - began_s:6.1f} s {key}", flush=True)
-            found = row.measured(folder / "packages", asked.compiler, asked.rivals)
+            found = row.measured(folder / "packages", asked.compiler, asked.rivals, asked.row_s)
             if "package" in found and key in compiled_s:
                 found["package"]["compiled_s"] = round(compiled_s[key], 1)
             done["rows"][key] = found
