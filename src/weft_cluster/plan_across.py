@@ -77,7 +77,7 @@ def _measure_device(
 ) -> Host:
     """This machine with as many lanes and threads as carry most of the workload."""
     report_progress = on_progress or (lambda progress: None)
-    asked, hosts = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
+    asked, measured = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
 
     def load(host: Host) -> float:
         return (
@@ -85,7 +85,7 @@ def _measure_device(
             / host.lanes
         )
 
-    return min(hosts, key=load)
+    return min(measured.hosts, key=load)
 
 
 def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:

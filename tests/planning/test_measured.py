@@ -19,7 +19,7 @@ from weft.serving.config import ModelConfig
 
 def measured(question: PlanRequest, cache: Path, survey: Surveyor, told: list[Any] | None = None) -> list[Host]:
     progress = (lambda *said: told.append(said)) if told is not None else lambda *said: None
-    return measured_hosts(question, cache, survey=survey, progress=progress)
+    return measured_hosts(question, cache, survey=survey, progress=progress).hosts
 
 
 def test_cores_are_divided_in_every_way_worth_a_look():
@@ -31,9 +31,9 @@ def test_cores_are_divided_in_every_way_worth_a_look():
 def test_what_was_measured_is_not_measured_again(tmp_path, question):
     first, told = Surveyor(), []
     hosts = measured(question, tmp_path / "cache", first, told)
-    assert first.asked == [(1, [1, 2]), (2, [1])]
+    assert first.asked == [(2, [1]), (1, [1, 2])]
     assert [(each.lanes, each.threads) for each in hosts] == lane_shapes(2)
-    assert told == [("something", 1, 4), ("something, 2 threads", 3, 4)]
+    assert told == [("something, 2 threads", 1, 4), ("something", 3, 4)]
     again = Surveyor()
     assert measured(question, tmp_path / "cache", again) == hosts and not again.asked
 
@@ -42,7 +42,7 @@ def test_fresh_measures_again_and_keeps_that(tmp_path, question):
     measured(question, tmp_path / "cache", Surveyor())
     again, after = Surveyor(), Surveyor()
     measured_hosts(question, tmp_path / "cache", fresh=True, survey=again, progress=lambda *said: None)
-    assert again.asked == [(1, [1, 2]), (2, [1])]
+    assert again.asked == [(2, [1]), (1, [1, 2])]
     assert measured(question, tmp_path / "cache", after) and not after.asked
 
 
@@ -51,7 +51,7 @@ def test_after_an_interruption_only_the_rest_is_measured(tmp_path, question):
         measured(question, tmp_path, Surveyor(fail_at=1))
     rest = Surveyor()
     measured(question, tmp_path, rest)
-    assert rest.asked == [(2, [1])]
+    assert rest.asked == [(1, [1, 2])]
 
 
 def test_a_damaged_measurement_is_made_again(tmp_path, question):
