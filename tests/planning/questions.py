@@ -65,7 +65,8 @@ class Surveyor:
         found = Repository([repository], repository)
         assert not found.problems
         self.served = {name: found.entry(name).config for name in found.names()}
-        how["progress"]("something", 1, 2)
+        if how["progress"]:
+            how["progress"]("something", 1, 2)
         for count in lanes:
             first = first_numbers(count, threads, per_s=self.per_s.get((count, threads), 100.0), camera=4.0 / threads)
             yield Surveyed(first, None if left_out(first) else host(count, threads, camera=[4.0 / threads]))

@@ -54,6 +54,36 @@ def test_after_an_interruption_only_the_rest_is_measured(tmp_path, question):
     assert rest.asked == [(1, [1, 2])]
 
 
+WORSE = {(1, 2): 200.0, (1, 1): 90.0, (2, 1): 150.0}
+"""Requests per second, so that divisions of one thread per lane are left out."""
+
+
+def test_what_cannot_be_the_best_is_left_out_and_kept_as_such(tmp_path, question):
+    first, again = Surveyor(per_s=WORSE), Surveyor(per_s=WORSE)
+    found = measured_hosts(question, tmp_path, survey=first)
+    assert [(each.lanes, each.threads) for each in found.hosts] == [(1, 2)]
+    assert [each.shape for each in found.left_out] == [(1, 1), (2, 1)]
+    assert found.left_out[1][1:] == (
+        "2 lanes",
+        "150 requests/s where 1 lane x 2 threads has 200, and no model is faster; not measured further",
+    )
+    assert measured_hosts(question, tmp_path, survey=again) == found and not again.asked
+
+
+def test_what_was_left_out_is_measured_where_another_objective_may_choose_it(tmp_path, question):
+    measured_hosts(question, tmp_path, survey=Surveyor(per_s=WORSE))
+    survey, last = Surveyor(per_s=WORSE), Surveyor()
+    hosts = measured(replace(question, objective="memory"), tmp_path, survey)
+    assert survey.asked == [(1, [1, 2])] and len(hosts) == 3
+    assert measured(question, tmp_path, last) == hosts and not last.asked  # it is there now
+
+
+def test_fresh_numbers_that_leave_a_division_out_replace_its_measurement(tmp_path, question):
+    measured(question, tmp_path, Surveyor())
+    fresh = measured_hosts(question, tmp_path, survey=Surveyor(per_s=WORSE), fresh=True)
+    assert len(fresh.hosts) == 1 and measured_hosts(question, tmp_path, survey=Surveyor()) == fresh
+
+
 def test_a_damaged_measurement_is_made_again(tmp_path, question):
     measured(question, tmp_path, Surveyor())
     for file in (tmp_path / MEASURED).iterdir():
