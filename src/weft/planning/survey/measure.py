@@ -50,7 +50,7 @@ from weft.workloads.requests import Workload, parse_workload, served_name
 Progress = Callable[[str, int, int], None]
 """Called with the subject of the present measurement, the measurements done, and their number."""
 
-LeftOut = Callable[[FirstNumbers], bool]
+IsLeftOut = Callable[[FirstNumbers], bool]
 """Decides by the first numbers of a division whether the rest of it is not measured."""
 
 TOGETHER_S = 5.0
@@ -144,7 +144,7 @@ def survey_lanes(
     repository: Path | None = None,
     isolation: str = THREADS,
     progress: Progress | None = None,
-    left_out: LeftOut | None = None,
+    left_out: IsLeftOut | None = None,
 ) -> Iterator[Surveyed]:
     """Measure models with each of these numbers of lanes; quantities that do not depend on it are measured once.
 
@@ -169,12 +169,12 @@ def survey_lanes(
         firsts.setdefault(subject.file, subject)
     measured = {subject.name: firsts[subject.file].name for subject in subjects}
     with _open_cache(cache) as folder:
-        survey_of = _Survey(
+        lane_survey = _Survey(
             tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation, device
         )
         if left_out is not None:
-            survey_of.left_out = lambda first: left_out(first.with_stitched(measured))
-        for first, host in survey_of.results():
+            lane_survey.left_out = lambda first: left_out(first.with_stitched(measured))
+        for first, host in lane_survey.results():
             yield Surveyed(first.with_stitched(measured), host and with_stitched(host, measured))
 
 
@@ -276,7 +276,7 @@ class _Survey:
     progress: Progress | None
     isolation: str = THREADS
     device: str = HOST
-    left_out: LeftOut = field(default=lambda first: False)
+    left_out: IsLeftOut = field(default=lambda first: False)
     done: int = 0
     skipped: int = 0
     """Measurements that turned out not to be needed; the progress counts them as done."""
