@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from math import nan
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +19,7 @@ from tests.planning.machines import asked, first_numbers, host
 from weft.load import LoadResult
 from weft.planning.divisions import MARGIN, is_apart, why_left_out
 from weft.planning.survey.first_numbers import FirstNumbers, Surveyed
-from weft.planning.survey.measure import ROUNDS, Subject, _Survey, _Watched, agree
+from weft.planning.survey.measure import ROUNDS, SlowDown, Subject, _Survey, _Watched, agree, slow_down
 from weft.planning.survey.spans import SeenSpan
 
 QUESTION = asked(("camera", 20.0, 100.0), ("words", 5.0, 200.0))
@@ -120,11 +120,20 @@ def test_a_division_that_is_better_for_a_model_is_never_left_out(rows, lanes, th
         assert lanes < 2 or not clear
 
 
-def test_rounds_agree_where_every_model_is_slowed_down_alike():
-    assert agree({"a": 1.5, "b": 2.0}, {"a": 1.58, "b": 1.98})
-    assert not agree({"a": 1.5, "b": 2.0}, {"a": 1.7, "b": 1.8})  # alike on average alone
-    assert not agree({"a": 1.5, "b": 2.0}, {"a": 1.6, "b": 2.15})  # one of them is slower
-    assert not agree({"a": 1.5}, {"a": nan})
+def test_rounds_agree_within_their_error_if_that_is_small():
+    def rounds(one: float, other: float, error: float, b: float = 2.0) -> tuple[dict[str, SlowDown], ...]:
+        return tuple({"a": SlowDown(factor, error), "b": SlowDown(b, 0.05)} for factor in (one, other))
+
+    assert agree(*rounds(1.5, 1.65, 0.06))
+    assert not agree(*rounds(1.5, 1.7, 0.06))  # further apart than by chance
+    assert not agree(*rounds(1.5, 1.5, 0.15))  # not known well enough
+    assert not agree(*rounds(1.5, 1.5, inf))
+
+
+def test_a_slow_down_is_a_ratio_of_means_with_its_error():
+    found = slow_down([2.0, 3.0, 4.0, 3.0], [1.0, 1.0])
+    assert found.factor == 3.0 and found.error == pytest.approx(np.std([2, 3, 4, 3], ddof=1) / 2)
+    assert slow_down([1.0], [1.0, 1.0]).error == inf
 
 
 # The survey, with spans made up
@@ -205,7 +214,7 @@ def test_what_is_left_out_is_not_measured_further(monkeypatch, left_out, watched
 
 
 def test_rounds_are_measured_until_two_agree(monkeypatch):
-    for slow_downs, rounds in (([1.5, 1.55], 2), ([1.5, 1.8], 3), ([1.5, 1.8, 2.4], 3)):
+    for slow_downs, rounds in (([1.5], 2), ([1.5, 1.8], 3), ([1.5, 1.8, 2.4], 3)):
         machine = Machine(monkeypatch, slow_downs)
         machine.survey((2,))
         assert machine.watched.count("2 lanes") == rounds

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import nan
+from math import hypot, inf
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,9 +57,9 @@ TOGETHER_S = 5.0
 """Least duration of the measurement of all models together; of one model, a third of it for each batch size."""
 ROUNDS = 3
 """Most measurements of all lanes together, each after every model alone, so that drifts of the clock cancel out."""
-SAME_SPEED, SAME_MODEL = 0.05, 0.1
-"""Two such rounds agree, and are enough, where models are slowed down alike to the error of a plan's loads
-(``planning.deciding``), and no model by more than twice as much in one than in the other."""
+KNOWN_TO = 0.05
+"""Two such rounds are enough where they agree and the standard error of their mean is at most this for every model: by
+less, loads of a plan do not differ (``planning.deciding``)."""
 WARM_S, RAN_BEFORE_S = 0.3, 0.1
 """Left out at the beginning of each measurement, because connections and caches are cold; if the server has run all
 its models before, the second time."""
@@ -492,7 +492,7 @@ class _Survey:
         """
         single: dict[str, list[_Watched]] = {subject.name: [] for subject in self.subjects}
         together: list[_Watched] = []
-        slow_downs: list[dict[str, float]] = []
+        slow_downs: list[dict[str, SlowDown]] = []
         while len(together) < ROUNDS and not (len(together) > 1 and agree(*slow_downs[-2:])):
             for subject in self.subjects:
                 streams, seconds = [self._closed_stream(subject, 1)], self.seconds / 3 / ROUNDS
@@ -501,16 +501,17 @@ class _Survey:
                 single[subject.name].append(watched)
             together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
             slow_downs.append(
-                {name: self._row_s(together[-1], name) / self._row_s(alone[-1], name) for name, alone in single.items()}
+                {
+                    name: slow_down(self._rows_s(together[-1], name), self._rows_s(alone[-1], name))
+                    for name, alone in single.items()
+                }
             )
         self.skipped += (ROUNDS - len(together)) * (1 + len(self.subjects))
         return _Together(together, single, self._gaps(together), self._held_bytes(server))
 
-    def _row_s(self, watched: _Watched, name: str) -> float:
-        """Return the mean time of a model on a lane for each row of its runs; nan if none was seen to its end."""
-        whole = self._runs(watched, name)
-        rows = sum(run[0].rows for run in whole)
-        return sum(span.took_s for run in whole for span in run) / rows if rows else nan
+    def _rows_s(self, watched: _Watched, name: str) -> list[float]:
+        """Return the times of a model's runs on a lane, each for one row of its batch."""
+        return [sum(span.took_s for span in run) / run[0].rows for run in self._runs(watched, name)]
 
     def _at_their_time(self, seen: _Together, one_lane: _OneLane) -> dict[str, HostModel]:
         """Return the models with the times that they have alone during the rounds, if there were any."""
@@ -661,13 +662,32 @@ class _Survey:
             self.progress(what, min(self._steps, self.done + self.skipped), self._steps)
 
 
-def agree(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
-    """Return whether two rounds slowed models down alike; *one*, *other*: model -> its time together over that alone.
+class SlowDown(NamedTuple):
+    """By which factor a model runs longer beside others, and the standard error of it."""
 
-    They do not where a model was not seen to its end in one of them, whose time is nan.
+    factor: float
+    error: float
+
+
+def slow_down(together_s: Sequence[float], alone_s: Sequence[float]) -> SlowDown:
+    """Return the ratio of the mean times of runs; its error is infinite if there are too few of them."""
+    if min(len(together_s), len(alone_s)) < 2:
+        return SlowDown(1.0, inf)
+    factor = fmean(together_s) / fmean(alone_s)
+    relative = [stdev(times_s) / fmean(times_s) / len(times_s) ** 0.5 for times_s in (together_s, alone_s)]
+    return SlowDown(factor, factor * hypot(*relative))
+
+
+def agree(one: Mapping[str, SlowDown], other: Mapping[str, SlowDown]) -> bool:
+    """Return whether two rounds are enough.
+
+    For every model they must not differ by more than twice the error of their difference, and be exact together.
     """
-    ratios = [other[name] / slow_down for name, slow_down in one.items()]
-    return all(abs(ratio - 1) <= SAME_MODEL for ratio in ratios) and abs(fmean(ratios) - 1) <= SAME_SPEED
+    return all(
+        (error := hypot(mine.error, theirs.error)) / (mine.factor + theirs.factor) <= KNOWN_TO
+        and abs(mine.factor - theirs.factor) <= 2 * error
+        for mine, theirs in ((slow, other[name]) for name, slow in one.items())
+    )
 
 
 def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:
