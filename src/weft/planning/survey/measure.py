@@ -571,14 +571,14 @@ class _Survey:
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
-        clients = sum(stream.get("clients", 0) for stream in streams)
         rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
-        longest_s = max(
-            sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
+        # one request of every client, one after another: closed streams wait for each other
+        turn_s = sum(
+            stream.get("clients", 0) * sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
             for stream, count in zip(streams, rows, strict=True)
         )
         slowest_s = max((1.0 / float(stream["rate"]) for stream in streams if "rate" in stream), default=0.0)
-        return LEAST_RUNS * max(float(clients * longest_s), slowest_s)
+        return LEAST_RUNS * max(float(turn_s), slowest_s)
 
     def _closed_stream(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
         """Return a closed stream: *clients* clients that each send the next request after the last answer."""
