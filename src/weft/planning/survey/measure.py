@@ -299,9 +299,10 @@ class _Survey:
         with self._server(1) as server:
             self._learn(server)
             alone = {subject.name: self._single(server, subject) for subject in self.subjects}
-            first, busy = self._first(server, 1, alone)
+            first, on_one = self._first(server, 1, alone)
+            gaps_s = self.full_gaps_s
             if 1 not in self.lanes or not self.left_out(first):
-                one_lane = self._one_lane(server, alone, busy)
+                one_lane = self._one_lane(server, alone, on_one)
         for lanes in self.lanes:
             together = one_lane.together if one_lane and lanes == 1 else None
             if lanes > 1:
@@ -312,7 +313,10 @@ class _Survey:
                 self.skipped += self._round_steps if lanes > 1 else 0
                 yield Surveyed(first, None)
                 continue
-            one_lane = one_lane or self._one_lane_again(alone)
+            if one_lane is None:  # it was left out, and this is not
+                self.full_gaps_s = gaps_s
+                with self._server(1) as server:
+                    one_lane = self._one_lane(server, alone, on_one)
             yield Surveyed(first, self._host(lanes, together, one_lane))
         self.skipped = self._steps - self.done
         self._tell("done")
@@ -438,11 +442,6 @@ class _Survey:
         overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
         in_turns = {name: self._in_turns(model, name, watched) for name, model in by_batch.items()}
         return _OneLane(by_batch, in_turns, overheads, _Together(watched, {}, gaps_s, self._held_bytes(server)))
-
-    def _one_lane_again(self, alone: Mapping[str, HostModel]) -> _OneLane:
-        """Measure one lane after all: it was left out, and more lanes are not."""
-        with self._server(1) as server:
-            return self._one_lane(server, alone, self._first(server, 1, alone)[1])
 
     @property
     def _queued_segments(self) -> int:
