@@ -15,6 +15,8 @@ from weft.planning.segment_length import NO_BETTER
 
 SIMULATED = ("does the same as ", "came after the finalists", "missed ", NO_BETTER)
 """How the reasons begin for which options are not told that were simulated; the others were left out by bounds."""
+MEASURED_IN_PART = "; not measured further"
+"""How the reason ends for which a division of the cores is left out before options are made of it."""
 ONE_MISS = 1 / 300
 """One late request of the rarest stream in the run that is told says nothing (``planning.trials.keeps``)."""
 
@@ -142,9 +144,15 @@ def _same(case: _Case, label: str, twins: str) -> bool:
 
 
 def _counted(case: _Case, options: str, simulated: str, unsimulated: str) -> bool:
-    bounded = [each for each in case.plan.options if each.left_out and not each.left_out.startswith(SIMULATED)]
-    whole = len(case.plan.options)
+    judged = [option for option in case.plan.options if not option.left_out.endswith(MEASURED_IN_PART)]
+    bounded = [option for option in judged if option.left_out and not option.left_out.startswith(SIMULATED)]
+    whole = len(judged)
     return (int(options), int(simulated), int(unsimulated)) == (whole, whole - len(bounded), len(bounded))
+
+
+def _in_part(case: _Case, label: str, why: str) -> bool:
+    option = case.option(label)
+    return bool(option and option.left_out == why and why.endswith(MEASURED_IN_PART))
 
 
 def _all_simulated(case: _Case, options: str) -> bool:
@@ -209,6 +217,7 @@ CHECKS: tuple[tuple[str, Callable[..., bool]], ...] = (
     (r"The same as (.+?): (.+)\.", _same),
     (r"Of (\d+) options (\d+) were simulated; (\d+) were not, as bounds show that they cannot win\.", _counted),
     (r"All (\d+) options were simulated\.", _all_simulated),
+    (r"(.+?) was left out: (.+)\.", _in_part),
     (r"Lane time: at the largest load (.+? computes?) (\d+%) of the time, (.+); the rest .*", _lane_time),
     (r"Slow spells: one run in a hundred of (.+) takes ([\d.]+) times .* only (\d+%) of the time; .*", _slow_spells),
     (r"A deadline close to the time alone: (.+) takes ([\d.]+) ms of its ([\d.]+) ms .*", _close),

@@ -77,7 +77,7 @@ def _measure_device(
 ) -> Host:
     """Measure this machine with each sensible number of lanes and threads; return the least loaded, per lane."""
     report_progress = on_progress or (lambda progress: None)
-    served, hosts = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
+    served, measured = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
 
     def load_per_lane(host: Host) -> float:
         return (
@@ -85,7 +85,7 @@ def _measure_device(
             / host.lanes
         )
 
-    return min(hosts, key=load_per_lane)
+    return min(measured.hosts, key=load_per_lane)
 
 
 def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:

@@ -14,6 +14,7 @@ from weft.planning.candidates import Arrangement
 from weft.planning.plan import PlanSettings
 from weft.planning.plan_request import PlanRequest, RequestedModel
 from weft.planning.process_pool import Helpers
+from weft.planning.survey.first_numbers import FirstNumbers
 from weft.serving.config import ModelConfig
 from weft.simulation.run_length import RunLength
 from weft.workloads.requests import parse_workload
@@ -43,6 +44,22 @@ def host(
             exits=(exits or {}).get(name, ()),
         )
     return Host(cores=2, lanes=lanes, threads=threads, memory_bytes=memory_bytes, models=found)
+
+
+def first_numbers(
+    lanes: int = 1, threads: int = 1, *, per_s: float = 100.0, batch: int = 1, **ms: float
+) -> FirstNumbers:
+    """Model -> milliseconds of a request alone, in one segment; *per_s*: its throughput, the same for every model."""
+    alone_s = {name: each / 1e3 for name, each in ms.items()}
+    return FirstNumbers(
+        lanes=lanes,
+        threads=threads,
+        alone_s=alone_s,
+        longest_s=alone_s,
+        max_batch=dict.fromkeys(ms, batch),
+        per_s=dict.fromkeys(ms, per_s),
+        answered_per_s=per_s,
+    )
 
 
 def asked(*streams: tuple[str, float, float], **more: Any) -> PlanRequest:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tests.planning.machines import host
+from tests.planning.machines import first_numbers, host
 from weft.cli.common import parse_stream
-from weft.devices import Host
 from weft.load import LOST, LoadResult
 from weft.load.report import stream_load
 from weft.planning.plan_request import PlanRequest, ask
+from weft.planning.survey.first_numbers import Surveyed
 from weft.serving.config import ModelConfig
 from weft.serving.repository import Repository
 from weft.workloads.requests import Workload, parse_workload
@@ -48,17 +49,24 @@ def question_of(*streams: str, **more: Any) -> PlanRequest:
 class Surveyor:
     """Notes what it is asked to measure; fails when it is told to."""
 
-    def __init__(self, fail_at: int = 100) -> None:
+    def __init__(self, fail_at: int = 100, per_s: Mapping[tuple[int, int], float] | None = None) -> None:
+        """per_s: lanes and threads -> requests per second of every model; 100 if it is not there."""
+        self.per_s = per_s or {}
         self.asked: list[tuple[int, list[int]]] = []
         self.fail_at = fail_at
         self.served: dict[str, ModelConfig] = {}
 
-    def __call__(self, subjects: Any, *, lanes: Any, threads: int, repository: Path, **how: Any) -> dict[int, Host]:
+    def __call__(
+        self, subjects: Any, *, lanes: Any, threads: int, repository: Path, left_out: Any, **how: Any
+    ) -> Iterator[Surveyed]:
         if len(self.asked) == self.fail_at:
             raise KeyboardInterrupt
         self.asked.append((threads, list(lanes)))
         found = Repository([repository], repository)
         assert not found.problems
         self.served = {name: found.entry(name).config for name in found.names()}
-        how["progress"]("something", 1, 2)
-        return {count: host(count, threads, camera=[4.0 / threads]) for count in lanes}
+        if how["progress"]:
+            how["progress"]("something", 1, 2)
+        for count in lanes:
+            first = first_numbers(count, threads, per_s=self.per_s.get((count, threads), 100.0), camera=4.0 / threads)
+            yield Surveyed(first, None if left_out(first) else host(count, threads, camera=[4.0 / threads]))

@@ -19,7 +19,7 @@ from weft.serving.config import ModelConfig
 
 def measured(question: PlanRequest, cache: Path, survey: Surveyor, told: list[Any] | None = None) -> list[Host]:
     progress = (lambda *said: told.append(said)) if told is not None else lambda *said: None
-    return measured_hosts(question, cache, survey=survey, progress=progress)
+    return measured_hosts(question, cache, survey=survey, progress=progress).hosts
 
 
 def test_cores_are_divided_in_every_way_worth_a_look():
@@ -31,9 +31,9 @@ def test_cores_are_divided_in_every_way_worth_a_look():
 def test_what_was_measured_is_not_measured_again(tmp_path, question):
     first, told = Surveyor(), []
     hosts = measured(question, tmp_path / "cache", first, told)
-    assert first.asked == [(1, [1, 2]), (2, [1])]
+    assert first.asked == [(2, [1]), (1, [1, 2])]
     assert [(each.lanes, each.threads) for each in hosts] == lane_shapes(2)
-    assert told == [("something", 1, 4), ("something, 2 threads", 3, 4)]
+    assert told == [("something, 2 threads", 1, 4), ("something", 3, 4)]
     again = Surveyor()
     assert measured(question, tmp_path / "cache", again) == hosts and not again.asked
 
@@ -42,7 +42,7 @@ def test_fresh_measures_again_and_keeps_that(tmp_path, question):
     measured(question, tmp_path / "cache", Surveyor())
     again, after = Surveyor(), Surveyor()
     measured_hosts(question, tmp_path / "cache", fresh=True, survey=again, progress=lambda *said: None)
-    assert again.asked == [(1, [1, 2]), (2, [1])]
+    assert again.asked == [(2, [1]), (1, [1, 2])]
     assert measured(question, tmp_path / "cache", after) and not after.asked
 
 
@@ -51,7 +51,37 @@ def test_after_an_interruption_only_the_rest_is_measured(tmp_path, question):
         measured(question, tmp_path, Surveyor(fail_at=1))
     rest = Surveyor()
     measured(question, tmp_path, rest)
-    assert rest.asked == [(2, [1])]
+    assert rest.asked == [(1, [1, 2])]
+
+
+WORSE = {(1, 2): 200.0, (1, 1): 90.0, (2, 1): 150.0}
+"""Requests per second, so that divisions of one thread per lane are left out."""
+
+
+def test_what_cannot_be_the_best_is_left_out_and_kept_as_such(tmp_path, question):
+    first, again = Surveyor(per_s=WORSE), Surveyor(per_s=WORSE)
+    found = measured_hosts(question, tmp_path, survey=first)
+    assert [(each.lanes, each.threads) for each in found.hosts] == [(1, 2)]
+    assert [each.shape for each in found.left_out] == [(1, 1), (2, 1)]
+    assert found.left_out[1][1:] == (
+        "2 lanes",
+        "150 requests/s where 1 lane x 2 threads has 200, and no model is faster; not measured further",
+    )
+    assert measured_hosts(question, tmp_path, survey=again) == found and not again.asked
+
+
+def test_what_was_left_out_is_measured_where_another_objective_may_choose_it(tmp_path, question):
+    measured_hosts(question, tmp_path, survey=Surveyor(per_s=WORSE))
+    survey, last = Surveyor(per_s=WORSE), Surveyor()
+    hosts = measured(replace(question, objective="memory"), tmp_path, survey)
+    assert survey.asked == [(1, [1, 2])] and len(hosts) == 3
+    assert measured(question, tmp_path, last) == hosts and not last.asked  # it is there now
+
+
+def test_fresh_numbers_that_leave_a_division_out_replace_its_measurement(tmp_path, question):
+    measured(question, tmp_path, Surveyor())
+    fresh = measured_hosts(question, tmp_path, survey=Surveyor(per_s=WORSE), fresh=True)
+    assert len(fresh.hosts) == 1 and measured_hosts(question, tmp_path, survey=Surveyor()) == fresh
 
 
 def test_a_damaged_measurement_is_made_again(tmp_path, question):

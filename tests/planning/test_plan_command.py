@@ -20,6 +20,7 @@ from tests.support.commands import refused, run
 from weft.base.registry import registered
 from weft.devices.host import write_host
 from weft.planning import folder, planning_run
+from weft.planning.measured import LaneShape, LeftOutShape, MeasuredMachine
 from weft.planning.plan import planned_workload, read_plan
 
 __all__ = ["brief"]
@@ -65,6 +66,20 @@ def test_a_plan_is_written_told_and_explained(brief, capsys, place):
     assert "/*weft" not in page and '"title":"camera + words"' in page and '"spans":[[' in page
     timed = run(capsys, "plan", "--check", "plan")[1]  # of models that take no 4 ms
     assert "camera: " in timed and "ms now, 2.5 ms when planned" in timed and "has changed" not in timed
+
+
+def test_a_division_that_was_not_measured_in_full_is_among_the_options_that_were_left_out(
+    brief, capsys, place, monkeypatch
+):
+    why = "94 requests/s where 1 lane x 2 threads has 137, and no model is faster; not measured further"
+    hosts = [host(1, 2, memory_bytes=2**27, camera=[2.5], words=[2.0, 2.0])]
+    left_out = (LeftOutShape(LaneShape(2, 1), "2 lanes", why),)
+    monkeypatch.setattr(planning_run, "measured_hosts", lambda *_, **how: MeasuredMachine(hosts, left_out))
+    code, shown, _ = run(capsys, "plan", *STREAMS, "--cache", "kept", "-o", "plan")
+    option = read_plan("plan").options[-1]
+    assert code == 0 and f"2 lanes was left out: {why}." in " ".join(shown.split())
+    assert (option.label, option.left_out, option.settings.lanes) == ("2 lanes", why, 2)
+    assert f'["2 lanes","{why}"]' in Path("plan/report.html").read_text()
 
 
 def test_what_changed_since_is_told(brief, capsys, place):

@@ -1,5 +1,6 @@
 """Measure models on this machine for every number of lanes and threads that its cores allow, or on its GPU.
 
+Divisions with many threads per lane come first. Others are measured in full only if they may be better (``divisions``).
 Measurements are cached on disk under the digest of everything that they depend on. Each is written as soon as it is
 complete, so an interrupted run continues where it stopped.
 """
@@ -10,21 +11,23 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weft.base.errors import DeviceError, InputError, PlanError
 from weft.base.files import write_text
 from weft.base.tomlfile import as_toml
 from weft.devices import Host
 from weft.devices.host import HOST, read_host, usable_cores, write_host
+from weft.planning.divisions import why_left_out
 from weft.planning.folder import ModelToServe, digest_of
 from weft.planning.machine import processor_here, these_versions
 from weft.planning.plan_request import PlanRequest, RequestedModel
 from weft.planning.served_files import files_to_serve
 from weft.planning.survey import Subject, survey_lanes
+from weft.planning.survey.first_numbers import FirstNumbers, Surveyed, read_first_numbers, write_first_numbers
 from weft.runtime.device_kinds import device_called
 from weft.runtime.external import external_files
 from weft.serving.isolation import THREADS
@@ -33,8 +36,8 @@ from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 SECONDS = 1.5
 """Duration of the measurement of all models together; a third of it for each model alone and batch size."""
 MEASURED, CUT = "measured", "cut"
-"""Folders of the cache: measured hosts by ``measurement_key``, and models as the server cut them."""
-_FORMAT = 2
+"""Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
+_FORMAT = 3
 """Part of the digest: to be raised whenever the measured quantities or the method change."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
 """Settings of a model that do not affect its measurement: early exits are simulated."""
@@ -43,11 +46,30 @@ Progress = Callable[[str, int, int], None]
 """Called with the subject of the present measurement, the steps done, and the number of steps."""
 
 
+Cached = TypeVar("Cached")
+
+
 class LaneShape(NamedTuple):
     """A division of the cores into lanes and threads per lane."""
 
     lanes: int
     threads: int
+
+
+class LeftOutShape(NamedTuple):
+    """A division that was not measured in full."""
+
+    shape: LaneShape
+    words: str
+    """The division, in words."""
+    why: str
+
+
+class MeasuredMachine(NamedTuple):
+    """The machine with each division of its cores that may be part of the best option."""
+
+    hosts: list[Host]
+    left_out: tuple[LeftOutShape, ...] = ()
 
 
 class LaneSurvey(Protocol):
@@ -65,7 +87,8 @@ class LaneSurvey(Protocol):
         repository: Path | None,
         isolation: str,
         progress: Progress | None,
-    ) -> dict[int, Host]: ...
+        left_out: Callable[[FirstNumbers], bool] | None,
+    ) -> Iterator[Surveyed]: ...
 
 
 def default_cache() -> Path:
@@ -88,40 +111,77 @@ def measured_hosts(
     fresh: bool = False,
     progress: Progress | None = None,
     survey: LaneSurvey = survey_lanes,
-) -> list[Host]:
+) -> MeasuredMachine:
     """Return the machine with every division of its cores, or a GPU, measured unless the cache has it.
 
     fresh: measure again, and replace what the cache has.
     """
     shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
     keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
-    files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
-    hosts = {} if fresh else {shape: host for shape in shapes if (host := _cached_host(files[shape])) is not None}
-    missing = [shape for shape in shapes if shape not in hosts]
-    if not missing:
-        return [hosts[shape] for shape in shapes]
-    for folder in (cache / MEASURED, cache / CUT):
-        _make_folder(folder)
-    with TemporaryDirectory() as staged:
-        stage(files_to_serve(asked.models), Path(staged))
-        subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
-        thread_counts = sorted({shape.threads for shape in missing})
-        for number, threads in enumerate(thread_counts):
-            by_lanes = survey(
-                subjects,
-                lanes=[shape.lanes for shape in missing if shape.threads == threads],
-                device=asked.device or HOST,
-                threads=threads,
-                seconds=seconds,
-                cache=cache / CUT,
-                repository=Path(staged),
-                isolation=asked.isolation,
-                progress=_part_of_progress(progress, number, len(thread_counts), threads),
-            )
-            for lanes, host in by_lanes.items():
-                hosts[LaneShape(lanes, threads)] = host
-                write_host(host, files[LaneShape(lanes, threads)])
-    return [hosts[shape] for shape in shapes]
+    files = {shape: _Files(cache / MEASURED, key) for shape, key in keys.items()}
+    cached = {} if fresh else {shape: file.read() for shape, file in files.items()}
+    firsts = {shape: first for shape, (first, _) in cached.items() if first is not None}
+    hosts = {shape: host for shape, (_, host) in cached.items() if host is not None}
+
+    def why(first: FirstNumbers) -> str:
+        return why_left_out(asked, first, [(firsts[shape], host) for shape, host in hosts.items() if shape in firsts])
+
+    left = [shape for shape in shapes if shape not in hosts and not (shape in firsts and why(firsts[shape]))]
+    if left:
+        for folder in (cache / MEASURED, cache / CUT):
+            _make_folder(folder)
+        with TemporaryDirectory() as staged:
+            stage(files_to_serve(asked.models), Path(staged))
+            subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
+            groups = sorted({shape.threads for shape in left}, reverse=True)
+            for place, threads in enumerate(groups):
+                for first, host in survey(
+                    subjects,
+                    lanes=[shape.lanes for shape in left if shape.threads == threads],
+                    device=asked.device or HOST,
+                    threads=threads,
+                    seconds=seconds,
+                    cache=cache / CUT,
+                    repository=Path(staged),
+                    isolation=asked.isolation,
+                    progress=_part_of_progress(progress, place, len(groups), threads),
+                    left_out=lambda first: bool(why(first)),
+                ):
+                    shape = LaneShape(first.lanes, threads)
+                    files[shape].write(first, host)
+                    firsts[shape] = first
+                    if host is not None:
+                        hosts[shape] = host
+    without = [shape for shape in shapes if shape not in hosts]
+    return MeasuredMachine(
+        [hosts[shape] for shape in shapes if shape in hosts],
+        tuple(LeftOutShape(shape, firsts[shape].words, why(firsts[shape])) for shape in without),
+    )
+
+
+class _Files:
+    """The files of one measurement in the cache: its first numbers, and the host if all of it was measured."""
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._first, self._host = folder / f"{key}.first.json", folder / f"{key}.json"
+
+    def read(self) -> tuple[FirstNumbers | None, Host | None]:
+        """Return what is there and can be read."""
+        return _unless_damaged(read_first_numbers, self._first), _unless_damaged(read_host, self._host)
+
+    def write(self, first: FirstNumbers, host: Host | None) -> None:
+        write_first_numbers(first, self._first)
+        if host is None:
+            self._host.unlink(missing_ok=True)  # of an earlier measurement
+        else:
+            write_host(host, self._host)
+
+
+def _unless_damaged(read: Callable[[Path], Cached], file: Path) -> Cached | None:
+    try:
+        return read(file)
+    except DeviceError:
+        return None
 
 
 def measurement_key(
@@ -145,14 +205,6 @@ def measurement_key(
 def _source(model: RequestedModel) -> str:
     """Return the name of a model's source in a survey; models in one stitched file are measured once."""
     return f"{model.body}.onnx/{model.name}" if model.body else model.name
-
-
-def _cached_host(file: Path) -> Host | None:
-    """Return a measurement in the cache, or None if it is absent or cannot be read."""
-    try:
-        return read_host(file)
-    except DeviceError:
-        return None
 
 
 def _make_folder(folder: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.errors import InputError, WorkloadError
 from weft.base.registry import registered
 from weft.devices import Host
-from weft.devices.conditions import Conditions, worst_of
+from weft.devices.conditions import worst_of
 from weft.kernels.request_loop import is_compiled
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
@@ -20,9 +20,9 @@ from weft.planning.choice import Chosen, choose
 from weft.planning.finals import FINALISTS, Finalist, finals, long_run
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.machine import PlanTarget, made_here, plan_target, these_versions, this_machine
-from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
+from weft.planning.measured import CUT, SECONDS, LeftOutShape, MeasuredMachine, default_cache, measured_hosts
 from weft.planning.page import plan_page
-from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
+from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, PlanSettings, Prediction
 from weft.planning.plan_request import LIMIT, PlanRequest, RequestedModel, ask
 from weft.planning.process_pool import Helpers
 from weft.planning.reasons import reasons, shared_weights
@@ -110,7 +110,7 @@ def make_plan(
     processes: number of processes that simulate; it does not change the plan.
     """
     notify = on_progress or (lambda progress: None)
-    asked, hosts = measured_for(
+    asked, measured = measured_for(
         workload,
         devices,
         seconds,
@@ -125,12 +125,11 @@ def make_plan(
         limit=limit,
         isolation=isolation,
     )
-    options = arrangements(asked, hosts)
+    options = arrangements(asked, measured.hosts)
     memory = partial(memory_of, asked)
-    with _helpers(asked, hosts, processes - 1) as helpers:
+    with _helpers(asked, measured.hosts, processes - 1) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: notify(PlanProgress("choosing", "", done, of)))
-        conditions = worst_of(host.conditions for host in hosts)
-        return _final_plan(asked, with_longer_segments(asked, chosen, memory), notify, helpers, conditions)
+        return _final_plan(asked, with_longer_segments(asked, chosen, memory), notify, helpers, measured)
 
 
 def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
@@ -164,22 +163,23 @@ def measured_for(
     int8: bool,
     fresh: bool = False,
     **asking: Any,
-) -> tuple[PlanRequest, list[Host]]:
+) -> tuple[PlanRequest, MeasuredMachine]:
     """Return the checked request and the measured machine; *asking*: as for ``ask``."""
     cache_folder = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
     asked = ask(workload, cache_folder / CUT, device=target.device, **asking)
     if int8:
         asked = plan_option("int8")(asked, cache_folder, lambda what: notify(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, target, cache_folder, seconds, notify, fresh)
-    check_exits(asked, hosts)
-    check_deadlines(asked, hosts)
-    return asked, hosts
+    measured = _measured(asked, target, cache_folder, seconds, notify, fresh)
+    check_exits(asked, measured.hosts)
+    check_deadlines(asked, measured.hosts)
+    remarks = (f"{left.words} was left out: {left.why}." for left in measured.left_out)
+    return replace(asked, remarks=(*asked.remarks, *remarks)), measured
 
 
-def _hosts(
+def _measured(
     asked: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
-) -> list[Host]:
+) -> MeasuredMachine:
     """Return the measured machine, from the target's own measurement, the cache, or a new one."""
     if not target.measured:
         return measured_hosts(
@@ -205,7 +205,7 @@ def _hosts(
     if not fitting:
         least = min(host.lanes * host.threads for host in target.measured)
         raise InputError(f"cores = {asked.cores}: the device was measured with {least} or more; allow as many")
-    return fitting
+    return MeasuredMachine(fitting)
 
 
 def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
@@ -244,7 +244,7 @@ def memory_of(asked: PlanRequest, arrangement: Arrangement) -> int:
 
 
 def _final_plan(
-    asked: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, conditions: Conditions | None
+    asked: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, measured: MeasuredMachine
 ) -> MadePlan:
     """Run the final comparison and return its winner as a plan, with figures from fresh requests."""
     # The best candidate usually wins, so its long run begins before the comparison ends.
@@ -267,12 +267,12 @@ def _final_plan(
         objective=asked.objective,
         deadlines="soft" if asked.deadlines == "soft" else "strict",
         machine=this_machine(asked.device),
-        measured=conditions,
+        measured=worst_of(host.conditions for host in measured.hosts),
         budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
         models=tuple(_plan_model(asked, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,
-        options=tuple(_options(chosen, ranking.finalists)),
+        options=(*_options(chosen, ranking.finalists), *(_not_measured(asked, left) for left in measured.left_out)),
         reasons=reasons(asked, chosen, ranking, shared_weights(asked.models)),
     )
     return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
@@ -301,6 +301,12 @@ def _option(arrangement: Arrangement, predicted: Prediction) -> PlanOption:
 
 def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
     return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
+
+
+def _not_measured(asked: PlanRequest, left: LeftOutShape) -> PlanOption:
+    """Return all options of a division as one, whose policy is the default because none was tried."""
+    settings = PlanSettings(lanes=left.shape.lanes, threads=left.shape.threads, isolation=asked.isolation)
+    return PlanOption(label=left.words, settings=settings, left_out=left.why)
 
 
 def _not_finalist_text(trial: OptionTrial) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import hypot, inf
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from weft.devices.conditions import Conditions
 from weft.devices.host import HOST, lane_cores, usable_cores
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
+from weft.planning.survey.first_numbers import FirstNumbers, Surveyed
 from weft.planning.survey.processor_time import ConditionsWatch
 from weft.planning.survey.spans import (
     SeenSpan,
@@ -48,13 +50,20 @@ from weft.workloads.requests import Workload, parse_workload, served_name
 Progress = Callable[[str, int, int], None]
 """Called with the subject of the present measurement, the measurements done, and their number."""
 
+IsLeftOut = Callable[[FirstNumbers], bool]
+"""Decides by the first numbers of a division whether the rest of it is not measured."""
+
 TOGETHER_S = 5.0
 """Least seconds of the measurement of all models together; a single model is measured a third of this per batch size.
 """
 ROUNDS = 3
-"""Measurements of all lanes together, each after one of every model alone, so that drifts of the clock cancel out."""
-WARM_S = 0.3
-"""Warm-up at the beginning of each measurement, which is left out of the results."""
+"""Most measurements of all lanes together, each after every model alone, so that drifts of the clock cancel out."""
+KNOWN_TO = 0.05
+"""Two such rounds are enough where they agree and the standard error of their mean is at most this for every model: by
+less, loads of a plan do not differ (``planning.deciding``)."""
+WARM_S, RAN_BEFORE_S = 0.3, 0.1
+"""Left out at the beginning of each measurement, because connections and caches are cold; if the server has run all
+its models before, the second time."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
 """A measurement lasts until it has this number of runs of each model, or this number of seconds."""
 MOST_RUNS, MOST_GAPS = 400, 800
@@ -117,10 +126,12 @@ def survey(
 
     seconds: duration of the measurement of all models together; a third of it for each model alone and batch size.
     """
-    hosts = survey_lanes(
+    measured = survey_lanes(
         subjects, lanes=(lanes,), device=device, threads=threads, seconds=seconds, cache=cache, progress=progress
     )
-    return hosts[lanes]
+    (host,) = (surveyed.host for surveyed in measured)
+    assert host is not None, "only lanes that may be left out have no host"
+    return host
 
 
 def survey_lanes(
@@ -134,12 +145,16 @@ def survey_lanes(
     repository: Path | None = None,
     isolation: str = THREADS,
     progress: Progress | None = None,
-) -> dict[int, Host]:
+    left_out: IsLeftOut | None = None,
+) -> Iterator[Surveyed]:
     """Measure models with each number of lanes in *lanes*; quantities that do not depend on lanes are measured once.
 
-    Return number of lanes -> host. device: the server's device.
+    Numbers of lanes are yielded in ascending order as soon as each is measured.
+
+    device: the server's device.
     repository: the server's repository, instead of the sources of the models.
     isolation: where models run, as in the server's setting of that name.
+    left_out: decides by the first numbers whether the rest is not measured; by default all is.
     """
     names = [subject.name for subject in subjects]
     if not names:
@@ -157,8 +172,11 @@ def survey_lanes(
     measured_names = {subject.name: measured[subject.file].name for subject in subjects}
     counts, chosen = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
-        hosts = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device).hosts()
-    return {count: with_stitched(host, measured_names) for count, host in hosts.items()}
+        lane_survey = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device)
+        if left_out is not None:
+            lane_survey.left_out = lambda first: left_out(first.with_stitched(measured_names))
+        for first, host in lane_survey.results():
+            yield Surveyed(first.with_stitched(measured_names), host and with_stitched(host, measured_names))
 
 
 def time_models(
@@ -229,12 +247,23 @@ class _Watched:
 
 
 @dataclass(frozen=True)
-class _Together:
-    """Measurements of all models together on several lanes."""
+class _OneLane:
+    """What a full measurement needs from a single lane, whatever the number of lanes."""
 
-    models: Mapping[str, HostModel]
-    """The times of the models' segments alone, measured alternately with ``watched``."""
+    alone: Mapping[str, HostModel]
+    in_turns: Mapping[str, HostModel]
+    """The same models with their times where models alternate."""
+    overheads: Mapping[str, Sequence[float]]
+    together: _Together
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Measurements of all models on all lanes, with rounds of each model alone in between if lanes are several."""
+
     watched: Sequence[_Watched]
+    single: Mapping[str, Sequence[_Watched]]
+    gaps_s: Sequence[float]
     memory_bytes: int | None
 
 
@@ -252,7 +281,12 @@ class _Survey:
     progress: Progress | None
     isolation: str = THREADS
     device: str = HOST
+    left_out: IsLeftOut = field(default=lambda first: False)
     done: int = 0
+    skipped: int = 0
+    """Measurements that turned out not to be needed; the progress counts them as done."""
+    warm: set[str] = field(default_factory=set)
+    """Models that the present server has run."""
     served: dict[str, Any] = field(default_factory=dict)
     """Model -> the server's profile of it."""
     full_gaps_s: list[float] = field(default_factory=list)
@@ -264,21 +298,33 @@ class _Survey:
     repeats_s: dict[str, list[float]] = field(default_factory=dict)
     """Model -> median times of single requests, one for each measurement of the model alone."""
 
-    def hosts(self) -> dict[int, Host]:
-        """Measure; return number of lanes -> host."""
+    def results(self) -> Iterator[Surveyed]:
+        """Yield the numbers of lanes in order, each with its host unless it is left out."""
+        one_lane = None
         with self._server(1) as server:
             self._learn(server)
-            alone = {subject.name: self._by_batch(server, subject) for subject in self.subjects}
-            watched = [self._watch(server, self._busy(server, 1, alone), "all models on one lane")]
-            gaps_s = self._gaps(watched)
-            overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
-            memory_bytes = self._held_bytes(server)
-        models = {name: self._in_turns(model, name, watched) for name, model in alone.items()}
-        hosts = {}
+            alone = {subject.name: self._single(server, subject) for subject in self.subjects}
+            first, on_one = self._first(server, 1, alone)
+            gaps_s = self.full_gaps_s
+            if 1 not in self.lanes or not self.left_out(first):
+                one_lane = self._one_lane(server, alone, on_one)
         for lanes in self.lanes:
-            seen = _Together(models, watched, memory_bytes) if lanes == 1 else self._together(lanes, alone, models)
-            hosts[lanes] = self._host(lanes, seen, overheads)
-        return hosts
+            together = one_lane.together if one_lane and lanes == 1 else None
+            if lanes > 1:
+                with self._server(lanes) as server:
+                    first, busy = self._first(server, lanes, alone)
+                    together = None if self.left_out(first) else self._rounds(server, lanes, busy)
+            if together is None:
+                self.skipped += self._round_steps if lanes > 1 else 0
+                yield Surveyed(first, None)
+                continue
+            if one_lane is None:  # it was left out, and this is not
+                self.full_gaps_s = gaps_s
+                with self._server(1) as server:
+                    one_lane = self._one_lane(server, alone, on_one)
+            yield Surveyed(first, self._host(lanes, together, one_lane))
+        self.skipped = self._steps - self.done
+        self._report_progress("done")
 
     def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
         """Return each model's median seconds of a whole run while models alternate on one lane, and the conditions."""
@@ -291,11 +337,12 @@ class _Survey:
             self._note_alone(subject, watched)
         return {name: median(times) for name, times in self.repeats_s.items()}, self.others.conditions()
 
-    def _host(self, lanes: int, seen: _Together, overheads: Mapping[str, Sequence[float]]) -> Host:
+    def _host(self, lanes: int, seen: _Together, one_lane: _OneLane) -> Host:
         """Return the host that the measurements of *lanes* lanes describe."""
+        models = self._at_their_time(seen, one_lane)
         spans = [span for watched in seen.watched for span in watched.spans]
-        lost = losses(spans, seen.models, self._cores) if lanes > 1 else {}
-        spreads = self._spreads(spans, seen.models, lost)
+        lost = losses(spans, models, self._cores) if lanes > 1 else {}
+        spreads = self._spreads(spans, models, lost)
         return Host(
             name=self.device,
             source=_source(self.device),
@@ -306,17 +353,17 @@ class _Survey:
             isolation=self.isolation,
             ahead=self._queued_segments,
             memory_bytes=seen.memory_bytes,
-            hand_over_s=_round_times(self._gaps(seen.watched)[:MOST_GAPS]),
+            hand_over_s=_round_times(seen.gaps_s[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
                     update={
                         "spread": spreads[name],
-                        "overhead_s": _round_times(overheads[name]),
+                        "overhead_s": _round_times(one_lane.overheads[name]),
                         "loses": {other: round(share, 4) for other, share in lost.get(name, {}).items()},
                     }
                 )
-                for name, model in seen.models.items()
+                for name, model in models.items()
             },
         )
 
@@ -326,24 +373,39 @@ class _Survey:
 
     # Measurements
 
-    def _by_batch(self, server: ServerProcess, subject: Subject) -> HostModel:
-        """Measure the times of a model's segments by batch size, with nothing else running."""
+    def _single(self, server: ServerProcess, subject: Subject) -> HostModel:
+        """Measure the times of a model's segments for single requests, with nothing else running."""
         profile = self.served[subject.name]
-        segments, most = tuple(profile["segments"]), profile["max_batch"]
-        times = {}
-        for batch in _sizes(most):
-            what = f"{subject.name}, batch {batch}" if most > 1 else subject.name
-            watched = self._watch(server, [self._closed_stream(subject, 1, batch)], what, self.seconds / 3)
-            if batch == 1:
-                self._note_alone(subject, watched)
-            whole = [run for run in runs(watched.spans, subject.name, len(segments)) if run[0].rows == batch]
-            if not whole:
-                raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
-            times[batch] = mean_times(whole)
-        return HostModel(segments=segments, max_batch=most, times_s=times, exits=tuple(profile["exits"]))
+        return HostModel(
+            segments=tuple(profile["segments"]),
+            max_batch=profile["max_batch"],
+            times_s={1: self._batch_times(server, subject, 1)},
+            exits=tuple(profile["exits"]),
+        )
 
-    def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
-        """Return streams that together use the part ``BUSY`` of the lanes' capacity, the same share for every model.
+    def _by_batch(self, server: ServerProcess, subject: Subject, model: HostModel) -> HostModel:
+        """Add the times of the other batch sizes."""
+        more = {batch: self._batch_times(server, subject, batch) for batch in _sizes(model.max_batch) if batch > 1}
+        return model.model_copy(update={"times_s": model.times_s | more})
+
+    def _batch_times(self, server: ServerProcess, subject: Subject, batch: int) -> tuple[float, ...]:
+        profile = self.served[subject.name]
+        what = f"{subject.name}, batch {batch}" if profile["max_batch"] > 1 else subject.name
+        watched = self._watch(server, [self._closed_stream(subject, 1, batch)], what, self.seconds / 3)
+        if batch == 1:
+            self._note_alone(subject, watched)
+        whole = [run for run in self._runs(watched, subject.name) if run[0].rows == batch]
+        if not whole:
+            raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
+        return mean_times(whole)
+
+    def _runs(self, watched: _Watched, name: str) -> list[list[SeenSpan]]:
+        return runs(watched.spans, name, len(self.served[name]["segments"]))
+
+    def _first(
+        self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]
+    ) -> tuple[FirstNumbers, list[dict[str, Any]]]:
+        """Measure what full lanes can do; the second result are streams that use most of that, for every model alike.
 
         The capacity is measured first. It is not used fully, since a server with always busy lanes misses deadlines.
         """
@@ -351,13 +413,40 @@ class _Survey:
         streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
         full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
-        answered = [stream.figures.answered_per_s for stream in full.result.streams]
-        capacity = sum(rate * model.total_s(1) for rate, model in zip(answered, alone.values(), strict=True))
-        share = BUSY * capacity / len(alone)  # busy seconds per second for each model
-        return [
-            self._stream(subject) | {"rate": max(LEAST_RATE, share / alone[subject.name].total_s(1))}
+        answered = {
+            name: stream.figures.answered_per_s for name, stream in zip(alone, full.result.streams, strict=True)
+        }
+        can = sum(rate * alone[name].total_s(1) for name, rate in answered.items())
+        busy = [
+            self._stream(subject) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[subject.name].total_s(1))}
             for subject in self.subjects
         ]
+        took_s = {name: sum(span.took_s for span in full.spans if span.model == name) for name in alone}
+        first = FirstNumbers(
+            lanes=lanes,
+            threads=self.threads,
+            alone_s={name: model.total_s(1) for name, model in alone.items()},
+            longest_s={name: max(model.times_s[1]) for name, model in alone.items()},
+            max_batch={name: model.max_batch for name, model in alone.items()},
+            per_s={
+                # a model that was not answered in this short time may have any throughput, so the most is assumed
+                name: rate * sum(took_s.values()) / took_s[name] if rate and took_s[name] else lanes / model.total_s(1)
+                for (name, model), rate in zip(alone.items(), answered.values(), strict=True)
+            },
+            answered_per_s=max(sum(answered.values()), LEAST_RATE),
+            too_long=self.others.conditions().too_long,
+        )
+        return first, busy
+
+    def _one_lane(
+        self, server: ServerProcess, alone: Mapping[str, HostModel], busy: Sequence[dict[str, Any]]
+    ) -> _OneLane:
+        by_batch = {subject.name: self._by_batch(server, subject, alone[subject.name]) for subject in self.subjects}
+        watched = [self._watch(server, busy, "all models on one lane")]
+        gaps_s = self._gaps(watched)
+        overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
+        in_turns = {name: self._in_turns(model, name, watched) for name, model in by_batch.items()}
+        return _OneLane(by_batch, in_turns, overheads, _Together(watched, {}, gaps_s, self._held_bytes(server)))
 
     @property
     def _queued_segments(self) -> int:
@@ -402,25 +491,42 @@ class _Survey:
         ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in whole]
         return _scaled(model, np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments)))
 
-    def _together(self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]) -> _Together:
-        """Measure all lanes together, alternating with each model alone, so that both see the same machine speed."""
-        single: dict[str, list[_Watched]] = {name: [] for name in alone}
-        together = []
-        with self._server(lanes) as server:
-            busy = self._busy(server, lanes, alone)
-            for _ in range(ROUNDS):
-                for subject in self.subjects:
-                    streams, seconds = [self._closed_stream(subject, 1)], self.seconds / 3 / ROUNDS
-                    watched = self._watch(server, streams, f"{subject.name} alone", seconds)
-                    self._note_alone(subject, watched)
-                    single[subject.name].append(watched)
-                together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
-            memory_bytes = self._held_bytes(server)
-        models = {}
-        for name, model in in_turns.items():
-            now = self._in_turns(alone[name], name, single[name])
-            models[name] = _scaled(model, np.array(now.times_s[1]) / np.array(alone[name].times_s[1]))
-        return _Together(models, together, memory_bytes)
+    def _rounds(self, server: ServerProcess, lanes: int, busy: Sequence[dict[str, Any]]) -> _Together:
+        """Measure all lanes together in turns with each model alone, so that the machine's speed affects both alike.
+
+        Two rounds that agree are enough.
+        """
+        single: dict[str, list[_Watched]] = {subject.name: [] for subject in self.subjects}
+        together: list[_Watched] = []
+        slow_downs: list[dict[str, SlowDown]] = []
+        while len(together) < ROUNDS and not (len(together) > 1 and agree(*slow_downs[-2:])):
+            for subject in self.subjects:
+                streams, seconds = [self._closed_stream(subject, 1)], self.seconds / 3 / ROUNDS
+                watched = self._watch(server, streams, f"{subject.name} alone", seconds)
+                self._note_alone(subject, watched)
+                single[subject.name].append(watched)
+            together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
+            slow_downs.append(
+                {
+                    name: slow_down(self._rows_s(together[-1], name), self._rows_s(alone[-1], name))
+                    for name, alone in single.items()
+                }
+            )
+        self.skipped += (ROUNDS - len(together)) * (1 + len(self.subjects))
+        return _Together(together, single, self._gaps(together), self._held_bytes(server))
+
+    def _rows_s(self, watched: _Watched, name: str) -> list[float]:
+        """Return the times of a model's runs on a lane, each for one row of its batch."""
+        return [sum(span.took_s for span in run) / run[0].rows for run in self._runs(watched, name)]
+
+    def _at_their_time(self, seen: _Together, one_lane: _OneLane) -> dict[str, HostModel]:
+        """Return the models with the times that they have alone during the rounds, if there were any."""
+        models = dict(one_lane.in_turns)
+        for name, watched in seen.single.items():
+            alone = one_lane.alone[name]
+            now = self._in_turns(alone, name, watched)
+            models[name] = _scaled(models[name], np.array(now.times_s[1]) / np.array(alone.times_s[1]))
+        return models
 
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
@@ -451,7 +557,10 @@ class _Survey:
         """Send these streams for at least *seconds*; return the spans on the lanes. *what*: name for the progress."""
         self._report_progress(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
-        raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
+        names = {served_name(stream["model"]) for stream in streams}
+        warm_s = RAN_BEFORE_S if names <= self.warm else WARM_S
+        self.warm |= names
+        raw = {"duration_s": warm_s + duration_s, "warmup_s": warm_s, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
         with self.others.part():
             result = run_load(self._without_exits(parse_workload(raw, "survey")), server.url, deadlines="none")
@@ -460,7 +569,7 @@ class _Survey:
         seen = read_spans(_get(server.url, "weft/trace"), began_s)
         spans = [span._replace(model=self.bodies.get(span.model, span.model)) for span in seen]
         self.done += 1
-        since_s = WARM_S + min((span.start_s for span in spans), default=began_s)
+        since_s = warm_s + min((span.start_s for span in spans), default=began_s)
         return _Watched(spans, since_s, since_s + duration_s, result)
 
     def _without_exits(self, workload: Workload) -> Workload:
@@ -475,14 +584,14 @@ class _Survey:
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
-        clients = sum(stream.get("clients", 0) for stream in streams)
         rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
-        longest_s = max(
-            sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
+        # one request of every client, one after another: closed streams wait for each other
+        turn_s = sum(
+            stream.get("clients", 0) * sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
             for stream, count in zip(streams, rows, strict=True)
         )
         slowest_s = max((1.0 / float(stream["rate"]) for stream in streams if "rate" in stream), default=0.0)
-        return LEAST_RUNS * max(float(clients * longest_s), slowest_s)
+        return LEAST_RUNS * max(float(turn_s), slowest_s)
 
     def _closed_stream(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
         """Return a closed stream: *clients* clients that each send the next request after the last answer."""
@@ -513,6 +622,7 @@ class _Survey:
         arguments += ["--device", self.device] if self.device != HOST else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         arguments += [] if self.repository else self._shape_options()
+        self.warm = set()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
@@ -550,11 +660,48 @@ class _Survey:
                 raise ShapeNeeded(problem, name, example(shape), model=subject.name)
         return {name: (max(1, shape[0]), *shape[1:]) for name, shape in shapes.items() if shape}
 
+    @property
+    def _steps(self) -> int:
+        """The number of measurements, if none is left out."""
+        batches = sum(len(_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
+        together = sum(1 + self._round_steps for lanes in self.lanes if lanes > 1)
+        return batches + len(self.subjects) + 2 + together
+
+    @property
+    def _round_steps(self) -> int:
+        return ROUNDS * (1 + len(self.subjects))
+
     def _report_progress(self, what: str) -> None:
         if self.progress:
-            batches = sum(len(_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
-            rounds = sum(1 + ROUNDS * (1 + len(self.subjects)) for lanes in self.lanes if lanes > 1)
-            self.progress(what, self.done, batches + len(self.subjects) + 2 + rounds)
+            self.progress(what, min(self._steps, self.done + self.skipped), self._steps)
+
+
+class SlowDown(NamedTuple):
+    """By which factor a model runs longer beside others, and the standard error of it."""
+
+    factor: float
+    error: float
+
+
+def slow_down(together_s: Sequence[float], alone_s: Sequence[float]) -> SlowDown:
+    """Return the ratio of the mean times of runs; its error is infinite if there are too few of them."""
+    if min(len(together_s), len(alone_s)) < 2:
+        return SlowDown(1.0, inf)
+    factor = fmean(together_s) / fmean(alone_s)
+    relative = [stdev(times_s) / fmean(times_s) / len(times_s) ** 0.5 for times_s in (together_s, alone_s)]
+    return SlowDown(factor, factor * hypot(*relative))
+
+
+def agree(one: Mapping[str, SlowDown], other: Mapping[str, SlowDown]) -> bool:
+    """Return whether two rounds are enough.
+
+    For every model they must not differ by more than twice the error of their difference, and be exact together.
+    """
+    return all(
+        (error := hypot(mine.error, theirs.error)) / (mine.factor + theirs.factor) <= KNOWN_TO
+        and abs(mine.factor - theirs.factor) <= 2 * error
+        for mine, theirs in ((slow, other[name]) for name, slow in one.items())
+    )
 
 
 def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:

@@ -1,0 +1,70 @@
+"""Divisions of the cores that need not be measured in full, because one that was is better in every respect.
+
+A run whose times are all longer by a factor is the same run at a load that is lower by it, and with tighter deadlines.
+So a division whose lanes take ``MARGIN`` longer for every model, alone and together, carries at least 9 % less, which
+is more than the 5 % that a plan counts as equal. Where that does not follow, nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from weft.devices import Host
+from weft.planning.plan_request import PlanRequest
+from weft.planning.standalone_times import times_alone
+from weft.planning.survey.first_numbers import FirstNumbers
+
+MARGIN = 0.1
+"""By how much more time, and less throughput, of every model a division is apart from a better one."""
+BY_LOAD = ("deadlines", "load")
+"""Objectives by which the division that carries less loses; by others, memory or the waits of requests decide."""
+
+
+def why_left_out(asked: PlanRequest, first: FirstNumbers, full: Iterable[tuple[FirstNumbers, Host]]) -> str:
+    """Return why a division need not be measured further, in words; empty if it may be part of the best option.
+
+    first: its first numbers. full: the divisions that were measured in full.
+    """
+    if asked.objective not in BY_LOAD or not asked.has_rates or any(leaving for _, _, leaving in asked.sent):
+        return ""  # early exits shorten requests by other shares than cuts for other numbers of threads
+    for better, host in full:
+        fits = asked.memory_bytes is None or (host.memory_bytes or inf) <= asked.memory_bytes
+        if fits and is_apart(first, better) and _needs_no_lane(asked, first, better, host):
+            return (
+                f"{first.answered_per_s:.0f} requests/s where {better.words} has {better.answered_per_s:.0f}, "
+                "and no model is faster; not measured further"
+            )
+    return ""
+
+
+def is_apart(first: FirstNumbers, better: FirstNumbers) -> bool:
+    """Return whether every model takes longer and is answered less often than with a *better* division.
+
+    Times that may be too long, because other processes ran, are taken as short as they may be. A single request has the
+    same time with any number of lanes of as many threads.
+    """
+    if better.lanes > first.lanes:
+        return False  # its models run beside each other, and take longer then
+    slower = 1 - MARGIN if first.threads == better.threads else 1 + MARGIN
+    return all(
+        first.alone_s[name] / (1 + first.too_long) >= slower * alone_s
+        and first.per_s[name] * (1 + first.too_long) * (1 + MARGIN) <= better.per_s[name]
+        for name, alone_s in better.alone_s.items()
+    )
+
+
+def _needs_no_lane(asked: PlanRequest, first: FirstNumbers, better: FirstNumbers, host: Host) -> bool:
+    """Return whether further lanes, or shorter segments, could not help requests that wait for a segment's end.
+
+    Every request of the better division has time for the longest segment of any model before its own run. Of models
+    that batch, the throughput of more lanes is known with full batches only, which deadlines may not allow.
+    """
+    if first.lanes > better.lanes and max(*first.max_batch.values(), *better.max_batch.values()) > 1:
+        return False
+    if first.lanes == better.lanes and all(first.longest_s[name] >= better.longest_s[name] for name in first.longest_s):
+        return True
+    segment_s = max(max(model.times_at(1)) * model.tail for model in host.models.values())
+    return all(
+        times_alone(host, sent.name).quantile_s(0.99) + segment_s <= sent.stream.deadline_s for sent in asked.sent
+    )
