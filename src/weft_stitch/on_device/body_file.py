@@ -75,7 +75,7 @@ class DeviceBody:
     def rung(self, rows: int, allowance: Allowance) -> Any:
         """The captured batch of *rows* token rows; ``OutOfTime`` if the allowance is used up."""
         allowance.check()
-        return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
+        return self.ladder.rung(rows, self.device.capture, allowance.is_half_used)
 
 
 BODIES: WeakSet[DeviceBody] = WeakSet()
