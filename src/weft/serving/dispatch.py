@@ -148,7 +148,7 @@ class Dispatcher:
         now, model = self.lanes.now(), ticket.model
         breaker, retries = model.loaded.breaker, self.feed.retries
         if retries.quarantined:
-            retries.admit(ticket)
+            retries.check_quarantine(ticket)
         if breaker:
             breaker.check()
         stream = self.streams.stream_for(model, ticket.inputs)

@@ -62,7 +62,7 @@ def unseen(blueprint: Blueprint) -> dict[str, Array]:
 
 
 def random_batch(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Random inputs of *rows* rows, two samples in turn; in a stitched model, *rows* rows for each task."""
+    """Random inputs of *rows* rows, two random samples in turn; for a stitched model, *rows* rows for each task."""
     shapes = blueprint.warm_shapes or {}
     samples = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
     if rows == 1:
