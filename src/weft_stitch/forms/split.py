@@ -180,7 +180,10 @@ class Split(Form):
 
 
 def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
-    """Whether all tasks' rows have the same shape: the channels that all share, then each task's own."""
+    """Whether all tasks' rows have the same shape: the channels that all tasks share, then each task's own.
+
+    Not so if some but not all tasks share channels, or only some have own ones.
+    """
     own = [tasks for tasks in classes if _is_own(writer, tasks)]
     shared = set(classes) - set(own)
     return len(writer.outputs.spaces) == 1 and shared <= {writer.all} and len(own) in (0, len(writer.all))
