@@ -202,7 +202,7 @@ class BodyFile:
             digests = body_serving.digests(encoder)
             if not (self._learn or any(body.slotted.shared == digests.shared for body in list(BODIES))):
                 raise NotLearned(f"{self._path}: no body is there that it fits")
-            session = open_model(self._path, max(4, self._options.threads), reuse_memory=False)
+            session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
             return self._load_compared(blueprint, session, encoder, digests)

@@ -115,7 +115,7 @@ class OnnxFile:
         ``Unfit`` if no device can run it, or it cannot be run with generated inputs.
         """
         target = self._host_folder / "host.onnx"
-        session = open_model(self.path, max(4, self.options.threads), target, reuse_memory=False)
+        session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
         host = normalised(load(target), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)

@@ -90,7 +90,7 @@ class Tracer:
         with_outputs = copied(model)
         outputs = [output.name for output in model.graph.output]
         with_outputs.graph.output.extend(declared(name) for name in sorted({*wanted} - {*outputs}))
-        session = _open_marked(with_outputs, self._folder, _opener(self._threads, reuse_memory=False))
+        session = _open_marked(with_outputs, self._folder, _opener(self._threads, thrifty=False))
         values = self._allowance.run(session, None, dict(feed))
         entries = _read_trace(model, session).entries
         shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}
@@ -111,9 +111,9 @@ def seen_tensors(
     return _read_trace(model, session).tensors()
 
 
-def _opener(threads: int, *, reuse_memory: bool = True) -> OpenProfiled:
-    """Return a function that opens a profiled session on the CPU; *reuse_memory*: as for ``open_session``."""
-    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, reuse_memory=reuse_memory)
+def _opener(threads: int, *, thrifty: bool = True) -> OpenProfiled:
+    """Return a function that opens a profiled session on the CPU; *thrifty*: as for ``open_session``."""
+    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
 
 
 def _open_marked(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:

@@ -51,12 +51,12 @@ def open_session(
     save: Path | None = None,
     profile: Path | None = None,
     weights: Mapping[str, Array] | None = None,
-    reuse_memory: bool = True,
+    thrifty: bool = True,
 ) -> Any:
     """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
 
     source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
-    as arrays, so that ONNX Runtime does not read their files. reuse_memory: tensors reuse the memory of others that are
+    as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are
     not needed any more. Planning that takes minutes for thousands of tensors of unknown sizes; then set it to False.
     """
     _share_arena()
@@ -64,7 +64,7 @@ def open_session(
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.enable_mem_reuse = reuse_memory
+    options.enable_mem_reuse = thrifty
     options.log_severity_level = 4  # errors are raised; the log would repeat them
     entries = {"session.intra_op.allow_spinning": "0", "session.use_env_allocators": "1"}
     if save is not None:
@@ -81,10 +81,10 @@ def open_session(
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
-def open_model(path: Path, threads: int, save: Path | None = None, *, reuse_memory: bool = True) -> Any:
+def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: bool = True) -> Any:
     """Open a session over a user's file, optimised as a whole; errors of ONNX Runtime become a ``ModelError``.
 
-    save, reuse_memory: as for ``open_session``.
+    save, thrifty: as for ``open_session``.
     """
     if (kind := kind_at(path)) != "a file":
         raise ModelError(f"{f'is {kind}' if kind else 'there is no such file'}; name an .onnx file")
@@ -94,9 +94,7 @@ def open_model(path: Path, threads: int, save: Path | None = None, *, reuse_memo
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror or error}") from error
     try:
-        return open_session(
-            embedded or path, threads, optimise=True, save=save, weights=weights, reuse_memory=reuse_memory
-        )
+        return open_session(embedded or path, threads, optimise=True, save=save, weights=weights, thrifty=thrifty)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
         raise ModelError(f"cannot be loaded: {first_line(error)}") from error
 
