@@ -159,7 +159,7 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
         for at, layer in enumerate(module.fused_layers):
             layer.shape = layer.shape._replace(warps=at + 1, flat=at % 2 == 0)
 
-    monkeypatch.setattr(fused_file, "tuned", tune)
+    monkeypatch.setattr(fused_file, "tune_within", tune)
     monkeypatch.setattr(fused_file, "TIMED_ON", "cpu")
     opened(file, CUT, tmp_path)
     assert len(tuned) == 2, "one and two rows"
