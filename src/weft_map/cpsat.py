@@ -107,8 +107,8 @@ def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Sta
     return tuple(tuple(row) for row in starts), tuple(finish)
 
 
-def queued(problem: Problem, units: Units) -> list[int]:
-    """Return the order in which steps start without contention if the step that can start first always goes first.
+def first_come_order(problem: Problem, units: Units) -> list[int]:
+    """Return the order in which steps start, without contention, if the step that can start first always goes first.
 
     One entry per step: the number of its task.
     """
@@ -146,7 +146,7 @@ def _first_plans(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[
     orders = islice(permutations(range(len(problem.tasks))), MOST_TURNS)
     allowed = [order for order in orders if _is_allowed_order(problem, order)]
     for units in mappings:
-        yield units, queued(problem, units)
+        yield units, first_come_order(problem, units)
         for order in allowed:
             yield units, [n for n in order for _ in units[n]]
 
@@ -305,17 +305,22 @@ class _CpModel:
     def _add_move(self, n: int, i: int) -> Any:
         """Add the move of task *n* before its step *i*; return its ticks as an expression.
 
-        Each allowed pair of units has a flow variable, of which exactly one is 1.
+        Each allowed pair of units, that of the step before and that of the step, has a flow variable; exactly one is 1.
         """
         move = self._problem.tables.move[n, i]
-        before, here = self._on[n][i - 1], self._on[n][i]
-        flows = {(v, u): self.cp.new_bool_var("") for v in before for u in here if isfinite(move[v, u])}
-        for v, chosen in before.items():
-            self.cp.add(sum(flow for (source, _), flow in flows.items() if source == v) == chosen)
-        for u, chosen in here.items():
-            self.cp.add(sum(flow for (_, target), flow in flows.items() if target == u) == chosen)
-        if i % len(self._problem.tasks[n].groups):
-            self._switches[n].append(sum(flow for (v, u), flow in flows.items() if v != u))
+        before, after = self._on[n][i - 1], self._on[n][i]
+        flows = {
+            (source, target): self.cp.new_bool_var("")
+            for source in before
+            for target in after
+            if isfinite(move[source, target])
+        }
+        for unit, chosen in before.items():
+            self.cp.add(sum(flow for (source, _), flow in flows.items() if source == unit) == chosen)
+        for unit, chosen in after.items():
+            self.cp.add(sum(flow for (_, target), flow in flows.items() if target == unit) == chosen)
+        if i % len(self._problem.tasks[n].groups):  # a move between two runs of a task is no switch
+            self._switches[n].append(sum(flow for (source, target), flow in flows.items() if source != target))
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
     def _cap_switches(self, n: int, most: int) -> None:

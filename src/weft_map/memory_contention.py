@@ -39,6 +39,11 @@ REPEATS = 3
 LEAST_WINDOW_S, LONGEST_S = 0.005, 600.0
 LEAST_SLICE, LARGEST_SLICE = 2**24, 2**30
 """Bounds in bytes of the memory that one thread reads."""
+LEAST_SHARE, MOST_SHARE = 1e-3, 1.5
+"""Bounds on the measured speed beside others relative to that alone: noise may exceed 1, and ``Matrix`` needs more than
+0."""
+NOISE_TIMES, MOST_NOISE_PCT = 3, 50.0
+"""Reductions by less than this many median deviations count as none, and at most this percentage does."""
 USUAL_CACHE = 2**25
 """Assumed bytes of the last-level cache where the system does not tell."""
 LEAST_NOISE_PCT = 3.0
@@ -246,12 +251,13 @@ class _ContentionSurvey:
                     share[repeat, row, column] = contended_gb_s / own[repeat, row, column]
         alone = np.median(own, axis=(0, 2))  # [row]
         shares = np.median(share, axis=0)
+        # The larger of two median deviations, as fractions: of the bandwidth alone, and of the share beside others.
         spread = max(np.median(np.abs(own / alone[None, :, None] - 1)), np.median(np.abs(share - shares)))
         return Matrix(
             _increasing(alone),
             _increasing(np.median(external, axis=0)),
-            alone[:, None] * np.clip(shares, 1e-3, 1.5),
-            noise_pct=min(50.0, max(LEAST_NOISE_PCT, 300 * float(spread))),
+            alone[:, None] * np.clip(shares, LEAST_SHARE, MOST_SHARE),
+            noise_pct=min(MOST_NOISE_PCT, max(LEAST_NOISE_PCT, 100 * NOISE_TIMES * float(spread))),
             source=f"measured: a core of {len(cores)} ({platform.machine()}) beside the others, memory reads",
             peak_gb_s=self.peak_gb_s,
         )

@@ -164,7 +164,10 @@ class SimulatedSoc:
         return job.planned_s <= self._now_s * (1 + NEARLY) + seconds(1)
 
     def _start_queued_steps(self) -> None:
-        """Start queued steps whose unit has a free instance."""
+        """Put waiting steps whose planned start has come into the queues of their units, then start what is queued.
+
+        A step starts if its unit has a free instance. ``_queue_key`` gives the order.
+        """
         for job in self._waiting:
             if job.queued_s == inf and self._is_due(job):
                 job.queued_s = self._now_s
@@ -175,11 +178,13 @@ class SimulatedSoc:
                 self._running.append(job)
 
     def _queue_key(self, job: _Job) -> tuple[float, bool, tuple[int, int]]:
-        """Sort key of a queue: arrival, then the task's rank; but planned steps that take no time go before others.
+        """Sort key of a queue: when a step entered it, then the task's rank.
 
-        A plan with two starts at one instant on one instance can be kept only if the first of the two takes no time.
+        Planned steps that take no time go before other planned ones: a plan with two starts at one instant on one
+        instance can be kept only if the first of the two takes no time.
         """
-        return job.queued_s, job.planned_s > 0 < job.work_s, self._rank[job.task]
+        goes_behind = job.planned_s > 0 and job.work_s > 0
+        return job.queued_s, goes_behind, self._rank[job.task]
 
     def _update_slow_downs(self) -> None:
         """Set the slow-down and the expected end of each running step from the demands of all running steps."""

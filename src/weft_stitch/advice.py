@@ -81,7 +81,12 @@ class Advice:
 
     @property
     def serve(self) -> str:
-        """What to serve: ``stitched``, ``apart``, or ``either`` if it depends on how requests come."""
+        """The recommendation: ``stitched``, ``apart`` (the separate models) or ``either``.
+
+        ``stitched`` if the stitched file is slower in no case, and faster in one or smaller. ``apart`` if it is faster
+        in no case, and slower in one. Else ``either``: it depends on how requests come, or makes no difference. Times
+        within ``NOTICED`` of each other count as equal.
+        """
         gains = [case.gain for case in self.cases]
         if min(gains) >= 1 - NOTICED:
             return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.apart_bytes else "either"

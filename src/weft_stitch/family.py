@@ -218,16 +218,21 @@ class Writer:
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """The spaces of a family's values. A space has the name of the first value (in task 0) that carries it."""
+    """Which channel spaces the values of a family carry.
+
+    A space is a set of channels that values have in the same order; a value *carries* one space, or several one after
+    another. A space has the name of the first value (in task 0) that carries it.
+    """
 
     carries: Mapping[str, tuple[str, ...]]
-    """Each value's spaces, in the order of its channels."""
+    """Value -> its spaces, in the order of its channels."""
     widths: Mapping[str, ChannelCounts]
+    """Space -> its number of channels in each task."""
     writers: Mapping[str, tuple[Writer, ...]]
     """Space -> the layers and inputs that compute its channels."""
 
     def slices(self, value: str, task: int) -> Iterator[tuple[str, slice]]:
-        """The spaces that *value* carries, each with the range of its channels in *task*'s own value."""
+        """Yield each space that *value* carries, with the range of its channels in *task*'s own value."""
         start = 0
         for space in self.carries[value]:
             width = self.widths[space][task]

@@ -100,9 +100,9 @@ class NetNote(NotePart):
     sizes: tuple[tuple[int, int, int], ...]
     """Channels, height and width of each input, as the layers see it."""
     tail: tuple[OpNote, ...] = ()
-    """The operations that only this model has."""
+    """The operations that only this model has; they run after the layers that all models have."""
     reads: dict[str, str] = {}
-    """Values of the common part that the tail reads, by name."""
+    """The common values that the tail reads, as ``Family.bridges`` maps them: in a file, each name to itself."""
 
 
 class BlockNote(NotePart):
@@ -132,7 +132,7 @@ class FamilyNote(VersionedNote):
     outputs: tuple[str, ...] = ()
     """The values that are an output of every model."""
     carries: dict[str, tuple[str, ...]] = {}
-    """The spaces of each value."""
+    """Value -> the channel spaces that it carries, one after another (``Wiring``)."""
     spaces: dict[str, tuple[BlockNote, ...]] = {}
     """Space -> its blocks."""
     kernels: dict[str, tuple[KernelNote, ...]] = {}
@@ -142,8 +142,8 @@ class FamilyNote(VersionedNote):
 def family_metadata(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
     """The metadata entry that describes the models of a dynamic *graph*, or says why they cannot be described."""
     missing = _reason_missing(family)
-    noted = FamilyNote(version=VERSION, missing=missing) if missing else _describe_family(family, sharing, graph)
-    return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
+    note = FamilyNote(version=VERSION, missing=missing) if missing else _describe_family(family, sharing, graph)
+    return {FAMILY_KEY: note.model_dump_json(exclude_defaults=True)}
 
 
 def _reason_missing(family: Family) -> str:
@@ -212,6 +212,8 @@ def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
         outputs=tuple(PortNote(name=port.name, value=names[port.value], shape=port.shape) for port in net.outputs),
         sizes=tuple((size.channels, size.height, size.width) for size in sizes),
         tail=tuple(_op_note([op], tuple(names[value] for value in op.inputs), names[op.output]) for op in tail),
+        # The description calls common values by the family's names, also where the tail's operations read them: so the
+        # rebuilt model has no other names of its own, and its bridges map each name to itself.
         reads={value: value for value in family.bridges[task].values()} if family.bridges else {},
     )
 
@@ -288,8 +290,10 @@ def tasks_metadata(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 Weights = Callable[[str], Array]
 """Returns a weight of the file by its name."""
-_ALONE = -1
+_NO_INPUT_PART = -1
 """In place of an input part: a depthwise layer's kernel has no input parts."""
+_OWN_ENTRY = 0
+"""The note of an operation in a tail describes one task only: its first entry is that task's."""
 
 
 def parse_note(text: str, kind: type[Note], key: str, version: int) -> Note:
@@ -308,11 +312,11 @@ def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
 
     Raises ``StitchError`` if the models are not described, or the description does not fit the *weights*.
     """
-    noted = parse_note(text, FamilyNote, FAMILY_KEY, VERSION)
-    if noted.missing:
-        raise StitchError(noted.missing)
+    note = parse_note(text, FamilyNote, FAMILY_KEY, VERSION)
+    if note.missing:
+        raise StitchError(note.missing)
     try:
-        return _Rebuilding(noted, weights).family()
+        return _Rebuilding(note, weights).family()
     except (LookupError, TypeError, ValueError, StopIteration, zlib.error, ModelError) as error:
         raise StitchError(f"its {FAMILY_KEY} does not fit its weights ({error}); stitch it again") from error
 
@@ -320,38 +324,39 @@ def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
 class _Rebuilding:
     """Rebuilds a family from its description and a file's weights."""
 
-    def __init__(self, noted: FamilyNote, weights: Weights) -> None:
-        self.noted, self.weights, self.tasks = noted, weights, len(noted.nets)
-        self.sharing = Sharing({name: _space(blocks, self.tasks) for name, blocks in noted.spaces.items()})
-        self.wiring = Wiring(noted.carries, {}, {})
+    def __init__(self, note: FamilyNote, weights: Weights) -> None:
+        self.note, self.weights, self.tasks = note, weights, len(note.nets)
+        self.sharing = Sharing({name: _space(blocks, self.tasks) for name, blocks in note.spaces.items()})
+        self.wiring = Wiring(note.carries, widths={}, writers={})
+        """Only for the spaces of values: the widths are in *sharing*, and no writers are looked up."""
 
     def family(self) -> tuple[Family, Sharing]:
-        """Rebuild the models and their sharing."""
-        noted = self.noted
-        layers = tuple(FamilyLayer(self._ops(note), note.inputs, note.output) for note in noted.layers)
+        """Rebuild the models and their sharing: the common layers, and the operations that one model has alone."""
+        note = self.note
+        layers = tuple(FamilyLayer(self._ops(layer), layer.inputs, layer.output) for layer in note.layers)
         tails = tuple(
-            tuple(self._op(op, self._whole_kernel(op, task), 0) for op in net.tail)
-            for task, net in enumerate(noted.nets)
+            tuple(self._op(op, self._whole_kernel(op, task), _OWN_ENTRY) for op in net.tail)
+            for task, net in enumerate(note.nets)
         )
         nets = tuple(self._net(task, layers, tails[task]) for task in range(self.tasks))
-        bridges = tuple(net.reads for net in noted.nets)
-        apart = any(tails) or any(bridges)
+        bridges = tuple(net.reads for net in note.nets)
+        has_separate_part = any(tails) or any(bridges)
         family = Family(
-            nets,
-            layers,
-            {value: tuple(net.values[value] for net in nets) for value in noted.carries},
-            tuple(port.value for port in nets[0].inputs),
-            {value: tuple(_port_of(net, value) for net in nets) for value in noted.outputs},
-            tails if apart else (),
-            bridges if apart else (),
+            nets=nets,
+            layers=layers,
+            values={value: tuple(net.values[value] for net in nets) for value in note.carries},
+            inputs=tuple(port.value for port in nets[0].inputs),
+            outputs={value: tuple(_port_of(net, value) for net in nets) for value in note.outputs},
+            tails=tails if has_separate_part else (),
+            bridges=bridges if has_separate_part else (),
         )
-        if wire(family).carries != noted.carries:
+        if wire(family).carries != note.carries:
             raise StitchError(f"its {FAMILY_KEY} does not fit its layers; stitch it again")
         return family, self.sharing
 
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
         """The model of *task*, which runs *layers* and then *tail*."""
-        note = self.noted.nets[task]
+        note = self.note.nets[task]
         ports = [
             tuple(Port(port.name, port.value, port.shape) for port in side) for side in (note.inputs, note.outputs)
         ]
@@ -368,18 +373,21 @@ class _Rebuilding:
             kernels = self._kernels(note)
         return tuple(self._op(note, kernels[task], task) for task in range(self.tasks))
 
-    def _op(self, note: OpNote, kernel: Array | None, task: int) -> Op:
-        """The operation of one task that *note* describes, with *kernel* if it is a convolution."""
+    def _op(self, note: OpNote, kernel: Array | None, entry: int) -> Op:
+        """The operation of one task that *note* describes, with *kernel* if it is a convolution.
+
+        *entry*: the task's index in the note's groups, scales and shifts.
+        """
         return Op(
             note.name,
             note.kind,
             note.inputs,
             note.output,
             kernel,
-            _vector(note.scale, task),
-            _vector(note.shift, task),
+            _vector(note.scale, entry),
+            _vector(note.shift, entry),
             Window() if note.window is None else Window(*note.window),
-            note.groups[task] if note.groups else 1,
+            note.groups[entry] if note.groups else 1,
             note.function,
             note.settings,
         )
@@ -388,7 +396,7 @@ class _Rebuilding:
         """The kernel of one task if the file stores it whole; None if *note* is no convolution."""
         if note.kind != "conv":
             return None
-        (stored,) = [kernel for kernel in self.noted.kernels[note.output] if kernel.task == task and not kernel.outs]
+        (stored,) = [kernel for kernel in self.note.kernels[note.output] if kernel.task == task and not kernel.outs]
         window = note.window[0] if note.window else (1, 1)
         array = self.weights(stored.weight)
         array = undo_slabs(array, stored.slabs, window) if stored.slabs else array
@@ -396,14 +404,14 @@ class _Rebuilding:
 
     def _kernels(self, note: OpNote) -> list[Array]:
         """The kernels of a convolution in all tasks."""
-        if not self.noted.kernels[note.output][0].outs:
+        if not self.note.kernels[note.output][0].outs:
             return [array for task in range(self.tasks) if (array := self._whole_kernel(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
-        held, assembly = self.noted.kernels[note.output], _KernelAssembly(note, outputs, inputs)
+        stored, assembly = self.note.kernels[note.output], _KernelAssembly(note, outputs, inputs)
         scales = {
-            folded: self._scales(note.output, folded, outputs.widths) for folded in {kernel.folded for kernel in held}
+            folded: self._scales(note.output, folded, outputs.widths) for folded in {kernel.folded for kernel in stored}
         }
-        for kernel in held:
+        for kernel in stored:
             assembly.take(kernel, self.weights(kernel.weight), scales[kernel.folded])
         return assembly.finished()
 
@@ -411,7 +419,7 @@ class _Rebuilding:
         """For each task, the product of the scales of the next *layers* affines after *value*."""
         affine = Affine.identity(widths)
         for _ in range(layers):
-            note = next(layer for layer in self.noted.layers if layer.kind == "affine" and layer.inputs[0] == value)
+            note = next(layer for layer in self.note.layers if layer.kind == "affine" and layer.inputs[0] == value)
             ops = tuple(self._op(note, None, task) for task in range(self.tasks))
             affine, value = (
                 affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths)),
@@ -429,7 +437,10 @@ class _KernelAssembly:
         self.depthwise = max(note.groups) > 1
         self.kernels: list[Array] = []
         self.lost: dict[tuple[int, int], Array] = {}
-        """Piece -> its rows that a folded scale of zero has erased so far; another task's copy may have them."""
+        """Output part and input part of a piece -> a mask of its rows that are missing so far.
+
+        A folded scale of zero erases a row; another task's copy of the piece may have it.
+        """
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
         """Restore the missing pieces that the weight *array* holds; *scales* are folded into it."""
@@ -438,18 +449,18 @@ class _KernelAssembly:
         columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[part].width for part in note.ins])
         array = array.reshape(rows[-1], columns[-1], *self.window)
         if not self.kernels:
-            deep = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
-            shapes = zip(self.outputs.widths, deep, strict=True)
+            input_widths = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
+            shapes = zip(self.outputs.widths, input_widths, strict=True)
             self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
         for row, out in enumerate(note.outs):
-            for column, inp in enumerate([_ALONE] if self.depthwise else note.ins):
+            for column, inp in enumerate([_NO_INPUT_PART] if self.depthwise else note.ins):
                 piece = array[rows[row] : rows[row + 1], columns[column] : columns[column + 1]]
                 self._put(out, inp, piece, note.task, scales)
 
-    def _put(self, row: int, column: int, piece: Array, lender: int | None, scales: Sequence[Array]) -> None:
+    def _put(self, row: int, column: int, piece: Array, source_task: int | None, scales: Sequence[Array]) -> None:
         """Write *piece*, without its scale, into the kernels of all tasks that have both parts, *row* and *column*.
 
-        *lender*: the task whose numbers it holds; None: the first that has both parts.
+        *source_task*: the task whose numbers it holds; None: the first that has both parts.
         """
         out = self.outputs.parts[row]
         inp = out if self.depthwise else self.inputs.parts[column]
@@ -457,8 +468,8 @@ class _KernelAssembly:
         lost = self.lost.get((row, column), np.ones(out.width, bool))
         if not tasks or not lost.any():
             return
-        first = tasks[0] if lender is None else lender
-        scale = scales[first][out.members[first]]
+        source_task = tasks[0] if source_task is None else source_task
+        scale = scales[source_task][out.members[source_task]]
         self.lost[row, column] = lost & (scale == 0)
         values = _divide_by_scale(piece, scale)[lost]
         for task in tasks:
@@ -468,7 +479,7 @@ class _KernelAssembly:
     def finished(self) -> list[Array]:
         """Return the kernels of all tasks; ``StitchError`` if a piece is missing."""
         outs, ins = self.outputs.parts, self.inputs.parts
-        wanted = {(row, _ALONE) for row in range(len(outs))}
+        wanted = {(row, _NO_INPUT_PART) for row in range(len(outs))}
         if not self.depthwise:
             pairs = product(enumerate(outs), enumerate(ins))
             wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
@@ -486,8 +497,8 @@ def _divide_by_scale(piece: Array, scale: Array) -> Array:
     """Undo the folding of *scale* into the rows of *piece*; rows of scale zero stay as they are."""
     if (scale == 1).all():
         return piece
-    safe = np.where(scale == 0, 1.0, scale)[:, None, None, None]
-    return (piece / safe).astype(piece.dtype)
+    divisor = np.where(scale == 0, 1.0, scale)[:, None, None, None]
+    return (piece / divisor).astype(piece.dtype)
 
 
 def _vector(texts: Sequence[Numbers | None], task: int) -> Array | None:

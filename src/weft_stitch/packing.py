@@ -8,8 +8,9 @@ themselves lie side by side in one line, and a task's block begins in its row wh
 *align*.
 
 A *tile* is some output positions of one task by some channels of one of its output blocks. It finds its weights through
-at most two runs of input columns (``Tile``), or, where sharing by subsets or a concatenation makes more, through a
-table that has the place of every column.
+at most two ranges of input columns (``Tile``), or, where sharing by subsets or a concatenation makes more, through a
+table that has the place of every column. A *run* is the range of adjacent columns that a block takes in a row
+(``BlockColumns``), and a *place* the index of a number in the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def align_up(width: int, align: int) -> int:
 
 
 class BlockColumns(NamedTuple):
-    """The columns of one block in the rows of one task."""
+    """The columns of one block in the rows of one task: a run of adjacent columns."""
 
     space: int
     """Index of the space among those that the value carries."""
@@ -109,7 +110,7 @@ class Activation(NamedTuple):
 class Tile(NamedTuple):
     """The work of one program of the kernel: a row of the table that ``PackedLayer.tiles`` returns.
 
-    The kernel reads the fields by their position. Places are indices of numbers in the weights.
+    The kernel reads the fields by their position.
     """
 
     task: int
@@ -234,7 +235,8 @@ Lines = dict[tuple[int, Key, Key], WeightLine]
 class _WeightStore:
     """Lays pieces of weights out one after another.
 
-    A *sheet* [input channel][tap][line] holds one piece, or several side by side in its lines.
+    A *sheet* is an array [input channel][tap][output channel]. It has a line of output channels for each input channel
+    and tap, and holds one piece, or several side by side in its lines.
     """
 
     def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
@@ -245,9 +247,9 @@ class _WeightStore:
         self.sheets: list[Array] = []
         self.length = self.unique = 0
 
-    def sheet(self, deep: int, wide: int) -> tuple[Array, int]:
-        """Add a sheet for *deep* input channels by *wide* output channels; return it and the place where it begins."""
-        array = np.zeros((deep, self.taps, align_up(wide, self.align)), self.kernels[0].dtype)
+    def add_sheet(self, inputs: int, outputs: int) -> tuple[Array, int]:
+        """Add a sheet for this many input and output channels; return it and the place where it begins."""
+        array = np.zeros((inputs, self.taps, align_up(outputs, self.align)), self.kernels[0].dtype)
         self.sheets.append(array)
         begin, self.length = self.length, self.length + array.size
         return array, begin
@@ -274,24 +276,26 @@ def pack(
     *align* and *input_align* (by default the same): output and input blocks begin at multiples of these.
     """
     tasks = range(len(kernels))
-    before = align if input_align is None else input_align
-    runs = [columns(inputs, task, before) for task in tasks]
+    input_align = align if input_align is None else input_align
+    runs = [columns(inputs, task, input_align) for task in tasks]
     outs = [columns([output], task, align) for task in tasks]
     store = _WeightStore(kernels, inputs, align)
     lines = _store_pieces(store, output, runs, outs)
-    width = widest(inputs, before)
+    width = widest(inputs, input_align)
     by_table = not all(_fits_two_runs(task, runs[task], outs[task], lines) for task in tasks)
     targets: list[tuple[Tile, ...]] = []
     tables: list[Array] = []
     for task in tasks:
-        row = []
+        task_tiles = []
         for out in outs[task]:
-            read = [lines[task, out.key, run.key] for run in runs[task]]
-            depth = row_width(inputs, task, before)
-            row.append(_whole_tile(task, out, runs[task], read, depth, align, store.taps, len(tables) * width))
+            task_lines = [lines[task, out.key, run.key] for run in runs[task]]
+            depth = row_width(inputs, task, input_align)
+            task_tiles.append(
+                _whole_tile(task, out, runs[task], task_lines, depth, align, store.taps, len(tables) * width)
+            )
             if by_table:
-                tables.append(_place_table(runs[task], read, width, store.taps, align))
-        targets.append(tuple(row))
+                tables.append(_place_table(runs[task], task_lines, width, store.taps, align))
+        targets.append(tuple(task_tiles))
     return PackedLayer(
         np.concatenate([sheet.ravel() for sheet in store.sheets]),
         store.unique,
@@ -303,7 +307,7 @@ def pack(
         widest([output], align),
         tuple(map(tuple, outs)),
         align,
-        before,
+        input_align,
     )
 
 
@@ -312,6 +316,8 @@ def _store_pieces(
 ) -> Lines:
     """Store every piece of weights once; return where each is.
 
+    *runs*, *outs*: for each task, the columns of its input blocks and of its output blocks.
+
     The own output blocks of all tasks share a sheet for every input block that all tasks have. They share one more
     sheet for the tasks' own input blocks, if these are equally wide. A task's block begins at its column of the sheet's
     lines.
@@ -319,23 +325,23 @@ def _store_pieces(
     lines: Lines = {}
     pieces: dict[tuple[Key, Key], WeightLine] = {}
     sheets: dict[Key | None, tuple[Array, int]] = {}
-    own_columns, wide = _own_block_columns(output)
-    own_inputs_alike = _own_inputs_alike(runs)
+    own_columns, line_width = _own_block_columns(output)
+    own_inputs_fit = _own_inputs_fit_one_sheet(runs)
     for task, task_runs in enumerate(runs):
         for run, out in itertools.product(task_runs, outs[task]):
             key = (out.key, run.key)
             common = len(run.block.tasks) == len(runs)
-            if id(out.block) in own_columns and (common or (own_inputs_alike and len(run.block.tasks) == 1)):
+            if id(out.block) in own_columns and (common or (own_inputs_fit and len(run.block.tasks) == 1)):
                 group = run.key if common else None
                 if group not in sheets:
-                    sheets[group] = store.sheet(run.block.width, wide)
+                    sheets[group] = store.add_sheet(run.block.width, line_width)
                 sheet, begin = sheets[group]
                 column = own_columns[id(out.block)]
                 store.write(sheet, column, task, out.block, run)
                 lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
                 continue
             if key not in pieces:
-                sheet, begin = store.sheet(run.block.width, out.skip + out.block.width)
+                sheet, begin = store.add_sheet(run.block.width, out.skip + out.block.width)
                 store.write(sheet, out.skip, task, out.block, run)
                 pieces[key] = WeightLine(begin, sheet.shape[2])
             lines[task, *key] = pieces[key]
@@ -350,7 +356,7 @@ def _fits_two_runs(task: int, runs: list[BlockColumns], outs: list[BlockColumns]
     if len(runs) == 1:
         return True
     pairs = ((lines[task, out.key, runs[0].key], lines[task, out.key, runs[1].key]) for out in outs)
-    return len(runs) == 2 and runs[0].start == 0 and all(a.length == b.length for a, b in pairs)
+    return len(runs) == 2 and runs[0].start == 0 and all(first.length == second.length for first, second in pairs)
 
 
 def _own_block_columns(output: ChannelSpace) -> tuple[dict[int, int], int]:
@@ -363,22 +369,26 @@ def _own_block_columns(output: ChannelSpace) -> tuple[dict[int, int], int]:
     return columns_by_id, column
 
 
-def _own_inputs_alike(runs: list[list[BlockColumns]]) -> bool:
-    """Whether every task has exactly one own input block, and all are equally wide, so that they can share a sheet."""
-    own = [[run.block.width for run in task_runs if len(run.block.tasks) == 1] for task_runs in runs]
-    return all(len(widths) == 1 for widths in own) and len({widths[0] for widths in own}) == 1
+def _own_inputs_fit_one_sheet(runs: list[list[BlockColumns]]) -> bool:
+    """Whether the tasks' own input blocks can share a sheet (``_WeightStore``): one for each task, all equally wide.
+
+    *runs*: for each task, the columns of its input blocks.
+    """
+    own_widths = [[run.block.width for run in task_runs if len(run.block.tasks) == 1] for task_runs in runs]
+    return all(len(widths) == 1 for widths in own_widths) and len({widths[0] for widths in own_widths}) == 1
 
 
 def _tiles_with_riders(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
     """The tiles of one task at some positions, each with its rider (see ``PackedLayer.tiles``)."""
+    # The last target of a task is its own block, if it has one.
     rides = len(targets) > 1 and targets[-1].span <= narrow
     tiles = [
         target._replace(first_channel=channel)
         for target in (targets[:-1] if rides else targets)
         for channel in range(0, target.span, wide)
     ]
-    none = tiles[0]._replace(span=0, width=0)
-    return [(tile, targets[-1] if rides and tile is tiles[-1] else none) for tile in tiles]
+    no_rider = tiles[0]._replace(span=0, width=0)
+    return [(tile, targets[-1] if rides and tile is tiles[-1] else no_rider) for tile in tiles]
 
 
 def _whole_tile(

@@ -120,13 +120,17 @@ def parse_objective(text: str, extras: Extras | None = None) -> Expression:
 
 
 def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
-    """Raise TuneError if *tree* is not arithmetic over the *known* names; return the names in use."""
+    """Raise TuneError if *tree* is not arithmetic over the *known* names; return the names in use.
+
+    Comprehensions bind further names, as ``layer`` in ``sum(layer.bits for layer in layers)``, which must be new.
+    """
     nodes = list(ast.walk(tree))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    if taken := bound & known:
-        raise TuneError(f"{min(taken)!r} has a meaning already; choose another name")
+    if clashing := bound & known:
+        raise TuneError(f"{min(clashing)!r} has a meaning already; choose another name")
     compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)}
-    # Texts and lists are allowed in comparisons only; ast.walk yields a list before its elements.
+    # Texts and lists may only be operands of comparisons. Elements of such a list are operands as well; ``ast.walk``
+    # yields a list before its elements, so one pass marks them all.
     for node in nodes:
         if isinstance(node, ast.Tuple | ast.List) and id(node) in compared:
             compared.update(id(part) for part in node.elts)

@@ -119,14 +119,14 @@ class Tuning:
 
     @property
     def weight_reduction(self) -> float:
-        """The size of the weights in FLOAT 32, as a multiple of their size now."""
+        """How many times smaller the weights are in the configuration's formats than in float32."""
         return FLOAT32_BITS * self.network.weights / max(1, self.weight_bits)
 
     @property
     def reduction(self) -> float:
-        """The size of weights and activations in FLOAT 32, as a multiple of their size now."""
-        whole = FLOAT32_BITS * (self.network.weights + self.network.inputs)
-        return whole / max(1, self.weight_bits + self.activation_bits)
+        """How many times smaller weights and activations together are than in float32."""
+        float32_bits = FLOAT32_BITS * (self.network.weights + self.network.inputs)
+        return float32_bits / max(1, self.weight_bits + self.activation_bits)
 
 
 class OtherMethod(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.mapping.small_problems import TIGHT, group, legal_mappings, model, pair, random_problem, soc
 from weft.base.errors import InputError, WorkloadError
-from weft_map.cpsat import BlindResult, contention_free, placed, queued
+from weft_map.cpsat import BlindResult, contention_free, first_come_order, placed
 from weft_map.limits import most_switches
 from weft_map.problem import Problem, UnitCost
 from weft_map.schedule import Schedule, Units
@@ -154,8 +154,8 @@ def planned(problem: Problem, units: Units, sequence: tuple[int, ...]) -> Schedu
 
 def test_whoever_can_begin_first_does():
     problem = pair(model("a", group("x", 1, 9), group("y", 1, 9)), model("b", group("x", 2, 9)))
-    assert queued(problem, ((0, 0), (0,))) == [0, 1, 0]  # b has waited longer than a's second group
-    assert queued(problem, ((0, 0), (1,))) == [0, 1, 0]
+    assert first_come_order(problem, ((0, 0), (0,))) == [0, 1, 0]  # b has waited longer than a's second group
+    assert first_come_order(problem, ((0, 0), (1,))) == [0, 1, 0]
     assert placed(problem, ((0, 0), (0,)), [0, 1, 0])[1] == pytest.approx((4e-3, 3e-3))
 
 

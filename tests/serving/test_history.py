@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from weft.serving.history import FIGURES, KEPT, MOST_ANSWERS, MOST_MODELS, STEP_S, History
+from weft.serving.history import FIGURES, KEPT_SAMPLES, MOST_ANSWERS, MOST_MODELS, STEP_S, History
 from weft.serving.statistics import Statistics
 
 STEP_NS = round(STEP_S * 1e9)
@@ -68,13 +68,13 @@ def test_only_what_is_later_is_told() -> None:
 
 def test_the_oldest_samples_make_room() -> None:
     history, seen = History(0), Statistics()
-    for n in range(1, KEPT + 8):
+    for n in range(1, KEPT_SAMPLES + 8):
         answered(seen, n * STEP_NS, 1.0)
         history.sample(n * STEP_NS, {NET: seen})
     said = told(history)
-    assert said["times_s"] == [n * STEP_S for n in range(8, KEPT + 8)]
-    assert [len(said["models"][0][figure]) for figure in FIGURES] == [KEPT] * len(FIGURES)
-    assert said["kept_s"] == STEP_S * KEPT == 600
+    assert said["times_s"] == [n * STEP_S for n in range(8, KEPT_SAMPLES + 8)]
+    assert [len(said["models"][0][figure]) for figure in FIGURES] == [KEPT_SAMPLES] * len(FIGURES)
+    assert said["kept_s"] == STEP_S * KEPT_SAMPLES == 600
 
 
 def test_a_model_that_begins_late_has_no_figures_before_that() -> None:

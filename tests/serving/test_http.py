@@ -735,11 +735,11 @@ def test_where_files_are_short_who_is_silent_instead_of_agreeing_on_tls_leaves_f
         server = bench.server
         async with bench.client(trust) as idle, bench.client() as first, bench.client() as second:
             assert (await idle.ask(GET)).status == 200
-            while len(server._greeting) < 2:
+            while len(server._setups) < 2:
                 await asyncio.sleep(0)
             server._spare_a_file()
             server._spare_a_file()
-            assert not server._greeting
+            assert not server._setups
             assert await first.ended() and await second.ended()
             assert (await idle.ask(GET)).status == 200
             server._spare_a_file()

@@ -99,8 +99,8 @@ def test_texts_are_told_apart_by_what_they_say(machine):
         ticket.inputs = {"x": np.array([[text]], np.object_)}
     tries._quarantine(tickets[0], died())
     with pytest.raises(Overloaded):
-        tries.admit(tickets[0])
-    tries.admit(tickets[1])
+        tries.check_quarantine(tickets[0])
+    tries.check_quarantine(tickets[1])
 
 
 class Paper:
@@ -126,9 +126,9 @@ def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_by_where(
         tries._quarantine(poison, died())
     for ticket in (tickets[0], tickets[2]):
         with pytest.raises(Overloaded):
-            tries.admit(ticket)
+            tries.check_quarantine(ticket)
     for ticket in (tickets[1], tickets[3]):
-        tries.admit(ticket)
+        tries.check_quarantine(ticket)
 
 
 def test_a_strict_request_without_time_for_another_try_is_told_at_once(machine):

@@ -173,7 +173,7 @@ Policies = Annotated[
 PolicyOptions = Annotated[list[str] | None, how("--option", help="NAME=VALUE of the policy; repeatable.")]
 Shapes = Annotated[
     list[str] | None,
-    what("--shape", help="[MODEL:]NAME=1x3x224x224, of an input, or of an axis as seq=128; repeatable."),
+    what("--shape", help="[MODEL:]INPUT=1x3x224x224, or [MODEL:]AXIS=128 for a free dimension; repeatable."),
 ]
 JsonFile = Annotated[str | None, file_option("--json", help="Write the result as JSON; - is standard output.")]
 FigureFile = Annotated[

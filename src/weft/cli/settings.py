@@ -35,11 +35,11 @@ COMPLETIONS = {
 class From:
     """Marks the parameter of a command that stands for the options of settings classes.
 
-    converters: field -> function that converts the typed value to the type of the field.
+    converters: field -> function that converts what was typed for its option to the type of the field.
     """
 
-    def __init__(self, *kinds: type[Any], **converters: Callable[[Any], Any]) -> None:
-        settings = (setting for kind in kinds for setting in settings_of(kind))
+    def __init__(self, *settings_classes: type[Any], **converters: Callable[[Any], Any]) -> None:
+        settings = (setting for settings_class in settings_classes for setting in settings_of(settings_class))
         self.settings = {setting.name: setting for setting in settings if setting.option}
         self._converters = converters
 
@@ -63,6 +63,7 @@ class From:
         }
 
     def _value(self, name: str, option: str, typed: Any) -> Any:
+        """The value of the field *name*. *option*: its name as typed, for messages. *typed*: what was typed for it."""
         if name in self._converters:
             return self._converters[name](typed)
         if _is_size(self.settings[name]):

@@ -118,7 +118,8 @@ class _Newcomer:
         """Return the running layer that the policy would stop for this request, or None."""
         if not running:
             return None
-        view = View(DeviceClocks.at(self._now), (self._candidate,), (self._candidate,))
+        # The policy sees this request as the only waiting work, and as work that may be issued.
+        view = View(device=DeviceClocks.at(self._now), heads=(self._candidate,), candidates=(self._candidate,))
         return self._policy.aborts(view, running)
 
     def outweighs(self, other: Candidate) -> bool:

@@ -168,7 +168,7 @@ class Requests:
             stream, batch = ticket.stream, self.queues.withdraw(ticket)
             self.events.append(Event(EventKind.DEADLINE, stream, batch.query if batch else -1))
             self._feed.dropped(ticket, ticket.due)  # may change ``ticket.stream``, so ``stream`` was read before
-            if batch and batch.running and batch.forsaken:
+            if batch and batch.running and batch.all_gone:
                 yield stream, batch.query
 
     def offer(self, device: DeviceClocks) -> Offer:
@@ -263,7 +263,7 @@ class Requests:
     def _drop_overdue(self, batch: Batch, completion: Completion) -> None:
         """Drop the strict requests of a batch whose deadlines passed before its layer ended.
 
-        ``_expire`` cannot do that alone: a simulated NPU reports the end of a layer before that time has come.
+        ``_expire`` cannot do that alone: a simulated NPU reports the end of a layer ahead of time.
         """
         for ticket in batch.members:
             if ticket.strict and not ticket.gone and ticket.due < completion.times.compute_end:
@@ -324,7 +324,7 @@ class Requests:
         for batch in queue.in_flight:
             if not batch or batch.running:
                 continue
-            if batch.forsaken:
+            if batch.all_gone:
                 self._give_up(queue, batch, clock)
                 continue
             if batch.late and not self._refills:

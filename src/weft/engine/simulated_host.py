@@ -185,7 +185,7 @@ class SimulatedHost:
                 if lane.tasks:
                     lane.tasks = [segment for segment in lane.tasks if segment.end > self._now]
             self._begin_waiting()
-            self._regulate()
+            self._set_segment_speeds()
             done = [segment for segment in over if not segment.aborted]
             self.log += [(segment.candidate, _times(segment)) for segment in done]
             self.lanes_used += [segment.lane for segment in done]
@@ -251,7 +251,7 @@ class SimulatedHost:
             if not begins:
                 return
             self._settle()
-            self._regulate()
+            self._set_segment_speeds()
 
     def submit(self, start: Start, batch: object = None) -> None:
         started_at = self._now + self._step_ticks
@@ -266,7 +266,7 @@ class SimulatedHost:
             self._queue(segment, start.lane)
         else:
             segment.begin_at(max(self._now, start.not_before))
-        self._regulate()
+        self._set_segment_speeds()
 
     def _draw_segment(self, candidate: Candidate) -> _Segment:
         """Return a segment with its actual duration: drawn by the crowd, else the expected one."""
@@ -329,7 +329,7 @@ class SimulatedHost:
                 self._settle()
                 running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
                 running.begin = min(running.begin, running.end)
-                self._regulate()
+                self._set_segment_speeds()
 
     def joined(self, stream: int, query: int, other: int) -> None:
         """Let segments of batch *other* count as those of the batch that it was merged into."""
@@ -347,7 +347,7 @@ class SimulatedHost:
             segment.rest -= segment.speed * max(0, self._now - max(self._settled, segment.begin))
         self._settled = self._now
 
-    def _regulate(self) -> None:
+    def _set_segment_speeds(self) -> None:
         """Set the speeds and ends of the running segments from the contention between them."""
         if self._crowd is None:
             return

@@ -93,8 +93,8 @@ class Batch:
     """The lane whose memory holds its activations, where lanes have memory of their own; it stays there."""
 
     @property
-    def forsaken(self) -> bool:
-        """Whether all of its requests are gone."""
+    def all_gone(self) -> bool:
+        """Whether none of its requests needs its result any more: they were dropped, withdrawn or answered."""
         return self.members[0].gone and all(ticket.gone for ticket in self.members)
 
 

@@ -62,7 +62,7 @@ class HttpServer(ConnectionTable):
     ) -> None:
         super().__init__(handler, limits, log, answers, gate, budget, vital)
         self._listeners: list[Listener] = []
-        self._greeting: dict[asyncio.Task[None], None] = {}
+        self._setups: dict[asyncio.Task[None], None] = {}
         """Connections that are being set up, the oldest first: a TLS handshake takes time, and may never end."""
         self._accepted: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -99,9 +99,9 @@ class HttpServer(ConnectionTable):
         """Create the transport of an accepted connection, after the TLS handshake if there is one."""
         task = asyncio.current_task()
         assert task is not None
-        if ssl is not None and len(self._greeting) >= self.limits.connections:
-            self._drop_greeting()
-        self._greeting[task] = None
+        if ssl is not None and len(self._setups) >= self.limits.connections:
+            self._cancel_oldest_setup()
+        self._setups[task] = None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: ServerConnection(self),
@@ -113,18 +113,18 @@ class HttpServer(ConnectionTable):
         except OSError as error:
             logger.debug("a connection was not made: %s", error)
         finally:
-            self._greeting.pop(task, None)
+            self._setups.pop(task, None)
 
-    def _drop_greeting(self) -> None:
-        """Cancel the connection setup that began first: of all, it is the most likely to hang."""
-        oldest = next(iter(self._greeting))
-        del self._greeting[oldest]
+    def _cancel_oldest_setup(self) -> None:
+        """Cancel the setup of a connection (its TLS handshake) that began first: it is the most likely to hang."""
+        oldest = next(iter(self._setups))
+        del self._setups[oldest]
         oldest.cancel()
 
     def _spare_a_file(self) -> None:
         """Free a file descriptor: close a connection that is being set up, or else an idle one."""
-        if self._greeting:
-            self._drop_greeting()
+        if self._setups:
+            self._cancel_oldest_setup()
         elif not self.slots.evict_idle():
             self.reserve.evict_idle()
 
@@ -147,7 +147,7 @@ class HttpServer(ConnectionTable):
         self._stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
-        for task in self._greeting:
+        for task in self._setups:
             task.cancel()
         for connection in self._all():
             connection.abort()

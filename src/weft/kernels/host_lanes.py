@@ -21,7 +21,7 @@ def pass_time(models, rules, state, tick):
 
     If *tick* has passed, to the next end. Speeds are set anew whenever a segment begins on the way.
     """
-    clocks, segments = state.clocks, state.segments
+    clocks, segments = state.clocks, state.segments  # on a host, the clock CHANNEL holds the time
     began = clocks[k.CHANNEL]
     while True:
         now, until, begins = clocks[k.CHANNEL], k.NONE, k.NONE
@@ -32,7 +32,7 @@ def pass_time(models, rules, state, tick):
         elif clocks[k.RUNNING] == 0:
             until = now
         until = max(now, until)
-        if len(models.work):
+        if len(models.work):  # only a measured host has these tables: its segments begin after a hand-over
             for i in range(clocks[k.RUNNING]):
                 if now < segments[i, k.SEG_BEGIN] <= until:
                     begins = min(begins, segments[i, k.SEG_BEGIN])
@@ -40,7 +40,7 @@ def pass_time(models, rules, state, tick):
         if begins == k.NONE:
             return
         settle(models, state)
-        regulate(models, rules, state)
+        set_segment_speeds(models, rules, state)
 
 
 @called
@@ -55,10 +55,14 @@ def settle(models, state):
 
 
 @shared
-def regulate(models, rules, state):
-    """Set the speeds and ends of the running segments from the contention between them."""
+def set_segment_speeds(models, rules, state):
+    """Set the speed of every running segment from the contention between them, and so the time of its end.
+
+    The speed alone is 1. More segments than ``rules.cores`` share the cores evenly; each segment beside it slows a
+    segment down by a measured part (``losses``), but not below ``rules.least_speed`` of its share.
+    """
     clocks, segments, speeds, losses = state.clocks, state.segments, state.speeds, models.losses
-    if not len(models.work):
+    if not len(models.work):  # not a measured host: segments take their expected time, whatever runs beside them
         return
     now, active = clocks[k.CHANNEL], 0
     for i in range(clocks[k.RUNNING]):
@@ -73,10 +77,11 @@ def regulate(models, rules, state):
             for j in range(clocks[k.RUNNING]):
                 if segments[j, k.SEG_BEGIN] <= now:
                     lost += losses[own, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
-            lost -= losses[own, own]
+            lost -= losses[own, own]  # the loop has counted the segment itself
             speed = share * max(rules.least_speed, 1.0 - lost)
         speeds[i, k.SPEED] = speed
         if not segments[i, k.ABORTED]:
+            # Less the rounding of speeds, which must not add a tick (AT_ONCE).
             segments[i, k.SEG_END] = now + ceil(max(0.0, speeds[i, k.REST] - AT_ONCE) / speed)
 
 
@@ -102,7 +107,7 @@ def end_segments(models, rules, state, log):
         if not segments[i, k.ABORTED]:
             _account(models, state, log, segments[i])
     clocks[k.RUNNING] = kept
-    regulate(models, rules, state)
+    set_segment_speeds(models, rules, state)
 
 
 @called
@@ -147,7 +152,7 @@ def start_segment(models, terms, rules, state, log, stream, place, at):
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
     row[k.SEG_ARRIVAL], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
     clocks[k.RUNNING] = n + 1
-    regulate(models, rules, state)
+    set_segment_speeds(models, rules, state)
 
 
 @inlined
@@ -198,4 +203,4 @@ def stop_segment(models, rules, state, stream, place):
             settle(models, state)
             row[k.SEG_END], row[k.ABORTED] = min(row[k.SEG_END], clocks[k.CHANNEL] + rules.abort), 1
             row[k.SEG_BEGIN] = min(row[k.SEG_BEGIN], row[k.SEG_END])
-            regulate(models, rules, state)
+            set_segment_speeds(models, rules, state)

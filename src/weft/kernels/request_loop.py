@@ -19,12 +19,12 @@ from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segm
 from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
 from weft.kernels.request_queues import (
     advance,
+    all_gone,
     any_busy,
     begin,
     drop_front,
     drop_member,
     first_strict,
-    forsaken,
     front,
     may_begin,
     next_arrival,
@@ -129,7 +129,7 @@ def _expire(models, terms, rules, state, log):
             drop_front(models, terms, rules, state, log, stream, due)
             continue
         drop_member(models, terms, rules, state, log, stream, place, member, due)
-        if rules.device == k.HOST and state.jobs[stream, place, k.COMPUTING] and forsaken(state, stream, place):
+        if rules.device == k.HOST and state.jobs[stream, place, k.COMPUTING] and all_gone(state, stream, place):
             stop_segment(models, rules, state, stream, place)
 
 

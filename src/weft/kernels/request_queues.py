@@ -339,8 +339,11 @@ def drop_member(models, terms, rules, state, log, stream, place, member, now):
 
 
 @called
-def forsaken(state, stream, place):
-    """Return whether all requests of a batch have ended."""
+def all_gone(state, stream, place):
+    """Return whether every request of the batch at *place* of *stream* has ended, so that its result is not needed.
+
+    Requests of a batch that still runs end when they are dropped, or when they leave at an exit.
+    """
     gone = 0
     for i in range(state.jobs[stream, place, k.SIZE]):
         gone += state.members[stream, place, i, k.GONE]
@@ -393,7 +396,7 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
         job = state.jobs[stream, place]
         if not job[k.USED] or job[k.COMPUTING]:
             continue
-        if rules.strict and forsaken(state, stream, place):
+        if rules.strict and all_gone(state, stream, place):
             _give_up(models, terms, rules, state, log, stream, place, clock)
             continue
         if job[k.LATE] and not rules.refills:

@@ -173,7 +173,7 @@ def ask(
         _check_stream(stream, workload)
     models = _models(workload, scratch)
     if device is not None:
-        models = tuple(map(_for_device, models))
+        models = tuple(map(_with_gpu_grain, models))
     _check_memory(models, memory_bytes)
     sent = with_leaving(
         _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
@@ -193,8 +193,8 @@ def ask(
     )
 
 
-def _for_device(model: RequestedModel) -> RequestedModel:
-    """Return the model with the usual segment length of a GPU unless its settings have one."""
+def _with_gpu_grain(model: RequestedModel) -> RequestedModel:
+    """Return the model with the default segment length on a GPU as ``grain_ms``, unless its settings have one."""
     if "grain_ms" in model.config.model_fields_set:
         return model
     return replace(model, config=model.config.model_copy(update={"grain_ms": DEVICE_GRAIN_S * 1e3}))

@@ -170,7 +170,11 @@ def choose_cuts(
 def _cut_stretches(
     times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float, forced: Sequence[int]
 ) -> tuple[int, ...]:
-    """The forced cuts, and the cheapest cuts of each stretch between two forced cuts that is worth cutting."""
+    """The *forced* cuts, and the cheapest cuts of each stretch between two of them that is worth cutting.
+
+    *times_s*: of each node. *crossing*: for each possible cut, both ends included, the bytes that cross it; None where
+    no cut is allowed. *grain_s*: wanted length of a segment.
+    """
     cuts = list(forced)
     for start, end in pairwise((0, *forced, len(times_s))):
         stretch_s = times_s[start:end]
@@ -180,9 +184,10 @@ def _cut_stretches(
 
 
 def _cheapest_cuts(times_s: Sequence[float], crossing: Sequence[int | None], grain_s: float) -> tuple[int, ...]:
-    """Shortest path over the allowed cuts, in linear time: a window holds the cuts within a grain, the cheapest first.
+    """The cheapest cuts that leave no segment longer than *grain_s*, where cuts are allowed; see ``_cut_stretches``.
 
-    A new cut removes all dearer cuts from the end of the window, since it stays in reach for longer than they do.
+    A shortest path over the allowed cuts, in linear time: a window holds the cuts within a grain, the cheapest first. A
+    new cut removes all dearer cuts from the end of the window, since it stays in reach for longer than they do.
     """
     at_s = [0.0, *accumulate(times_s)]
     reach_s = grain_s * (1 + 1e-9)  # sums of times round

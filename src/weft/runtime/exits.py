@@ -32,7 +32,10 @@ class ExitSpec(BaseModel):
 
 
 class Counted(BaseModel):
-    """A tensor that depends on the number of samples only: ``first`` for one sample, and ``step`` more per sample."""
+    """A tensor of integers that depends on the number of samples only, and grows linearly with it.
+
+    Its elements are ``first`` for one sample, and ``step`` more for each further sample.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -93,7 +93,7 @@ class LaneTask:
     reported: bool = field(default=False, init=False)
     """Whether its end was reported to the source before it ended."""
     doomed: bool = field(default=False, init=False)
-    """Whether it continues from a segment that failed, and will fail as well."""
+    """Whether an earlier segment of its batch failed after it was reported as a success. This one will fail, too."""
     ended: bool = field(default=False, init=False)
     after: Sequence[LaneTask] = field(default=(), init=False)
     """Segments on other lanes that must end before it is started."""
@@ -126,15 +126,15 @@ class LaneTask:
         return self.work.body
 
     @property
-    def goes_on(self) -> Sequence[StepOutput] | None:
-        """Outputs that its batch can continue with while the segment runs; None if its end must be awaited.
+    def early_outputs(self) -> Sequence[StepOutput] | None:
+        """Outputs that the batch's next segment can be queued behind while this one still runs; None if it may not.
 
-        The end of a segment that may be stopped is awaited: work that continued from it would be lost with it.
+        It may not if this segment was not started or was reported already, or if it is doomed, or is stopped or may be:
+        the next segment would be lost with it. The backend may have no such outputs (``StartedStep.onward``).
         """
-        if self.run is None:
+        if self.run is None or self.reported or self.doomed or self.aborted or self.stoppable:
             return None
-        waited_for = self.reported or self.aborted or self.doomed or self.stoppable
-        return None if waited_for else self.run.onward
+        return self.run.onward
 
 
 @dataclass(eq=False)
@@ -336,7 +336,7 @@ class LaneExecutor:
             self._idle.append(lane)
 
     def _doom(self, batch: BatchKey) -> None:
-        """Mark the segments of a batch that continued from a failed one: they fail as well, and are awaited."""
+        """Mark the segments of a batch that continued from a failed one: they will fail, so none is reported early."""
         for lane in self.lanes:
             for task in lane.tasks:
                 task.doomed |= task.batch == batch
@@ -436,7 +436,7 @@ class LaneExecutor:
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
             begin = self.now()
             for task in tasks_to_report(lane, lane.device.ahead):
-                outputs = task.goes_on
+                outputs = task.early_outputs
                 if outputs is not None:
                     task.reported, error = True, _take(task, outputs)
                     times = LayerTimes(begin, begin, begin, begin + task.compute)

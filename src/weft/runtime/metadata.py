@@ -50,14 +50,18 @@ def servable(name: str) -> bool:
 
 
 def kind_of(path: Path, device: str) -> Entry:
-    """The kind of a model file, of the kinds that *device* (``cpu``, ``cuda``) runs; OSError if it cannot be read."""
+    """The kind of a model file, of the kinds that *device* (``cpu``, ``cuda``) runs; OSError if it cannot be read.
+
+    Files other than ONNX have the kind with their suffix. An ONNX file has the kind whose key is in its metadata, else
+    plain ONNX; so has a file whose suffix no kind has.
+    """
     kinds = registered("model_kinds")
-    fit = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
-    by_suffix = [kind for kind in fit if kind.about.get("suffix") == path.suffix]
+    runnable = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
+    by_suffix = [kind for kind in runnable if kind.about.get("suffix") == path.suffix]
     if path.suffix != ONNX_SUFFIX and by_suffix:
         return by_suffix[0]
     keys = metadata_keys(path) if path.is_file() else frozenset()
-    return next((kind for kind in fit if kind.about.get("metadata") in keys), kinds[ONNX])
+    return next((kind for kind in runnable if kind.about.get("metadata") in keys), kinds[ONNX])
 
 
 def kind_without_cpu(path: Path) -> Entry | None:

@@ -90,6 +90,7 @@ def _unpacked_sizes(archive: zipfile.ZipFile) -> dict[str, int]:
 
 
 def _read(archive: zipfile.ZipFile, name: str, size_bytes: int, max_bytes: int) -> npt.NDArray[Any]:
+    """Read the array *name* of an .npz archive; InputError if it takes more than *max_bytes*. Pickles are refused."""
     if size_bytes > max_bytes:
         raise InputError(f"{name} takes {size_bytes} bytes, must be at most {max_bytes}")
     with archive.open(f"{name}.npy") as file:

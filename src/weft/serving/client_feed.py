@@ -225,16 +225,20 @@ class _Quarantine(NamedTuple):
 
 
 class Retries:
-    """Decides which requests are retried; *now* is the clock of the lanes."""
+    """Decides whether a request of a failed batch is retried, and quarantines inputs that kill workers.
+
+    The rules are in the module's docstring.
+    """
 
     def __init__(self, now: Callable[[], int]) -> None:
+        """now: the clock of the lanes, in nanoseconds."""
         self._now = now
         self.quarantined: OrderedDict[bytes, _Quarantine] = OrderedDict()
         """Quarantined inputs by their digests, the oldest first."""
         self.quarantines = 0
 
-    def admit(self, ticket: ClientTicket) -> None:
-        """Raise Overloaded if the inputs of a request are quarantined; also end quarantines that are over.
+    def check_quarantine(self, ticket: ClientTicket) -> None:
+        """Raise Overloaded if the inputs of a request are quarantined; first remove quarantines that have ended.
 
         The digest is computed only if quarantined inputs have the same names, types and shapes: digests are slow.
         """

@@ -92,7 +92,10 @@ class LogSettings(logging.Filter):
             self._level = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a line of the log is written."""
+        """Tell whether a line of the log is written, as the settings say; lines of other packages always are.
+
+        ``log_info``, ``log_warning`` and ``log_error`` switch lines by level. Lines below INFO need a verbose level.
+        """
         if record.name.partition(".")[0] != LOGGER:
             return True
         if record.levelno < logging.INFO:

@@ -204,9 +204,9 @@ class LoadingSettings:
     models: tuple[Name, ...] = ()
     """Repositories, .onnx files and names of models; one at least."""
     shapes: Annotated[tuple[Name, ...], what("--shape")] = ()
-    """[MODEL:]NAME=1x3x224x224, of an input, or of an axis as seq=128; repeatable.
+    """[MODEL:]INPUT=1x3x224x224, or [MODEL:]AXIS=128 for a free dimension; repeatable.
 
-    In a file a list, as ``["camera:x=1x3x640x640"]``; over those in the models' own settings
+    In a file a list, as ``["camera:x=1x3x640x640"]``. They override the shapes in the models' own settings
     ([shapes](formats.md#shapes)).
     """
     ready_when: Annotated[Literal["all", "any"], how()] = "all"
@@ -358,8 +358,8 @@ class NetworkSettings:
     ] = None
     """A host name of the server; may be repeated.
 
-    In a file a list: names that requests may have in ``Host``, or in an absolute target, which then decides; or
-    ``["*"]``. If the server listens beyond loopback, any name by default.
+    Requests that name another host are refused: in ``Host``, or in the target if that is absolute. In a file a list;
+    ``["*"]`` allows any name, which is the default if the server listens beyond loopback.
     """
     api_key: Annotated[str, Field(strict=True), AfterValidator(valid_key)] | None = field(default=None, repr=False)
     """The API key that requests need; ``api_key_file`` names a file that holds it.

@@ -148,7 +148,7 @@ class Dispatcher:
         now, model = self.lanes.now(), ticket.model
         breaker, retries = model.loaded.breaker, self.feed.retries
         if retries.quarantined:
-            retries.admit(ticket)
+            retries.check_quarantine(ticket)
         if breaker:
             breaker.check()
         stream = self.streams.stream_for(model, ticket.inputs)
@@ -186,7 +186,7 @@ class Dispatcher:
             return
         batch = self._source.queues.withdraw(ticket)
         self.feed.settle(ticket, error or Cancelled("the client went away"))
-        if batch and batch.running and batch.forsaken:
+        if batch and batch.running and batch.all_gone:
             self.lanes.stop(ticket.stream, batch.query)
         self._pump_soon()
 
@@ -410,7 +410,7 @@ class ComputeLimits:
                 oldest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
                 self._withdraw(oldest, _too_long_error(oldest.model))
             limit = began + work.compute_left_ns()
-        if task.reported and (batch is None or batch.forsaken):
+        if task.reported and (batch is None or batch.all_gone):
             assert isinstance(task.work, BatchWork)
             limit = began + task.work.model.max_compute_ns
             if limit <= now:

@@ -19,8 +19,8 @@ from weft.serving.statistics import Statistics
 
 STEP_S = 2.0
 """Between two samples."""
-KEPT = 300
-"""Samples that are kept."""
+KEPT_SAMPLES = 300
+"""Samples that are kept: the last ten minutes."""
 MOST_MODELS = 64
 """Models with a history of their own; beyond, the one that was idle longest is evicted. Bounds memory and the page."""
 MOST_ANSWERS = 512
@@ -63,7 +63,7 @@ IDLE = 0.0, math.nan, math.nan, math.nan, 0.0
 
 def _empty_ring() -> Floats:
     """Return a ring buffer of samples: a row per sample, a column per figure, NaN where there is no sample."""
-    return np.full((KEPT, len(FIGURES)), np.nan, np.float32)
+    return np.full((KEPT_SAMPLES, len(FIGURES)), np.nan, np.float32)
 
 
 @dataclass(eq=False)
@@ -79,11 +79,11 @@ class History:
     """Samples of the last ten minutes."""
 
     def __init__(self, now_ns: int) -> None:
-        """now_ns: start of the first sample's interval."""
+        """now_ns: start of the first sample's interval, on the clock of all later calls."""
         self._taken = 0
-        """Number of samples so far; the next one overwrites the row with this number modulo ``KEPT``."""
+        """Number of samples so far; the next one overwrites the row with this number modulo ``KEPT_SAMPLES``."""
         self._last_ns = now_ns
-        self._times_s = np.zeros(KEPT)
+        self._times_s = np.zeros(KEPT_SAMPLES)
         self._totals = _empty_ring()
         self._rings: dict[ModelKey, ModelRing] = {}
         self._previous: dict[ModelKey, tuple[Statistics, RequestCounts]] = {}
@@ -92,7 +92,7 @@ class History:
     def sample(self, now_ns: int, counters: Mapping[ModelKey, Statistics]) -> None:
         """Add a sample of what changed since the previous one; *counters*: of all models."""
         seconds = max(1e-3, (now_ns - self._last_ns) / 1e9)
-        row, changes = self._taken % KEPT, self._changes(counters)
+        row, changes = self._taken % KEPT_SAMPLES, self._changes(counters)
         self._rings = {key: ring for key, ring in self._rings.items() if key in counters}
         for ring in self._rings.values():
             ring.values[row] = IDLE
@@ -113,12 +113,19 @@ class History:
         self._taken, self._last_ns = self._taken + 1, now_ns
 
     def samples_since(self, since_s: float) -> dict[str, Any]:
-        """Return the samples later than *since_s*, oldest first; unknown figures are NaN, null in JSON."""
-        first = max(0, self._taken - KEPT)
-        rows = [row for row in (number % KEPT for number in range(first, self._taken)) if self._times_s[row] > since_s]
+        """Return the samples later than *since_s*, oldest first; unknown figures are NaN, null in JSON.
+
+        *since_s*: seconds on the clock of ``sample``, as in the ``times_s`` of an earlier answer.
+        """
+        first = max(0, self._taken - KEPT_SAMPLES)
+        rows = [
+            row
+            for row in (number % KEPT_SAMPLES for number in range(first, self._taken))
+            if self._times_s[row] > since_s
+        ]
         return {
             "step_s": STEP_S,
-            "kept_s": STEP_S * KEPT,
+            "kept_s": STEP_S * KEPT_SAMPLES,
             "times_s": self._times_s[rows].tolist(),
             "totals": _columns(self._totals[rows]),
             "models": [

@@ -81,8 +81,8 @@ class RegionTable(Protocol):
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
         """Return the status of a region, or of all if *name* is empty; NotFound if there is none of that name."""
 
-    def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
-        """Register memory under a name; *about* has the client's parameters."""
+    def register(self, owner: Owner, name: str, parameters: Mapping[str, object]) -> None:
+        """Register memory under a name; *parameters*: those of the client's request."""
 
     def unregister(self, owner: Owner, name: str = "") -> None:
         """Unregister a region, or all if *name* is empty; a missing region is no error."""
@@ -100,8 +100,8 @@ class Regions(ABC, Generic[R]):
         self._regions: dict[Owner, dict[str, R]] = {}
 
     @abstractmethod
-    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> R:
-        """Open a region with the client's parameters *about*; RequestError if that is not possible."""
+    def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> R:
+        """Open a region with the *parameters* of the client's request; RequestError if that is not possible."""
 
     @property
     def offered(self) -> bool:
@@ -117,8 +117,8 @@ class Regions(ABC, Generic[R]):
             raise NotFound(_unknown(name))
         return [own[name].status()]
 
-    def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
-        """Open a region with the client's parameters *about*, and register it; RequestError if that is refused."""
+    def register(self, owner: Owner, name: str, parameters: Mapping[str, object]) -> None:
+        """Open a region with the *parameters* of the client's request and register it; RequestError if refused."""
         self._check_offered()
         self._forget_removed()
         if not name or len(name) > LONGEST_NAME_CHARS:
@@ -126,9 +126,9 @@ class Regions(ABC, Generic[R]):
         own = self._regions.get(owner, {})
         if name in own:
             raise AlreadyRegistered(f"region {name!r} is registered already, for {own[name].place}; unregister it")
-        byte_size = whole(about.get("byte_size"), f"region {name!r}: byte_size", least=1)
+        byte_size = whole(parameters.get("byte_size"), f"region {name!r}: byte_size", least=1)
         self._check_room(name, own, byte_size)
-        self._regions[owner] = {**own, name: self.open_region(name, about, byte_size)}
+        self._regions[owner] = {**own, name: self.open_region(name, parameters, byte_size)}
 
     def unregister(self, owner: Owner, name: str = "") -> None:
         own = self._regions.pop(owner, {})

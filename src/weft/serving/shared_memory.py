@@ -102,9 +102,9 @@ class SystemMemory(Regions[SystemRegion]):
         """most_regions, most_bytes: what each owner may register."""
         super().__init__(_refusal(enabled), most_regions, most_bytes)
 
-    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> SystemRegion:
+    def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> SystemRegion:
         """Open a part of a shared memory object, given by ``key`` and ``offset``; RequestError if that fails."""
-        key, offset = about.get("key"), whole(about.get("offset", 0), f"region {name!r}: offset")
+        key, offset = parameters.get("key"), whole(parameters.get("offset", 0), f"region {name!r}: offset")
         if not isinstance(key, str):
             raise BadRequest(f"region {name!r}: key must be the name of a shared memory object, not {key!r:.64}")
         return SystemRegion(name, key, offset, byte_size)
@@ -216,13 +216,13 @@ class CudaMemory(Regions[CudaRegion]):
         super().__init__(_cuda_refusal(devices, enabled), most_regions, most_bytes)
         self._devices, self._write = sorted(devices), write
 
-    def open_region(self, name: str, about: Mapping[str, object], byte_size: int) -> CudaRegion:
+    def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> CudaRegion:
         """Note memory of a GPU, given by ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
-        device = whole(about.get("device_id", 0), f"region {name!r}: device_id")
+        device = whole(parameters.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
             here = ", ".join(map(str, self._devices))
             raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {here}")
-        return CudaRegion(name, _decode_handle(name, about.get("raw_handle")), device, byte_size, self._write)
+        return CudaRegion(name, _decode_handle(name, parameters.get("raw_handle")), device, byte_size, self._write)
 
 
 def _decode_handle(name: str, given: object) -> bytes:

@@ -133,15 +133,15 @@ class BatchWork:
         return self.model
 
     def compute_left_ns(self) -> int:
-        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``.
+        """Return how long the batch may compute before one of its requests has used up ``max_compute_s``.
 
-        NO_DEADLINE if all requests have strict deadlines.
+        Time in earlier batches counts. Requests with strict deadlines have no such limit; NO_DEADLINE if all have one.
         """
         least_ns = NO_DEADLINE
         for ticket in self.tickets:
             if not (ticket.strict or ticket.gone):
                 left_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
-                least_ns = left_ns if left_ns < least_ns else least_ns
+                least_ns = left_ns if left_ns < least_ns else least_ns  # called often, and ``min`` takes longer
         return least_ns
 
     def soft_tickets(self) -> list[ClientTicket]:

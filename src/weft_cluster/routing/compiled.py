@@ -93,10 +93,16 @@ class _CompiledRun:
 
 
 def _machine_arrays(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
-    """The programs, terms and rules of all machines, concatenated; ``ClusterTables`` has what differs by machine."""
+    """The programs of all machines, one after another; the terms of each stream; the rules, which all machines share.
+
+    ``ClusterTables`` has what differs by machine.
+    """
     terms = np.zeros((len(lowered.terms), k.TERMS), np.int64)
     for stream, (row, term) in enumerate(zip(terms, lowered.terms, strict=True)):
-        row[: k.THINK + 1] = (stream, term.deadline, term.max_batch, term.timeout, -1, term.priority, term.think)
+        row[k.BASE], row[k.DEADLINE] = stream, term.deadline
+        row[k.MAX_BATCH], row[k.TIMEOUT] = term.max_batch, term.timeout
+        row[k.WAITS] = -1  # batches do not wait in proportion to the time to the deadline
+        row[k.STREAM_PRIORITY], row[k.THINK] = term.priority, term.think
     rules = policy_rules(lowered.policies[0], setting.late)._replace(warm=lowered.warm)
     programs = [program for policy in lowered.policies for program in policy.setting.programs]
     rests = [rest for policy in lowered.policies for rest in estimates(policy)]

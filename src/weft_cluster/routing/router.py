@@ -158,9 +158,9 @@ def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float
 
 
 def _draw_two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:
-    """Indices of two replicas: one drawn by shares, another drawn evenly.
+    """Indices of two replicas to compare: the first is drawn with the probabilities of the shares, the other evenly.
 
-    The first one twice if there is no other or that is down.
+    Both are the first one if the model has no other replica, or if the other's machine is down.
     """
     place = _by_share(estimates, request, request.draws[0])
     if len(request.replicas) == 1:

@@ -234,7 +234,11 @@ def _next_combination(work, task):
 
 @untyped_called
 def _has_room(tables, states, state, work, room):
-    """Whether *room* rows suffice for all successors of a state: by the product of options, else by counting them."""
+    """Whether *room* rows suffice for all successors of a state.
+
+    A successor is a combination of one option per task. If there are more combinations than rows, the possible ones are
+    counted.
+    """
     most = 1.0
     for n in range(len(work.options)):
         most *= work.options[n]

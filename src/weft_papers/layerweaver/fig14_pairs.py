@@ -186,7 +186,9 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exh
         sweep = swept(half.scene, half.pairs)
         compute = sorted({point.compute_threshold for point in sweep.points})
         memory = sorted({point.memory_threshold for point in sweep.points}, reverse=True)
+        # rows of the picture: memory thresholds, descending; columns: compute thresholds, ascending
         stps = np.array([point.stp for point in sweep.points]).reshape(len(compute), len(memory)).T[::-1]
+        # the paper prints Layerweaver's throughput, and by how many percent it exceeds AI-MT's
         theirs = paper[f"stp_mean_{half.letter}"].value / (1 + paper[f"over_aimt_{half.letter}"].value / 100)
         best = compute.index(sweep.best.compute_threshold), memory.index(sweep.best.memory_threshold)
         heat = HeatMap(

@@ -15,9 +15,9 @@ import numpy as np
 from weft_stitch.graph import Graph, GraphStep
 from weft_stitch.net import Array
 
-_ONE_BY_ONE = {"Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh"}
+_UNARY = {"Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh"}
 """Elementwise operators of one input."""
-_PAIRED = {"Add", "Div", "Mul", "Pow", "Sub"}
+_BINARY = {"Add", "Div", "Mul", "Pow", "Sub"}
 """Elementwise operators of two inputs."""
 
 
@@ -28,8 +28,8 @@ class Position(NamedTuple):
     at: int
 
 
-Cut = dict[str, Position]
-"""Input of a step -> the position of it that the step reads."""
+NeededPositions = dict[str, Position]
+"""Input of a step -> the only position of it that the step needs."""
 
 
 def narrow_graph(graph: Graph) -> Graph:
@@ -45,12 +45,13 @@ class _Narrower:
         self._wanted: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
         """Tensor -> the positions that its readers need; None in the set stands for the whole tensor."""
         self._narrow: dict[str, Position] = {}
-        """Tensor -> the only position of it that is computed."""
+        """Tensor -> the only position of it that is computed; it keeps the axis, with size 1."""
         for step in reversed(graph.steps):
             self._record_reads(step)
         self._constants = dict(graph.constants)
         self._steps: list[GraphStep] = []
-        self._taken: dict[tuple[str, Position], str] = {}
+        self._sliced: dict[tuple[str, Position], str] = {}
+        """Tensor that is computed whole, and a position -> the tensor of that position alone."""
 
     def graph(self) -> Graph:
         """The rewritten graph."""
@@ -67,11 +68,11 @@ class _Narrower:
         wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
         picked = self._picked_position(step)
         position = next(iter(wanted)) if len(wanted) == 1 else None
-        cut = self._needed_inputs(step, position) if position and not picked else {}
-        if position and cut:
+        needed = self._needed_inputs(step, position) if position and not picked else {}
+        if position and needed:
             self._narrow |= dict.fromkeys(filter(None, step.outputs), position)
         for place, name in enumerate(step.inputs):
-            self._wanted.setdefault(name, set()).add(picked if picked and not place else cut.get(name))
+            self._wanted.setdefault(name, set()).add(picked if picked and place == 0 else needed.get(name))
 
     def _write_step(self, step: GraphStep) -> None:
         """Write *step* for the position that is computed, or as it is."""
@@ -81,9 +82,11 @@ class _Narrower:
             axis = self._numbers([picked.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:
-            cut = self._needed_inputs(step, position)
-            read = tuple(self._tensor_at(name, cut[name], step.layer) if name in cut else name for name in step.inputs)
-            self._steps.append(replace(step, inputs=read))
+            needed = self._needed_inputs(step, position)
+            inputs = [
+                self._tensor_at(name, needed[name], step.layer) if name in needed else name for name in step.inputs
+            ]
+            self._steps.append(replace(step, inputs=tuple(inputs)))
         else:
             self._steps.append(step)
 
@@ -91,11 +94,11 @@ class _Narrower:
         """A tensor at one position; a tensor that is computed whole is sliced at its first such use."""
         if name in self._narrow:
             return name
-        if (name, position) not in self._taken:
-            single = self._taken[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
-            read = (name, self._numbers([position.at]))
-            self._steps.append(GraphStep("Gather", read, (single,), {"axis": position.axis}, layer))
-        return self._taken[name, position]
+        if (name, position) not in self._sliced:
+            sliced = self._sliced[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
+            inputs = (name, self._numbers([position.at]))
+            self._steps.append(GraphStep("Gather", inputs, (sliced,), {"axis": position.axis}, layer))
+        return self._sliced[name, position]
 
     def _picked_position(self, step: GraphStep) -> Position | None:
         """The position that a ``Gather`` with one index selects along an inner axis; None for other steps."""
@@ -105,13 +108,16 @@ class _Narrower:
             return None
         return Position(axis, int(index))
 
-    def _needed_inputs(self, step: GraphStep, position: Position) -> Cut:
-        """Input -> the position of it that *step* needs to compute *position* of its output; empty if it needs more."""
+    def _needed_inputs(self, step: GraphStep, position: Position) -> NeededPositions:
+        """The positions of its inputs that *step* needs to compute *position* of its output; empty if it needs more.
+
+        Inputs that are not in the result are needed whole, such as the weights of a product.
+        """
         read, written = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
         if written is None or read is None or step.inputs[0] in self._graph.constants:
-            return self._pair_cuts(step, position, written) if written and step.op in _PAIRED else {}
-        if step.op in _PAIRED:
-            return self._pair_cuts(step, position, written)
+            return self._needed_operands(step, position, written) if written and step.op in _BINARY else {}
+        if step.op in _BINARY:
+            return self._needed_operands(step, position, written)
         whole_axis = _whole_axis(step, len(written))
         if step.op == "Concat":
             return dict.fromkeys(step.inputs, position) if whole_axis != position.axis else {}
@@ -119,7 +125,7 @@ class _Narrower:
             order = step.attributes.get("perm", range(len(written))[::-1])
             return {step.inputs[0]: Position(order[position.axis], position.at)}
         fits = (
-            step.op in _ONE_BY_ONE
+            step.op in _UNARY
             or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
             or (step.op == "Split" and whole_axis != position.axis)
             or (step.op == "MatMul" and len(read) == len(written) == position.axis + 2)
@@ -132,23 +138,28 @@ class _Narrower:
         sizes = self._graph.constants.get(step.inputs[1])
         return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
 
-    def _pair_cuts(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> Cut:
-        """The same for an elementwise step of two inputs, of which one may be broadcast."""
-        cut: Cut = {}
+    def _needed_operands(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> NeededPositions:
+        """``_needed_inputs`` of an elementwise step of two inputs; *written*: the shape of its output.
+
+        An input that is broadcast along the axis of *position* is needed whole. Empty if one of the other inputs is a
+        constant: only tensors that steps compute are cut to a position.
+        """
+        needed: NeededPositions = {}
         for name in step.inputs:
             shape = self._shape(name)
             if shape is None:
                 return {}
-            if (*[1] * (len(written) - len(shape)), *shape)[position.axis] != 1:
-                cut[name] = position
-        return {} if cut.keys() & self._graph.constants.keys() else cut
+            aligned = (*[1] * (len(written) - len(shape)), *shape)  # broadcasting adds axes of size 1 in front
+            if aligned[position.axis] != 1:
+                needed[name] = position
+        return {} if needed.keys() & self._graph.constants.keys() else needed
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        held: Array | None = self._graph.constants.get(name)
-        return self._graph.shapes.get(name) if held is None else held.shape
+        constant: Array | None = self._graph.constants.get(name)
+        return self._graph.shapes.get(name) if constant is None else constant.shape
 
     def _numbers(self, numbers: Iterable[int]) -> str:
-        """Store integers as a constant and return its name, which depends on the integers only."""
+        """Store integers as a constant and return its name. Equal integers get the same name, and are stored once."""
         array = np.array(list(numbers), np.int64)
         name = f"position_{'_'.join(map(str, array))}"
         self._constants[name] = array

@@ -81,7 +81,7 @@ def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPla
         place = _infer_place(
             f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype)
         )
-        if place[2:5] != (0, 1, False):
+        if (place.rows, place.per_row, place.by_length) != (0, 1, False):
             raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
         places[name] = place
     return places
@@ -114,8 +114,8 @@ def _is_interleaved(name: str, place: BodyPlace, few: Array, more: Array) -> boo
     if _nearly_equal(few, more.take(range(per_row * SMALL[0]), axis)):
         return False
     before, after = few.shape[:axis], few.shape[axis + 1 :]
-    apart = [array.reshape(*before, per_row, -1, *after) for array in (few, more)]
-    if _nearly_equal(apart[0], apart[1].take(range(SMALL[0]), axis + 1)):
+    few_by_row, more_by_row = (array.reshape(*before, per_row, -1, *after) for array in (few, more))
+    if _nearly_equal(few_by_row, more_by_row.take(range(SMALL[0]), axis + 1)):
         return True
     if few.dtype.kind == "f":
         raise StitchError(f"{name} mixes rows: the first ones are others where there are more; it cannot be stitched")
@@ -126,15 +126,15 @@ def _nearly_equal(one: Array, other: Array) -> bool:
     """Whether two arrays are equal up to rounding."""
     if one.dtype.kind != "f":
         return bool(np.array_equal(one, other))
-    seen = one[np.isfinite(one)]
-    return bool(np.allclose(one, other, 1e-3, 1e-3 * float(np.abs(seen).max(initial=0)), equal_nan=True))
+    finite = one[np.isfinite(one)]
+    return bool(np.allclose(one, other, 1e-3, 1e-3 * float(np.abs(finite).max(initial=0)), equal_nan=True))
 
 
 ROWS, SHORT, LONG = 2, 5, 7
 """Rows, length and padded length of the runs by which padding values are found."""
-_WAYS = ((1, 0), (0, 1), (0, 0), (1, 1))
+_MASK_VALUES = ((1, 0), (0, 1), (0, 0), (1, 1))
 """Values that a mask may have at tokens and at padding, the usual ones first."""
-_FEW = 3
+_FEW_MASKS = 3
 """Up to 3 masks are tried in all combinations, in at most 4^3 runs; more masks must all use the same values."""
 
 Feed = dict[str, Array]
@@ -174,9 +174,9 @@ class BodySamples:
             return np.asarray(rng.standard_normal(shape), port.dtype)
         if name not in self.usual:
             return np.asarray(rng.integers(0, tables(self.body, task).get(name, 2), shape), port.dtype)
-        hidden: Array = np.arange(shape[-1]) >= np.reshape(ends, (-1, *[1] * (len(shape) - 1))).astype(int)
-        held = np.where(np.broadcast_to(hidden, shape), (self.fill or self.usual)[name], self.usual[name])
-        return np.asarray(held, port.dtype)
+        is_padding: Array = np.arange(shape[-1]) >= np.reshape(ends, (-1, *[1] * (len(shape) - 1))).astype(int)
+        mask = np.where(np.broadcast_to(is_padding, shape), (self.fill or self.usual)[name], self.usual[name])
+        return np.asarray(mask, port.dtype)
 
 
 def tables(body: Body, task: int) -> dict[str, int]:
@@ -198,21 +198,21 @@ def tables(body: Body, task: int) -> dict[str, int]:
 
 def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
     """Find the first padding values that change no answer of the first model."""
-    known = tables(body, 0)
-    whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
-    masks = [name for name in {**dict.fromkeys(whole), **_new_integer_inputs(body)} if name not in known]
-    for ways in _mask_values(len(masks)):
-        usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
-        fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
-        drawn = BodySamples(body, usual, fill)
-        if all(_unchanged_by_padding(drawn, answers, close)):
-            return drawn
+    indices = tables(body, 0)
+    integers = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
+    masks = [name for name in {**dict.fromkeys(integers), **_new_integer_inputs(body)} if name not in indices]
+    for pairs in _mask_values(len(masks)):
+        usual = {name: float(at_tokens) for name, (at_tokens, _) in zip(masks, pairs, strict=True)}
+        padding = {name: float(at_padding) for name, (_, at_padding) in zip(masks, pairs, strict=True)}
+        samples = BodySamples(body, usual, dict.fromkeys(body.inputs, 0.0) | padding)
+        if all(_unchanged_by_padding(samples, answers, close)):
+            return samples
     return BodySamples(body, dict.fromkeys(masks, 1.0), None)
 
 
 def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """Combinations of values for *masks* masks; for many masks only those in which all masks are alike."""
-    return product(_WAYS, repeat=masks) if masks <= _FEW else ((way,) * masks for way in _WAYS)
+    return product(_MASK_VALUES, repeat=masks) if masks <= _FEW_MASKS else ((pair,) * masks for pair in _MASK_VALUES)
 
 
 def _new_integer_inputs(body: Body) -> dict[str, None]:
@@ -222,14 +222,14 @@ def _new_integer_inputs(body: Body) -> dict[str, None]:
 
 
 def _unchanged_by_padding(
-    drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]
+    samples: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]
 ) -> Iterator[bool]:
     """For each output, whether it stays the same when the inputs are padded."""
     rng = np.random.default_rng(0)
-    plain = BodySamples(drawn.body, drawn.usual, None)
-    short = plain.draw(rng, 0, ROWS, SHORT)
-    before, after = answers(0, short), answers(0, drawn.pad(0, short, LONG))
-    for name, wanted in before.items():
+    full_rows = BodySamples(samples.body, samples.usual, None)  # without padding, all rows have the same length
+    feed = full_rows.draw(rng, 0, ROWS, SHORT)
+    before, after = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
+    for name, expected in before.items():
         answer = after[name]
-        unpadded = tuple(slice(0, size) for size in wanted.shape)
-        yield bool(np.isfinite(wanted).all()) and answer.ndim == wanted.ndim and close(answer[unpadded], wanted)
+        unpadded = tuple(slice(0, size) for size in expected.shape)
+        yield bool(np.isfinite(expected).all()) and answer.ndim == expected.ndim and close(answer[unpadded], expected)

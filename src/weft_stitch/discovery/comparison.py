@@ -128,7 +128,7 @@ def _compare_tasks(
     *run*, *source*: the shared output and input channels; *source* is None for a depthwise layer.
     """
     first, *others = tasks
-    wrong = {two: np.zeros(len(run.classes), bool) for two in others}
+    differing = {two: np.zeros(len(run.classes), bool) for two in others}
     largest = dict.fromkeys(others, 0.0)
     inputs = weights[first].shape[1] if source is None else len(source.classes)
     step = max(1, _CHUNK // (inputs * weights[first].shape[2]))
@@ -137,13 +137,13 @@ def _compare_tasks(
         reference = _take_rows(weights[first], run.channels[chunk, first], source, first)
         for two in others:
             compared = _take_rows(weights[two], run.channels[chunk, two], source, two)
-            bad = differ(reference, compared, tolerance)
-            if bad.any():
-                wrong[two][chunk] = bad.any(axis=(1, 2))
+            differs = differ(reference, compared, tolerance)
+            if differs.any():
+                differing[two][chunk] = differs.any(axis=(1, 2))
                 largest[two] = max(largest[two], float(_distance(reference, compared).max()))
     for two in others:
-        if wrong[two].any():
-            yield Mismatch(run, first, two, np.flatnonzero(wrong[two]), largest[two])
+        if differing[two].any():
+            yield Mismatch(run, first, two, np.flatnonzero(differing[two]), largest[two])
 
 
 def _take_rows(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
@@ -185,7 +185,8 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
 
 def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dispute]:
     """The shared output channels that the weights of *layer* contradict, by pairs of tasks."""
-    bad: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    places_by_pair: dict[tuple[int, int], set[tuple[int, int]]] = {}
+    """Pair of tasks -> the places (position of the space, class) on which the weights contradict it."""
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
         partition = evidence.partitions[space]
         shared = np.flatnonzero(partition.part_of != NONE)
@@ -197,8 +198,8 @@ def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -
         else:
             table = _contradictions(evidence, layer, position, tolerance)[shared]
         for index, one, two in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
-            bad.setdefault((one, two), set()).add((position, int(shared[index])))
-    return [_dispute(evidence, layer.output, pair, places) for pair, places in bad.items()]
+            places_by_pair.setdefault((one, two), set()).add((position, int(shared[index])))
+    return [_dispute(evidence, layer.output, pair, places) for pair, places in places_by_pair.items()]
 
 
 def _contradictions(evidence: Evidence, layer: FamilyLayer, position: int, tolerance: float) -> Array:
@@ -261,34 +262,34 @@ def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, t
     if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels
         return nothing
     rows = dispute.channels
-    some = np.unique(np.linspace(0, len(rows.classes) - 1, _SAMPLE).astype(int))
+    sample = np.unique(np.linspace(0, len(rows.classes) - 1, _SAMPLE).astype(int))
     weights = flat_weights(layer)
-    mine = weights[dispute.one][rows.mine[some][:, None], inputs.mine]
-    theirs = weights[dispute.two][rows.theirs[some][:, None], inputs.theirs]
-    total = len(evidence.common(layer.output, dispute.one, dispute.two).classes)
-    wrong = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
-    bad = _worst_columns(wrong, len(rows.classes) / total)
-    return Dispute(dispute.one, dispute.two, Common(*(column[bad] for column in inputs)))
+    mine = weights[dispute.one][rows.mine[sample][:, None], inputs.mine]
+    theirs = weights[dispute.two][rows.theirs[sample][:, None], inputs.theirs]
+    shared_rows = len(evidence.common(layer.output, dispute.one, dispute.two).classes)
+    differs = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
+    to_blame = _worst_columns(differs, len(rows.classes) / shared_rows)
+    return Dispute(dispute.one, dispute.two, Common(*(column[to_blame] for column in inputs)))
 
 
-def _worst_columns(wrong: Array, part: float) -> Array:
-    """Which columns are taken out if the worst row or column of *wrong* is, repeatedly, until nothing wrong is left.
+def _worst_columns(differs: Array, disputed_fraction: float) -> Array:
+    """Take out the worst row or column of *differs* until no difference is left; return a mask of the columns taken.
 
-    *wrong*: a mask of the differing weights; it has only the rows with a difference, which are the fraction *part* of
-    all.
+    *differs*: a mask [disputed outputs, inputs] of the weights that differ. Every row has a difference. The shared
+    outputs without one are left out; those given are the fraction *disputed_fraction* of all.
     """
-    wrong = wrong.copy()
-    bad = np.zeros(wrong.shape[1], bool)
-    rows_left = len(wrong) / part
-    while wrong.any():
-        by_row = wrong.sum(axis=1) / (len(bad) - bad.sum())
-        by_column = wrong.sum(axis=0) / rows_left
+    left = differs.copy()
+    taken = np.zeros(left.shape[1], bool)
+    rows_left = len(left) / disputed_fraction
+    while left.any():
+        by_row = left.sum(axis=1) / (len(taken) - taken.sum())
+        by_column = left.sum(axis=0) / rows_left
         if by_column.max() > by_row.max():
             worst = by_column >= _CLOSE * by_column.max()
-            bad |= worst
-            wrong[:, worst] = False
+            taken |= worst
+            left[:, worst] = False
         else:
             worst = by_row >= _CLOSE * by_row.max()
             rows_left -= worst.sum()
-            wrong[worst] = False
-    return bad
+            left[worst] = False
+    return taken

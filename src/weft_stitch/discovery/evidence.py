@@ -152,14 +152,14 @@ class PairKeys(NamedTuple):
     def agree(self, these: Array, those: Array) -> Array:
         """For pairs of classes, whether all tasks of one agree with all tasks of the other.
 
-        *these*, *those*: the members of the classes, [pairs, tasks].
+        *these*, *those*: the members of the two classes of each pair, [pairs, tasks].
         """
         result = np.ones(len(these), bool)
         for one in np.flatnonzero((these != NONE).any(axis=0)):
             for two in np.flatnonzero((those != NONE).any(axis=0)):
-                here = np.flatnonzero((these[:, one] != NONE) & (those[:, two] != NONE))
-                left, right = self.keys[one, these[here, one], two], self.keys[two, those[here, two], one]
-                result[here] &= (left == right) & self.allowed[one, two]
+                pairs = np.flatnonzero((these[:, one] != NONE) & (those[:, two] != NONE))
+                left, right = self.keys[one, these[pairs, one], two], self.keys[two, those[pairs, two], one]
+                result[pairs] &= (left == right) & self.allowed[one, two]
         return result
 
     def disagreeing(self, members: Array) -> Array:
@@ -171,6 +171,14 @@ class PairKeys(NamedTuple):
         return np.asarray(both & ((keys != keys.transpose(0, 2, 1)) | ~self.allowed))
 
 
+class _CachedSums(NamedTuple):
+    """A result of ``Evidence.by_part``, and the versions of the partitions that it is for."""
+
+    versions: tuple[int, ...]
+    sums: list[Array]
+    parts: Array
+
+
 class Evidence:
     """Compares tasks by the fingerprints of their weights, given a partition of each channel space."""
 
@@ -179,8 +187,8 @@ class Evidence:
         self.tasks = family.tasks
         self.layers = [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
         """The layers whose weights are compared: dense and depthwise convolutions."""
-        self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
-        """Function and layer output -> the partitions' versions, and the result of ``by_part`` for these versions."""
+        self._cached: dict[tuple[ByPart, str], _CachedSums] = {}
+        """Function and layer output -> its last result."""
 
     def readers(self, space: str) -> list[FamilyLayer]:
         """The dense layers that read *space*."""
@@ -202,7 +210,7 @@ class Evidence:
     def common(self, value: str, one: int, two: int) -> Common:
         """The channels of *value* that tasks *one* and *two* share."""
         rows = [np.zeros((4, 0), np.int64)]
-        starts = np.zeros(2, np.int64)
+        starts = np.zeros(2, np.int64)  # the first channel of the space in each of the two tasks
         for position, space in enumerate(self.wiring.carries[value]):
             partition = self.partitions[space]
             classes = partition.together(one, two)
@@ -212,7 +220,7 @@ class Evidence:
         return Common(*np.concatenate(rows, axis=1))
 
     def incidence(self, value: str) -> Array:
-        """[parts of the value, tasks]: 1 if the task is in the part, a set of tasks that share channels."""
+        """[parts of the value, tasks]: 1 if the task is one of those that share the part's channels, else 0."""
         parts = [part.tasks for space in self.wiring.carries[value] for part in self.partitions[space].parts]
         return np.array(parts, np.int64).reshape(len(parts), self.tasks)
 
@@ -280,25 +288,31 @@ class Evidence:
         *over*: the value that the layer reads or writes. Results are cached until a partition of *over* changes.
         """
         versions = self.versions(over)
-        known = self._known.get((compute, layer.output))
-        if known is None or known[0] != versions:
-            parts = self.incidence(over)
-            sides = (self._labels_and_parts(over, task) for task in range(self.tasks))
-            sums = [compute(weight, *side, len(parts)) for weight, side in zip(flat_weights(layer), sides, strict=True)]
-            known = self._known[compute, layer.output] = versions, sums, parts
-        return known[1], known[2]
+        cached = self._cached.get((compute, layer.output))
+        if cached is None or cached.versions != versions:
+            parts, sums = self.incidence(over), list[Array]()
+            for task, weight in enumerate(flat_weights(layer)):
+                labels, part_of = self._labels_and_parts(over, task)
+                sums.append(compute(weight, labels, part_of, len(parts)))
+            cached = self._cached[compute, layer.output] = _CachedSums(versions, sums, parts)
+        return cached.sums, cached.parts
 
     def _labels_and_parts(self, value: str, task: int) -> tuple[Array, Array]:
-        """For each channel of *value* in *task*, its class and its part; both are numbered through all spaces."""
+        """For each channel of *value* in *task*: the number of its class (its label), and that of its part or ``NONE``.
+
+        A class has channels that are the same in several tasks; a part has the classes of one set of tasks. A partition
+        numbers both within its space. Here the numbers go on from one space to the next, so that they differ.
+        """
         labels, parts = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        label = part = 0
+        first_class = first_part = 0
         for space in self.wiring.carries[value]:
             partition = self.partitions[space]
             classes = partition.labels[task]
-            labels.append(classes + label)
-            parts.append(np.where(partition.part_of[classes] == NONE, NONE, partition.part_of[classes] + part))
-            label += len(partition.members)
-            part += len(partition.parts)
+            space_parts = partition.part_of[classes]
+            labels.append(classes + first_class)
+            parts.append(np.where(space_parts == NONE, NONE, space_parts + first_part))
+            first_class += len(partition.members)
+            first_part += len(partition.parts)
         return np.concatenate(labels), np.concatenate(parts)
 
 

@@ -43,14 +43,17 @@ def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, hopef
 
 
 def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
-    """Join classes that agree, ties and zeros too, of tasks that share nothing in the space yet."""
+    """Join classes that agree, of pairs of tasks that share nothing in the space yet; channels that look the same, too.
+
+    See ``merge`` for ties.
+    """
     for one, two in _pairs(partition, evidence):
         if not len(partition.together(one, two)):
             _merge_pair(partition, evidence, one, two, ties=True, hopeful=False)
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
-    """Whether any two classes may agree. It is cheaper than ``merge``; a yes may be wrong, a no is not."""
+    """Whether any two classes may agree. It is cheaper than ``merge``; True may be wrong, False is not."""
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None:
         return len(np.unique(common_keys)) < len(common_keys)
@@ -104,21 +107,22 @@ def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, *,
 
 
 def pair_up(left: Keys, right: Keys, *, ties: bool) -> tuple[Array, Array]:
-    """Indices of equal keys on both sides, each index used once.
+    """Pair up indices of *left* and of *right* that have equal keys; each index is used once.
 
-    With *ties* the n-th index of a key is paired with the n-th; without, only keys count that are not zero and that
-    each side has once.
+    With *ties*, the n-th index of a key in *left* is paired with its n-th index in *right*. Without, only keys count
+    that are not zero and that each side has once.
     """
-    order, back = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
-    ours, theirs = left[order], right[back]
-    start, rank = np.searchsorted(ours, theirs), np.arange(len(theirs)) - np.searchsorted(theirs, theirs)
-    place = start + rank
-    matched = place < len(ours)
-    matched[matched] = ours[place[matched]] == theirs[matched]
+    left_order, right_order = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
+    left_keys, right_keys = left[left_order], right[right_order]
+    # for each key on the right: the first place of that key on either side, and which of its occurrences this is
+    left_start, right_start = np.searchsorted(left_keys, right_keys), np.searchsorted(right_keys, right_keys)
+    partner = left_start + np.arange(len(right_keys)) - right_start
+    matched = partner < len(left_keys)
+    matched[matched] = left_keys[partner[matched]] == right_keys[matched]
     if not ties:
-        matched &= (np.searchsorted(ours, theirs, "right") == start + 1) & (theirs != 0)
-        matched &= np.searchsorted(theirs, theirs, "right") == np.searchsorted(theirs, theirs) + 1
-    return order[place[matched]], back[matched]
+        matched &= (np.searchsorted(left_keys, right_keys, "right") == left_start + 1) & (right_keys != 0)
+        matched &= np.searchsorted(right_keys, right_keys, "right") == right_start + 1
+    return left_order[partner[matched]], right_order[matched]
 
 
 # --- voting -----------------------------------------------------------------------------------------------------------
@@ -174,12 +178,12 @@ def _vote_pair(
     inputs = evidence.common(writer.layer.inputs[0], one, two)
     if not len(inputs.classes):
         return set()
-    some = np.unique(np.linspace(0, len(inputs.classes) - 1, _VOTERS).astype(int))
+    voters = np.unique(np.linspace(0, len(inputs.classes) - 1, _VOTERS).astype(int))
     weights = flat_weights(writer.layer)
     free = partition.apart(one, two), partition.apart(two, one)
     kernels = [
         _kernel_keys(
-            weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[some]], tolerance
+            weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[voters]], tolerance
         )
         for task, rows, columns in zip((one, two), free, (inputs.mine, inputs.theirs), strict=True)
     ]

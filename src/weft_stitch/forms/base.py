@@ -46,7 +46,8 @@ class Form(Protocol):
 def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
     """Combine the affines that follow *layer* to one; return it, and how many were combined.
 
-    An affine that scales tuned weights ends them.
+    Weights that were tuned to a number format must keep it, so an affine that would scale them is not combined, nor is
+    any after it.
     """
     widths = room.channels(layer.output).widths
     affine, used = Affine.identity(widths), 0
@@ -98,13 +99,16 @@ def kernel_origin(
 
 def _part_numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:
     """The indices of *parts* in ``Channels.parts``."""
-    places = {part: number for number, part in enumerate(channels.parts)}
-    return tuple(places[part] for part in parts)
+    index_of = {part: index for index, part in enumerate(channels.parts)}
+    return tuple(index_of[part] for part in parts)
 
 
 def covers_picture(room: Room, layer: FamilyLayer) -> bool:
-    """Whether the window of a dense layer covers the whole picture, so that it is a product of matrices."""
-    window, size = layer.op.window, room.family.values[layer.inputs[0]][0]
+    """Whether a convolution without groups is a product of matrices, because its window covers the whole picture.
+
+    *room*: the state of the lowering, which knows the sizes of values. Their heights and widths agree in all tasks.
+    """
+    window, size = layer.op.window, room.family.values[layer.inputs[0]][0]  # the size in task 0, as in every task
     return layer.op.groups == 1 and window.kernel == (size.height, size.width) and not any(window.pads)
 
 

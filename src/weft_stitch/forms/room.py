@@ -53,7 +53,7 @@ class TaskRows:
         return not self.dynamic and len(set(self.batches)) == 1
 
     def start(self, inputs: Sequence[str]) -> None:
-        """Set one input tensor of each task, from which dynamic row counts are read at run time."""
+        """Give each task one of its input tensors, from which its number of rows is read at run time if dynamic."""
         self._inputs = list(inputs)
 
     def split(self, tensor: str, tasks: Iterable[int] | None = None) -> list[str]:
@@ -154,11 +154,11 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
     rows, channels, *picture = builder.shape(tensor)
     if channels == width:
         return select(builder, tensor, np.argsort(columns))
-    prefix = (columns == np.arange(channels)).all()
-    padding = width - channels if prefix else 1  # otherwise one channel of zeros, which all gaps select
+    come_first = (columns == np.arange(channels)).all()
+    padding = width - channels if come_first else 1  # otherwise one channel of zeros, which all gaps select
     ends = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
     padded = builder.add("Pad", tensor, ends, shape=(rows, channels + padding, *picture))
-    if prefix:
+    if come_first:
         return padded
     index = np.full(width, channels)
     index[columns] = np.arange(channels)
@@ -226,7 +226,7 @@ class Room:
         return value in self._placed
 
     def put(self, value: str, placed: PlacedValue) -> None:
-        """Register *value* as computed."""
+        """Register *value* as computed, in the layout of *placed* and no other."""
         self._placed[value] = {placed.layout: placed}
         self._order_of[value] = len(self._order_of)
 

@@ -76,10 +76,10 @@ class CellWriter:
         bias = self._cell_values(self.affine.shifts, cell, first) if shift else None
         groups = cell.width if self.layer.op.depthwise else 1
         source = self.room.part(self.value, cell.tasks, cell.ins)
-        held = kernel_origin(
+        origin = kernel_origin(
             self.room, self.layer, cell.outs, cell.ins, task=first, folded=self.affine.layers if fold else 0
         )
-        tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups, held)
+        tensor = conv(self.room, self.layer, source, weight, bias if fold else None, groups, origin)
         if fold:
             return tensor
         tensor = self.apply_table(tensor, "Mul", self.affine.scales, cell)
@@ -145,8 +145,8 @@ class CellWriter:
     def _weight(self, cell: Cell, task: int, *, fold: bool) -> Array:
         """The kernel of *cell*, as *task* has it; scaled if *fold*."""
         outs, ins = members(cell.outs, task), members(cell.ins, task)
-        whole = kernel(self.layer, task)
-        weight = whole[outs] if self.layer.op.depthwise else whole[np.ix_(outs, ins)]
+        task_kernel = kernel(self.layer, task)
+        weight = task_kernel[outs] if self.layer.op.depthwise else task_kernel[np.ix_(outs, ins)]
         return scale_outputs(weight, self._cell_values(self.affine.scales, cell, task)) if fold else weight
 
     def _cell_values(self, values: tuple[Array, ...], cell: Cell, task: int) -> Array:
@@ -180,7 +180,10 @@ class Split(Form):
 
 
 def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
-    """Whether all tasks' rows have the same shape: the channels that all share, then each task's own."""
+    """Whether all tasks' rows have the same shape: the channels that all tasks share, then each task's own.
+
+    Not so if some but not all tasks share channels, or only some have own ones.
+    """
     own = [tasks for tasks in classes if _is_own(writer, tasks)]
     shared = set(classes) - set(own)
     return len(writer.outputs.spaces) == 1 and shared <= {writer.all} and len(own) in (0, len(writer.all))
@@ -280,17 +283,17 @@ class Half(Form):
         own = {task: tuple(part for part in parts if task in part.tasks and part not in common) for task in writer.all}
         if layer.op.depthwise or not common or not all(own.values()) or len(writer.outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
-        first = _from_shared_inputs(writer, common)
+        from_shared = _from_shared_inputs(writer, common)
         outs = {task: tuple(part for part in writer.outputs.parts if task in part.tasks) for task in writer.all}
         cells = {task: Cell(frozenset({task}), outs[task], own[task]) for task in writer.all}
-        second = writer.stack_own(cells, shift=True)
-        tensor = room.builder.add("Add", first, second, shape=room.builder.shape(first))
-        whole = bool(writer.outputs.owned(COMPACT).all())
-        return Lowered(PlacedValue(COMPACT, (tensor,), clean=whole), used)
+        from_own = writer.stack_own(cells, shift=True)
+        tensor = room.builder.add("Add", from_shared, from_own, shape=room.builder.shape(from_shared))
+        all_columns_owned = bool(writer.outputs.owned(COMPACT).all())
+        return Lowered(PlacedValue(COMPACT, (tensor,), clean=all_columns_owned), used)
 
 
 def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> str:
-    """The contribution of the shared inputs, *common*, to all outputs, of which each row keeps its own columns."""
+    """Write what the shared inputs, *common*, contribute to all outputs; each row keeps the columns of its own task."""
     outputs, layer, scales = writer.outputs, writer.layer, writer.affine.scales
     fold = all_agree(outputs, scales)
     weight = np.zeros(
@@ -300,9 +303,9 @@ def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> st
         own_kernel = scale_outputs(kernel(layer, task), scales[task]) if fold else kernel(layer, task)
         weight[outputs.columns(STITCHED, task)] = own_kernel[np.ix_(outputs.order(task), members(common, task))]
     source = writer.room.part(writer.value, writer.all, common)
-    held = kernel_origin(writer.room, layer, outputs.parts, common, folded=writer.affine.layers if fold else 0)
-    whole = conv(writer.room, layer, source, weight, None, origin=held)
-    compacted = writer.room.convert_directly(outputs, PlacedValue(STITCHED, (whole,), clean=False), COMPACT)
+    origin = kernel_origin(writer.room, layer, outputs.parts, common, folded=writer.affine.layers if fold else 0)
+    stitched = conv(writer.room, layer, source, weight, None, origin=origin)
+    compacted = writer.room.convert_directly(outputs, PlacedValue(STITCHED, (stitched,), clean=False), COMPACT)
     assert compacted is not None
     if fold:
         return compacted.tensors[0]

@@ -59,8 +59,8 @@ class Mts(Form):
         into_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
         bias = merge_values(outputs, affine.shifts) if into_bias else None
-        held = kernel_origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
-        tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
+        origin = kernel_origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
+        tensor = conv(room, layer, source.tensors[0], weight, bias, groups, origin)
         if not fold:
             tensor = apply_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
         if not into_bias:
@@ -136,10 +136,10 @@ class Separate(Form):
             weight = scale_outputs(kernel(layer, task), affine.scales[task])
             weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
             groups = len(order) if layer.op.depthwise else 1
-            held = kernel_origin(
+            origin = kernel_origin(
                 room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers
             )
-            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
+            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, origin))
         return Lowered(PlacedValue(APART, tuple(tensors)), used)
 
 

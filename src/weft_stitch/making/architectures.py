@@ -18,6 +18,8 @@ from weft_stitch.net import Window
 
 IMAGE, INNER, CLASSES = "image", "inner", "classes"
 """Roles of a space: the input, shared by all tasks; inner, shared in part; classes, not shared."""
+ANY_WIDTH = 0
+"""Stands for the width of a space of classes: each task has its own number of classes, which the recipe gives."""
 
 MEAN_SQUARE = {"Relu": 0.5, "Sigmoid": 0.29, "HardSigmoid": 0.28, "HardSwish": 0.37, "Tanh": 0.39, "Silu": 0.36}
 """Function -> the mean square of its result for a standard normal number."""
@@ -237,7 +239,7 @@ def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], 
             stride = 2 if stage and not at else 1
             project = not at and (stage > 0 or widens)
             value = block(sketch, f"stage{stage + 1}.{at + 1}", value, 64 << stage, stride, project)
-    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+    return sketch.dense("fc", sketch.global_pool("pool", value), ANY_WIDTH, CLASSES)
 
 
 def _vgg16(sketch: Sketch) -> str:
@@ -248,7 +250,7 @@ def _vgg16(sketch: Sketch) -> str:
         value = sketch.pool(f"stage{stage}.pool", value, "max_pool", 2, 2)
     for number in (1, 2):
         value = sketch.act(f"fc{number}.act", sketch.dense(f"fc{number}", value, 4096))
-    return sketch.dense("fc3", value, 0, CLASSES)
+    return sketch.dense("fc3", value, ANY_WIDTH, CLASSES)
 
 
 def _squeeze_excite(sketch: Sketch, name: str, source: str, width: int) -> str:
@@ -302,7 +304,7 @@ def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, 
 
 def _mobilenet(sketch: Sketch) -> str:
     value = sketch.act("fc1.act", sketch.dense("fc1", _mobile(sketch, 16, MOBILE_BLOCKS, 960), 1280))
-    return sketch.dense("fc2", value, 0, CLASSES)
+    return sketch.dense("fc2", value, ANY_WIDTH, CLASSES)
 
 
 def _tinynet(sketch: Sketch) -> str:
@@ -310,7 +312,7 @@ def _tinynet(sketch: Sketch) -> str:
     value = sketch.pool("stem.pool", _conv_act(sketch, "stem", "image", 20, 3), "max_pool", 2, 2)
     value = _basic(sketch, "block1", value, 20, 1, project=False)
     value = _basic(sketch, "block2", value, 40, 2, project=True)
-    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+    return sketch.dense("fc", sketch.global_pool("pool", value), ANY_WIDTH, CLASSES)
 
 
 def _tiny_vgg(sketch: Sketch) -> str:
@@ -318,7 +320,7 @@ def _tiny_vgg(sketch: Sketch) -> str:
     value = sketch.pool("pool1", value, "max_pool", 2, 2)
     value = sketch.pool("pool2", _conv_act(sketch, "conv2", value, 20, 3), "avg_pool", 2, 2)
     value = sketch.act("fc1.act", sketch.dense("fc1", value, 30))
-    return sketch.dense("fc2", value, 0, CLASSES)
+    return sketch.dense("fc2", value, ANY_WIDTH, CLASSES)
 
 
 def _tiny_dense(sketch: Sketch) -> str:
@@ -331,12 +333,12 @@ def _tiny_dense(sketch: Sketch) -> str:
     value = sketch.act("transition.act", sketch.norm("transition.norm", value))
     value = sketch.pool("transition.pool", sketch.conv("transition.conv", value, 20), "avg_pool", 2, 2)
     value = sketch.act("last.act", sketch.norm("last.norm", value))
-    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+    return sketch.dense("fc", sketch.global_pool("pool", value), ANY_WIDTH, CLASSES)
 
 
 def _tiny_mobile(sketch: Sketch) -> str:
     blocks = ((3, 10, 10, False, "Relu", 1), (3, 30, 20, True, "HardSwish", 2), (5, 40, 20, True, "HardSwish", 1))
-    return sketch.dense("fc", _mobile(sketch, 10, blocks, 40), 0, CLASSES)
+    return sketch.dense("fc", _mobile(sketch, 10, blocks, 40), ANY_WIDTH, CLASSES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,7 +179,11 @@ class _EncoderWriter:
     def _dense(
         self, name: str, value: str, depth: int, width: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
     ) -> str:
-        """A product with a bias; with *adapted*, a low-rank update is added to the weight if the recipe says so."""
+        """Add a fully connected layer: a product of *value* [.., depth] with a weight [depth, width], and a bias.
+
+        With *adapted*, a low-rank update (LoRA) of the model's own is added to the weight, if the recipe has a rank.
+        Its standard deviation is a tenth of the weight's.
+        """
         weight = self._draw_weight(f"{name}.weight", (depth, width), depth**-0.5)
         rank = self._recipe.rank
         if adapted and rank:

@@ -24,7 +24,16 @@ from weft.base.files import make_folder
 from weft_stitch.family import Block, ChannelSpace, Sharing
 from weft_stitch.graph import Builder, Graph
 from weft_stitch.graph_steps import begin_graph, convolve, emit, finish_graph
-from weft_stitch.making.architectures import CLASSES, IMAGE, NetSketch, SketchNode, Wire, find_architecture, plan
+from weft_stitch.making.architectures import (
+    ANY_WIDTH,
+    CLASSES,
+    IMAGE,
+    NetSketch,
+    SketchNode,
+    Wire,
+    find_architecture,
+    plan,
+)
 from weft_stitch.net import Array, Net, Op, Port, assemble
 
 PER_TASK, SHARED, FOLDED = "per_task", "shared", "folded"
@@ -120,7 +129,7 @@ class FamilyRecipe:
     def net(self, task: int) -> Net:
         """The model of *task*."""
         picture = Port("image", "image", (self.channels, self.plan.resolution, self.plan.resolution))
-        answer = Port("logits", self.plan.output, (self._widths(Wire(0, CLASSES))[task],))
+        answer = Port("logits", self.plan.output, (self._widths(Wire(ANY_WIDTH, CLASSES))[task],))
         ops = [self._op(node, task) for node in self.plan.nodes]
         name = f"{self.architecture}-{task}"
         return assemble(name, (picture,), ops, (answer,), _one_per_task("batches", self.batches, self.tasks)[task])

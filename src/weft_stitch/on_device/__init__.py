@@ -26,7 +26,7 @@ class StitchedFile(OnnxFile):
             plain = self.onnx_workshop(blueprint)
             plain.remarks.append(f"not in the form fused: {first_line(error)}")
             return plain
-        if self.allowance.half_gone():
+        if self.allowance.is_half_used():
             fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
             return fused
         try:

@@ -64,18 +64,19 @@ class DeviceBody:
     """The state on a device that several versions of a file share: weights, captured batches, times."""
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
+        """*slotted*: the weights, a ``SlottedBody``. *ladder*: the captured batches (rungs), a ``BodyLadder``."""
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
         self.lock = threading.Lock()
         """Protects the buffers of rungs while they are filled and run: a file may be tested while others serve."""
-        self.took_s: dict[int, float] = {}
+        self.rung_s: dict[int, float] = {}
         """Rows of a rung -> seconds of a run."""
-        self.met = False
+        self.serves_file = False
         """Whether a file has been loaded into it already."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
         """The captured batch of *rows* token rows; ``OutOfTime`` if the allowance is used up."""
         allowance.check()
-        return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
+        return self.ladder.rung(rows, self.device.capture, allowance.is_half_used)
 
 
 BODIES: WeakSet[DeviceBody] = WeakSet()
@@ -99,8 +100,8 @@ class EncoderModel(DeviceModel):
         self.tasks = ModelTasks(blueprint.tasks, any_lengths=True)
         self._slots, self._encoder = slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
-        self.remarks += (IN_PLACE,) if body.met else ()
-        body.met = True
+        self.remarks += (IN_PLACE,) if body.serves_file else ()
+        body.serves_file = True
         self._port_of = {
             name: _TaskPort(number, port)
             for number, task in enumerate(blueprint.tasks)
@@ -214,29 +215,30 @@ class BodyFile:
 
     def _load_compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
         """Load the file's models, and compare each with the file: in plain torch first, and then on the device."""
-        wanted, given = dict[str, Array](), dict[str, Array]()
-        kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
+        expected, inputs = dict[str, Array](), dict[str, Array]()
+        types = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
 
-        def alone(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
+        def run_onnx(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
+            """Run the whole file in ONNX Runtime on an example for each model; keep its inputs and outputs."""
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
                 named = {task.inputs[port]: array for port, array in feed.items()}
-                given.update({name: array.astype(kinds[name]) for name, array in named.items()})
+                inputs.update({name: array.astype(types[name]) for name, array in named.items()})
             names = [spec.name for spec in blueprint.outputs]
-            wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
-            return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
+            expected.update(zip(names, self._allowance.run(session, names, inputs), strict=True))
+            return [expected[name] for task in blueprint.tasks for name in task.outputs.values()]
 
         if self._learn:  # before minutes of tuning and capturing
-            body_serving.check(encoder, alone)
+            body_serving.check(encoder, run_onnx)
         with self._reserved_slots(encoder, digests) as (body, slots):
             if not self._learn:
-                body_serving.check(encoder, alone)
+                body_serving.check(encoder, run_onnx)
             if body.ladder.shapes:
                 (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
             model = EncoderModel(self._device, self._add_measurements(blueprint, body), encoder, body, slots)
-            far = difference(wanted, model.run(given))
-            if self._options.precision == FP32 and not far <= WRONG:
-                raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
-            remarks = tuple(filter(None, (FORM, remark(self._options.precision, far))))
+            deviation = difference(expected, model.run(inputs))
+            if self._options.precision == FP32 and not deviation <= WRONG:  # also if it is NaN
+                raise Unfit(f"its answers there are others: off by up to {deviation:.1e} of the largest output")
+            remarks = tuple(filter(None, (FORM, remark(self._options.precision, deviation))))
             model.remarks = remarks + model.remarks
             model.blueprint = model.blueprint.model_copy(update={"remarks": remarks})
             return model
@@ -305,11 +307,11 @@ class BodyFile:
 
     def _time_rungs(self, body: DeviceBody) -> dict[int, float]:
         """Rows of a rung -> seconds of a run."""
-        took = {}
-        for size in body.ladder.sizes:
+        rung_s = {}
+        for rows in body.ladder.sizes:
             with body.lock:
-                took[size] = self._device.timed(body.rung(size, self._allowance).run)
-        return took
+                rung_s[rows] = self._device.timed(body.rung(rows, self._allowance).run)
+        return rung_s
 
     def _add_measurements(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
         """Complete the blueprint with sizes and times.
@@ -318,19 +320,22 @@ class BodyFile:
         """
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
-        body.took_s = body.took_s or self._time_rungs(body)
+        body.rung_s = body.rung_s or self._time_rungs(body)
         names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
         whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
         changes = {
             "segments": (whole,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
             "max_batch": room, "any_shapes": True, "memory_bytes": body.memory_bytes,
-            "times_s": {rows: (_batch_s(body.took_s, rows * length),) for rows in range(1, room + 1)},
+            "times_s": {rows: (_batch_s(body.rung_s, rows * length),) for rows in range(1, room + 1)},
         }  # fmt: skip
         return blueprint.model_copy(update=changes)
 
 
-def _batch_s(took: Mapping[int, float], rows: int) -> float:
-    """Seconds of a batch of *rows* token rows, from *took*, the seconds of each rung by its rows."""
-    most = max(took)
+def _batch_s(rung_s: Mapping[int, float], rows: int) -> float:
+    """Seconds of a batch of *rows* token rows: of as many largest rungs as it fills, and of one for the other rows.
+
+    *rung_s*: rows of a rung -> its seconds.
+    """
+    most = max(rung_s)
     full, rest = divmod(rows, most)
-    return full * took[most] + (took[min(size for size in took if size >= rest)] if rest else 0.0)
+    return full * rung_s[most] + (rung_s[min(size for size in rung_s if size >= rest)] if rest else 0.0)

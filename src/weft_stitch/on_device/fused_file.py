@@ -31,8 +31,8 @@ from weft.runtime.cuda.model_files import (
     OpenPieces,
     Runnable,
     SegmentSpec,
-    batch_of,
     guess_s,
+    random_batch,
 )
 from weft.runtime.cuda.torch_files import ProgramSegment, numbered, where
 from weft.runtime.cuda.torch_types import as_torch
@@ -80,11 +80,14 @@ class FusedRounds:
 
 
 def _number_tensors(graph: Graph) -> Graph:
-    """Name tensors after the step that writes them, so that graphs of the same steps have the same names."""
-    given = {output.name for output in graph.outputs}
+    """Name tensors after the step that writes them, so that graphs of the same steps have the same names.
+
+    The outputs of the graph keep their names.
+    """
+    kept = {output.name for output in graph.outputs}
     names: dict[str, str] = {}
     for at, step in enumerate(graph.steps):
-        names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in given}
+        names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in kept}
 
     def rename(step: GraphStep) -> GraphStep:
         inputs, outputs = (tuple(names.get(name, name) for name in side) for side in (step.inputs, step.outputs))
@@ -97,15 +100,15 @@ def _number_tensors(graph: Graph) -> Graph:
 def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
     """The cost of a step whose numbers have *item_bytes* bytes each."""
     sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
-    stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]
+    stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]  # weights, read as well
     products = int(step.attributes.get("macs", 0))
     if step.op == "Conv":
         products = prod(graph.shapes[step.outputs[0]]) * prod(graph.constants[step.inputs[1]].shape[1:])
     return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)
 
 
-def tuned(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
-    """Tune the fused layers of a module on CUDA; *enough* returns whether tuning must end."""
+def tune_within(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
+    """Find the fastest tiles of a module's fused layers on CUDA by trials, until *enough* returns True."""
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         tune(module, *example, enough=enough)
 
@@ -125,7 +128,7 @@ def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None
 TIMED_ON = "cuda"
 """The kind of device on which tiles are tuned."""
 _END = -1
-"""The end of the last piece, as other numbers of rows may have more steps."""
+"""Stands for the number of steps as the end of the last piece: other numbers of rows may have more steps."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -141,48 +144,51 @@ class RoundPiece(NamedTuple):
 class RoundProgram:
     """The module for a number of rows of each task on a device, which can run in pieces."""
 
-    def __init__(self, prepared: Any, device: str) -> None:
-        self.module, self.graph, self.device = prepared.module, prepared.module.graph, torch.device(device)
-        self.guesses = [guess_s(*cost) for cost in prepared.costs]
+    def __init__(self, source: Round, device: str) -> None:
+        """*source*: the module, whose tensors are still on the CPU. *device*: the device by torch's name."""
+        self.module, self.graph, self.device = source.module, source.module.graph, torch.device(device)
+        self.estimated_step_s = [guess_s(*cost) for cost in source.costs]
+        """Estimated seconds of each step."""
         self.channels_last: frozenset[str] = frozenset()
         self.outputs = tuple(output.name for output in self.graph.outputs)
         given = [port.name for port in self.graph.inputs]
         self._writer_of = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
-        self._last = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
+        self._last_reader_of = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
+        # StackRows converts its inputs to the module's type itself; all other steps need inputs of that type.
         read = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
-        self._cast = frozenset(name for name in given if name in read)
-        """Inputs that some step reads directly, and that must be converted to the module's type."""
+        self._to_convert = frozenset(name for name in given if name in read)
+        """Inputs of the models that are converted to the module's type before a piece runs."""
         self._tensors = frozenset((*given, *self._writer_of))
-        self._given_from = min(self._writer_of[name] for name in self.outputs)
-        """The first step that writes an output; all outputs are given by one piece."""
+        self._first_output_step = min(self._writer_of[name] for name in self.outputs)
+        """The first step that writes an output. No cut may lie after it: all outputs must leave in the same piece."""
 
     @property
     def operators(self) -> list[str]:
         return [step.op for step in self.graph.steps]
 
     def piece(self, start: int, end: int) -> RoundPiece:
-        """The steps from *start* to *end*, or to the end of the graph."""
+        """The steps from *start* to *end* (exclusive; ``_END``: all remaining steps)."""
         end = len(self.graph.steps) if end == _END else end
         names = dict.fromkeys(name for step in self.graph.steps[start:end] for name in step.inputs)
         inputs = [name for name in names if name in self._tensors and self._writer_of.get(name, -1) < start]
         written = [name for step in self.graph.steps[start:end] for name in step.outputs]
-        leaving = [name for name in written if self._last.get(name, -1) >= end]
+        leaving = [name for name in written if self._last_reader_of.get(name, -1) >= end]
         last = end == len(self.graph.steps)
         return RoundPiece(start, end, tuple(inputs), self.outputs if last else tuple(leaving))
 
     def crossing(self, item_bytes: int) -> list[int | None]:
         """For each possible cut, both ends included, the bytes of tensors that cross it; None where no cut is allowed.
 
-        There is no cut between steps that write outputs.
+        None is allowed after the first step that writes an output (``_first_output_step``).
         """
         count = len(self.graph.steps)
         change = [0] * (count + 2)
         for name, at in self._writer_of.items():
             size = item_bytes * prod(self.graph.shapes[name])
             change[at + 1] += size
-            change[max(at, self._last.get(name, at)) + 1] -= size
+            change[max(at, self._last_reader_of.get(name, at)) + 1] -= size
         sums = list(accumulate(change))[:-1]
-        return [passing if cut <= self._given_from or cut == count else None for cut, passing in enumerate(sums)]
+        return [size if cut <= self._first_output_step or cut == count else None for cut, size in enumerate(sums)]
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece and return its outputs by name; outputs of the models as float32."""
@@ -199,18 +205,18 @@ class RoundProgram:
     def _run_piece(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of a piece; *into*: memory that steps may write outputs to."""
         kind = self.module.dtype
-        given = {name: values[name].to(kind) if name in self._cast else values[name] for name in piece.inputs}
+        given = {name: values[name].to(kind) if name in self._to_convert else values[name] for name in piece.inputs}
         tensors = self.module.steps(given, piece.start, piece.end, into)
         return {name: tensors[name] for name in piece.outputs}
 
     def record_orders(self, values: Mapping[str, Any]) -> None:
         """Run the steps once, and record which tensors are in channels-last order."""
-        tensors, last = dict(values), set()
-        for at in range(self._given_from):
+        tensors, channels_last = dict(values), set[str]()
+        for at in range(self._first_output_step):
             results = self._run_piece(self.piece(at, at + 1), tensors, {})
-            last |= {name for name, tensor in results.items() if _is_channels_last(tensor)}
+            channels_last |= {name for name, tensor in results.items() if _is_channels_last(tensor)}
             tensors |= results
-        self.channels_last = frozenset(last)
+        self.channels_last = frozenset(channels_last)
 
 
 class _BoundRound(NamedTuple):
@@ -250,8 +256,8 @@ class FusedFile:
         self._programs: dict[int, RoundProgram] = {}
         self.weights, self._on_device = DeviceWeights(device), dict[Any, Any]()
         shapes_file = folder / SHAPES
-        self._shapes: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
-        """Number of rows -> the tiles of the fused layers."""
+        self._tiles: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
+        """Number of rows, as text -> the tiles of the fused layers (``shapes_of``)."""
 
     def program(self, blueprint: Blueprint, rows: int) -> RoundProgram:
         """The program for *rows* rows of each task; it is created and tuned at first use."""
@@ -259,9 +265,9 @@ class FusedFile:
             self.allowance.check()
             program = RoundProgram(self._rounds.at(rows), where(self.device))
             self._place_weights(program.module)
-            self._set_tiles(program, batch_of(blueprint, rows), str(rows))
+            self._set_tiles(program, random_batch(blueprint, rows), str(rows))
             if rows == 1:
-                given = self._to_device(program, batch_of(blueprint, 1))
+                given = self._to_device(program, random_batch(blueprint, 1))
                 self.device.plainly(lambda: program.record_orders(given))
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
@@ -277,32 +283,35 @@ class FusedFile:
 
     def _place_weights(self, module: Any) -> None:
         """Move the module's weights to the device, into memory that can be evicted; programs share equal weights."""
-        held = dict(module.named_buffers(remove_duplicate=False))
-        keys = {name: _key(tensor) for name, tensor in held.items()}
-        new = {key: held[name] for name, key in keys.items() if key not in self._on_device}
-        last = {key for key, tensor in new.items() if _is_channels_last(tensor)}
-        stored = {key: tensor.permute(0, 2, 3, 1) if key in last else tensor for key, tensor in new.items()}
-        rooms = (
-            self.weights.room([(tuple(tensor.shape), numbered(tensor)) for tensor in stored.values()]) if new else []
-        )
-        for (key, tensor), room in zip(stored.items(), rooms, strict=True):
-            place = as_torch(room)
-            place.copy_(tensor)
-            self._on_device[key] = place.permute(0, 3, 1, 2) if key in last else place
+        buffers = dict(module.named_buffers(remove_duplicate=False))
+        keys = {name: _key(tensor) for name, tensor in buffers.items()}
+        new = {key: buffers[name] for name, key in keys.items() if key not in self._on_device}
+        channels_last = {key for key, tensor in new.items() if _is_channels_last(tensor)}
+        # The memory for weights holds contiguous tensors only: channels-last ones are stored with their axes moved.
+        stored = {key: tensor.permute(0, 2, 3, 1) if key in channels_last else tensor for key, tensor in new.items()}
+        shapes = [(tuple(tensor.shape), numbered(tensor)) for tensor in stored.values()]
+        targets = self.weights.room(shapes) if new else []
+        for (key, tensor), target in zip(stored.items(), targets, strict=True):
+            weight = as_torch(target)
+            weight.copy_(tensor)
+            self._on_device[key] = weight.permute(0, 3, 1, 2) if key in channels_last else weight
         for name, key in keys.items():
-            owner, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(owner), leaf, self._on_device[key])
+            submodule, _, attribute = name.rpartition(".")
+            setattr(module.get_submodule(submodule), attribute, self._on_device[key])
 
-    def _set_tiles(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
-        """Tune the kernel's tiles for *rows*, or set those of an earlier run."""
-        if rows not in self._shapes and self.device.kind == TIMED_ON:
+    def _set_tiles(self, program: RoundProgram, feed: Mapping[str, Any], rows_key: str) -> None:
+        """Set the tiles that are known for this number of rows; else tune them, on CUDA only, and store them.
+
+        *feed*: example inputs. *rows_key*: the number of rows, as the key in ``_tiles`` and in the file of tiles.
+        """
+        if rows_key not in self._tiles and self.device.kind == TIMED_ON:
             given = self._to_device(program, feed)
             example = [given[port.name].to(program.module.dtype) for port in program.graph.inputs]
-            tuned(program.module, example, self.allowance.half_gone)
-            self._shapes[rows] = shapes_of(program.module)
-            (self._folder / SHAPES).write_text(json.dumps(self._shapes))
-        elif rows in self._shapes:
-            take_shapes(program.module, self._shapes[rows])
+            tune_within(program.module, example, self.allowance.is_half_used)
+            self._tiles[rows_key] = shapes_of(program.module)
+            (self._folder / SHAPES).write_text(json.dumps(self._tiles))
+        elif rows_key in self._tiles:
+            take_shapes(program.module, self._tiles[rows_key])
 
     # The interface that ModelPreparation cuts by
 
@@ -317,7 +326,7 @@ class FusedFile:
 
     def guessed_s(self) -> list[float]:
         """Estimated seconds of each step for one row."""
-        return self._programs[1].guesses
+        return self._programs[1].estimated_step_s
 
     def crossing(self) -> list[int | None]:
         """The bytes that cross each possible cut, for one row; see ``RoundProgram.crossing``."""
@@ -331,10 +340,13 @@ class FusedFile:
         )
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """*blueprint* with the file cut into segments at *cuts*."""
+        """*blueprint* with the file cut into segments at *cuts*: each is the step before which a segment begins.
+
+        The steps are those for one row; other numbers of rows have the same steps, unless ``whole_because`` says no.
+        """
         program = self.program(blueprint, 1)
-        ends = [0, *cuts, _END]
-        segments = tuple(_spec(program, start, end) for start, end in pairwise(ends))
+        bounds = [0, *cuts, _END]
+        segments = tuple(_spec(program, start, end) for start, end in pairwise(bounds))
         return blueprint.model_copy(update={"segments": segments})
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:
@@ -365,12 +377,12 @@ def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
 
 def _is_channels_last(tensor: Any) -> bool:
     """Whether a tensor is in channels-last order, and not contiguous as well."""
-    last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    return bool(last and not tensor.is_contiguous())
+    channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return bool(channels_last and not tensor.is_contiguous())
 
 
 def _key(tensor: Any) -> Any:
     """A key that is equal for equal tensors: type, shape, memory order and a digest."""
-    lying = tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor
-    digest = sha256(lying.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
+    in_memory_order = tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor
+    digest = sha256(in_memory_order.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
     return tensor.dtype, tuple(tensor.shape), _is_channels_last(tensor), digest

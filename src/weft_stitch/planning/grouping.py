@@ -4,8 +4,8 @@ Stitching all of them need not be best: some forms do more work the more models 
 The latencies of the groups add up, and so do their weights; of their activations the largest counts. This is Algorithm
 1 of the paper (Wang et al., "Stitching Weight-Shared Deep Neural Networks for Efficient Multitask Inference on GPU",
 SECON 2022) with its gaps filled: equal models are a dynamic program over group sizes that starts at one, few unequal
-ones a dynamic program over what kinds are left, in which equal groups are costed once and hopeless ones not at all,
-and many are dealt out in snake order into every number of groups.
+ones a dynamic program over the models that are left, in which equal groups are costed once and hopeless ones not at
+all, and many are dealt out in snake order into every number of groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from weft.base.errors import StitchError
 
 Amounts = tuple[int, ...]
-"""Number of models of each kind."""
+"""How many models of each kind a set of models has. Models of one kind are interchangeable."""
 
 
 class GroupCost(NamedTuple):
@@ -53,7 +53,7 @@ NOTHING = GroupCost(0.0, 0.0, 0.0)
 
 
 class Cut(NamedTuple):
-    """Models cut into groups, with the total cost."""
+    """A division of models into groups, with the total cost."""
 
     cost: GroupCost
     groups: tuple[Amounts, ...]
@@ -116,12 +116,14 @@ def _ms(seconds: float) -> str:
 
 
 class Lattice:
-    """All subsets of models, as amounts per kind up to *whole*.
+    """All subsets of a set of models, each given as a count of each kind of model (``Amounts``).
 
-    Each subset has a number (mixed radix); removing a group from a subset subtracts the group's number.
+    Each subset also has a number, whose digits in mixed radix are its counts. So removing a group from a subset
+    subtracts the group's number from the subset's.
     """
 
     def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
+        """*whole*: the counts of all models. *cost*: returns the cost of a subset as one group."""
         self._whole, self._cost = whole, cost
         self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
         self._full = math.prod(amount + 1 for amount in whole) - 1
@@ -150,7 +152,7 @@ class Lattice:
         return self._cost(self.amounts(number))
 
     def groups(self, left: int) -> list[int]:
-        """The groups out of the subset *left* that contain a model of its last kind: so each grouping is tried once."""
+        """The groups to take out of the subset *left*: with a model of its last kind, so each cut is tried once."""
         amounts = self.amounts(left)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
@@ -161,10 +163,11 @@ class Lattice:
         unit = self._units[last]
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
 
-    def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
-        """The least value of a cut, for every subset, by dynamic programming.
+    def least_cut_values(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
+        """For every subset, the least value of any division of it into groups, by dynamic programming.
 
-        *values*: of each subset as one group. *join*: combines the values of two groups.
+        *values*: of each subset taken as one group. *join*: the value of a group and the value of the remaining groups
+        -> the value of both.
         """
         least = [0.0] * (self.full + 1)
         for left in range(1, self.full + 1):
@@ -174,33 +177,33 @@ class Lattice:
     def _fastest_cut(self) -> Cut:
         """The cut of least latency, by dynamic programming.
 
-        Groups are costed lazily: a subset that is no slower than its slowest part (*floors*) cannot beat a cut that is
-        as fast already.
+        Groups are costed lazily: as one group, a subset takes at least as long as its slowest part (*floors*). If a cut
+        of the subset is as fast as that, the subset need not be costed.
         """
         least = [0.0] * (self.full + 1)
-        taken = [0] * (self.full + 1)
-        floors = [0.0] * (self.full + 1)  # lower bounds of a group's latency: it is not below that of its parts
-        seconds = [math.inf] * (self.full + 1)
+        first_groups = [0] * (self.full + 1)  # the first group of the fastest cut
+        floors = [0.0] * (self.full + 1)  # a lower bound on the latency as one group
+        seconds = [math.inf] * (self.full + 1)  # the latency as one group, where that is the fastest cut
         for left in range(1, self.full + 1):
             options = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
-            least[left], taken[left] = min(options)
+            least[left], first_groups[left] = min(options)
             floors[left] = max(floors[part] for part in self._parts(left))
             if floors[left] < least[left]:
                 floors[left] = self.cost(left).seconds
                 if floors[left] < least[left]:
-                    least[left], taken[left], seconds[left] = floors[left], left, floors[left]
-        return self._trace_cut(taken)
+                    least[left], first_groups[left], seconds[left] = floors[left], left, floors[left]
+        return self._trace_cut(first_groups)
 
     def _parts(self, number: int) -> list[int]:
         """The subsets with one model fewer, for each kind that is present."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
-    def _trace_cut(self, taken: Sequence[int]) -> Cut:
-        """Build the cut from *taken*, the first group of the best cut of every subset."""
+    def _trace_cut(self, first_groups: Sequence[int]) -> Cut:
+        """Build the cut of all models from *first_groups*, the first group of the best cut of every subset."""
         cut, left = Cut(NOTHING, ()), self.full
         while left:
-            group = taken[left]
+            group = first_groups[left]
             cut = Cut(cut.cost.then(self.cost(group)), (*cut.groups, self.amounts(group)))
             left -= group
         return cut
@@ -216,13 +219,13 @@ class _GroupCosts(NamedTuple):
 
 
 def _group_costs(lattice: Lattice) -> _GroupCosts:
-    """Cost every subset as a group, and bound each field of its cuts by itself."""
+    """Cost every subset as one group, and bound the cost of its cuts, for each field of the cost independently."""
     costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
     seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
     bounds = zip(
-        lattice.least(seconds, operator.add),
-        lattice.least(weights, operator.add),
-        lattice.least(activations, lambda first, second: max(first, second)),
+        lattice.least_cut_values(seconds, operator.add),
+        lattice.least_cut_values(weights, operator.add),
+        lattice.least_cut_values(activations, lambda first, second: max(first, second)),
         strict=True,
     )
     return _GroupCosts(costs, [GroupCost(*bound) for bound in bounds])
@@ -259,9 +262,9 @@ class _LatticeSearch:
             return
         self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
         for group in self._order_groups(left):
-            then = cost.then(self._costs[group])
-            if self._can_improve(then.then(self._bounds[left - group])):
-                self._extend(left - group, then, (*groups, group))
+            extended = cost.then(self._costs[group])
+            if self._can_improve(extended.then(self._bounds[left - group])):
+                self._extend(left - group, extended, (*groups, group))
 
     def _can_improve(self, bound: GroupCost) -> bool:
         """Whether *bound* is within the limits and better than the best cut so far."""
@@ -364,16 +367,16 @@ class _CostedModels:
 
 
 def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
-    """The best cuts of equal models. Sizes that are chosen by interpolated costs are costed, until none is."""
+    """The best cuts of equal models. Chosen sizes whose costs were interpolated are costed, until no such is chosen."""
     (models,) = costed.all
     samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
     lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
     while True:
         cuts = lattice.best(wish)
-        guessed = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
-        if not guessed:
+        interpolated = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
+        if not interpolated:
             return cuts
-        samples.update({size: costed.cost((size,)) for size in sorted(guessed)})
+        samples.update({size: costed.cost((size,)) for size in sorted(interpolated)})
 
 
 def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
@@ -385,7 +388,7 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     low, high = sizes[after - 1], sizes[after]
     share = (size - low) / (high - low)
     pairs = zip(samples[low], samples[high], strict=True)
-    return GroupCost(*(before + share * (then - before) for before, then in pairs))
+    return GroupCost(*(smaller + share * (larger - smaller) for smaller, larger in pairs))
 
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:

@@ -291,24 +291,27 @@ class _FormSearch:
             following: dict[State, _Path] = {}
             for state, path in paths.items():
                 for option in options:
-                    then, price = self._after(state, option, needed)
-                    whole = _Path(path.price + price + byte_price * option.weight_bytes, (*path.options, option))
-                    if then not in following or whole.price < following[then].price:
-                        following[then] = whole
-            kept = sorted(following, key=lambda reached: following[reached].price)[:_STATES]
-            paths = {state: following[state] for state in kept}
+                    reached, seconds = self._after(state, option, needed)
+                    price = path.price + seconds + byte_price * option.weight_bytes
+                    if reached not in following or price < following[reached].price:
+                        following[reached] = _Path(price, (*path.options, option))
+            cheapest = sorted(following, key=lambda state: following[state].price)[:_STATES]
+            paths = {state: following[state] for state in cheapest}
         ends = {state: path.price + self._end(state) for state, path in paths.items()}
         return paths[min(ends, key=lambda state: ends[state])]
 
     def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
-        """The state after *option*, and the seconds of the option with its layout conversions."""
-        have, seconds = dict(state), option.seconds
+        """The state after *option*, and the seconds of the option with its layout conversions.
+
+        *needed*: the values that later segments or outputs read; the state drops all others.
+        """
+        layouts_of, seconds = dict(state), option.seconds
         for value, layout in option.reads.items():
-            seconds += self._conversion_seconds(value, have[value], layout)
-            have[value] |= {layout}
-        have |= {value: frozenset({layout}) for value, layout in option.writes.items()}
-        left = [entry for entry in have.items() if entry[0] in needed]
-        return tuple(sorted(left, key=lambda entry: entry[0])), seconds
+            seconds += self._conversion_seconds(value, layouts_of[value], layout)
+            layouts_of[value] |= {layout}
+        layouts_of |= {value: frozenset({layout}) for value, layout in option.writes.items()}
+        still_needed = [entry for entry in layouts_of.items() if entry[0] in needed]
+        return tuple(sorted(still_needed, key=lambda entry: entry[0])), seconds
 
     def _end(self, state: State) -> float:
         """Seconds to convert the values that leave the graph to one tensor per task."""

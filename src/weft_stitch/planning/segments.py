@@ -21,6 +21,8 @@ from weft_stitch.lowering import formed_layers, lower_layers
 
 READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT, "separate": APART}
 """Form -> the layout in which it reads its input without conversion; that of ``fused`` depends on the value."""
+_NO_SEGMENT = -1
+"""In place of the segment that computes a value: the value is an input of the models. It is below all segments."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +60,19 @@ def segments(family: Family) -> tuple[FormSegment, ...]:
     """
     formed_names = {layer.name for layer in formed_layers(family)}
     groups: list[list[FamilyLayer]] = []
-    segment_of = {value: -1 for value in family.inputs}
-    unformed: dict[int, int] = {}
+    segment_of = {value: _NO_SEGMENT for value in family.inputs}
+    unformed: int | None = None  # the segment of the layers that depend on no convolution, once there is one
     for layer in family.layers:
-        last = max(segment_of[value] for value in layer.inputs)
-        if layer.name in formed_names or (last < 0 and last not in unformed):
+        number = max(segment_of[value] for value in layer.inputs)
+        if layer.name in formed_names or (number == _NO_SEGMENT and unformed is None):
             groups.append([])
-            last = len(groups) - 1
+            number = len(groups) - 1
             if layer.name not in formed_names:
-                unformed[-1] = last
-        elif last < 0:
-            last = unformed[last]
-        groups[last].append(layer)
-        segment_of[layer.output] = last
+                unformed = number
+        elif number == _NO_SEGMENT and unformed is not None:
+            number = unformed
+        groups[number].append(layer)
+        segment_of[layer.output] = number
     return tuple(_segment(family, group, formed_names) for group in groups)
 
 

@@ -209,7 +209,7 @@ def _adaptive_avg_pool2d(a: Arguments) -> Picture:
 
 def _mean(a: Arguments) -> Picture:
     """A mean over all positions of each channel."""
-    x = a.picture()
+    x = a.picture()  # the shape ``x.view`` lacks the batch axis: axis 2 of the tensor is the first of positions
     if a.given.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
         raise Foreign("it does not take the mean over all positions of each channel")
     return a.draft.global_pool(a.name, x, keep=a.given["keepdim"])

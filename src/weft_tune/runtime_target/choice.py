@@ -120,23 +120,23 @@ class _Search:
         self.times_before, self.times_int8 = bench.layer_times([bench.original, self.current])
 
     def _try_halves(self) -> None:
-        """Time all layers in float16, unless this build of ONNX Runtime has no kernels for it."""
+        """Time all layers in float16 against the original, and keep that variant if it is faster."""
         try:
             halves = self.bench.halves()
-        except TuneError:
+        except TuneError:  # this build of ONNX Runtime has no float16 kernels
             return
-        was, took = self.bench.race([self.bench.original, halves])
-        if took.faster_than(was):
+        original_times, half_times = self.bench.race([self.bench.original, halves])
+        if half_times.faster_than(original_times):
             self.halves = halves
-        self._note(FLOAT16, (), took, was, None, kept=self.halves is not None)
+        self._note(FLOAT16, (), half_times, original_times, None, kept=self.halves is not None)
 
     def choose_options(self) -> None:
         """Choose the options that are fastest for the layers in 8 bits."""
         variants = [self._build(options, self.left_out) for options in OPTIONS]
-        was, *times = self.bench.race([self.bench.original, *variants])
+        original_times, *times = self.bench.race([self.bench.original, *variants])
         best = min(range(len(OPTIONS)), key=lambda number: times[number].median_s)
-        for number, took in enumerate(times):
-            self._note(str(OPTIONS[number]), self.left_out, took, was, None, kept=number == best)
+        for number, variant_times in enumerate(times):
+            self._note(str(OPTIONS[number]), self.left_out, variant_times, original_times, None, kept=number == best)
         self.options, self.current = OPTIONS[best], variants[best]
 
     def leave_out_slow_together(self) -> None:

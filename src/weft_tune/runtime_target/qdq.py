@@ -96,9 +96,10 @@ class _SoleReaders:
 
 
 class QdqOptions(NamedTuple):
-    """The conversion of values to 8-bit integers."""
+    """How a variant converts the chosen layers to 8-bit integers; as text for the report."""
 
     activations: Literal["uint8", "int8"] = "uint8"
+    """Type of the inputs and outputs of layers; weights are int8 always."""
     joined: bool = True
     """Whether operators between layers stay in 8 bits where they can."""
     weight_bits: int = 8
@@ -107,11 +108,14 @@ class QdqOptions(NamedTuple):
     """Whether the largest values are clipped in favour of smaller steps."""
 
     def __str__(self) -> str:
-        more = (
-            ("", ", layers alone")[not self.joined], ("", f", {self.weight_bits}-bit weights")[self.weight_bits < 8],
-            ("", ", clipped")[self.clipped],
-        )  # fmt: skip
-        return f"int8, inputs {self.activations}{''.join(more)}"
+        parts = ["int8", f"inputs {self.activations}"]
+        if not self.joined:
+            parts.append("layers alone")
+        if self.weight_bits < 8:
+            parts.append(f"{self.weight_bits}-bit weights")
+        if self.clipped:
+            parts.append("clipped")
+        return ", ".join(parts)
 
 
 class WrittenVariant(NamedTuple):

@@ -260,7 +260,7 @@ def test_lines_of_what_fails_are_given_back(
 def test_times_that_were_taken_in_part_are_taken_anew(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, left = Counting(), [0.5]
     first = opened(file, FOUR, device)
-    first._body.took_s = {}
+    first._body.rung_s = {}
 
     def timed(run: Callable[[], None]) -> float:
         if not left:

@@ -159,7 +159,7 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
         for at, layer in enumerate(module.fused_layers):
             layer.shape = layer.shape._replace(warps=at + 1, flat=at % 2 == 0)
 
-    monkeypatch.setattr(fused_file, "tuned", tune)
+    monkeypatch.setattr(fused_file, "tune_within", tune)
     monkeypatch.setattr(fused_file, "TIMED_ON", "cpu")
     opened(file, CUT, tmp_path)
     assert len(tuned) == 2, "one and two rows"
@@ -194,14 +194,14 @@ def test_the_quicker_way_is_taken(file: Path, fused_s: float) -> None:
 
 
 def test_where_time_is_short_the_other_way_is_not_tried(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Allowance, "half_gone", lambda allowance: True)
+    monkeypatch.setattr(Allowance, "is_half_used", lambda allowance: True)
     found = prepare_on(Said(3e-3, 2e-3), file, LoadOptions(max_batch=1))
     assert is_fused(found) and found.remarks[0].startswith("in the form fused: there was no time to try ONNX Runtime")
 
 
 def test_half_of_an_allowance() -> None:
     with Allowance(3600.0) as much, Allowance() as endless, Allowance(1e-9) as none:
-        assert [much.half_gone(), endless.half_gone(), none.half_gone()] == [False, False, True]
+        assert [much.is_half_used(), endless.is_half_used(), none.is_half_used()] == [False, False, True]
 
 
 def test_what_onnx_runtime_cannot_run_is_run_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

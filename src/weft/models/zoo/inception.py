@@ -78,6 +78,7 @@ def inception_v3(g: GraphBuilder, *, resolution: int, classes: int) -> None:
 
 
 def _stem_v3(g: GraphBuilder, resolution: int, first_pool: str, second_pool: str) -> GraphValue:
+    """The layers before the first Inception module; *first_pool*, *second_pool*: the names of their two poolings."""
     x = g.conv_bn(g.image(resolution, at_least=75), "conv1a", 32, 3, stride=2, pad=0)
     x = g.conv_bn(g.conv_bn(x, "conv2a", 32, 3, pad=0), "conv2b", 64, 3)
     x = g.conv_bn(g.pool("MaxPool", x, first_pool, 3, stride=2), "conv3b", 80)
@@ -85,6 +86,7 @@ def _stem_v3(g: GraphBuilder, resolution: int, first_pool: str, second_pool: str
 
 
 def _inception_a(g: GraphBuilder, x: GraphValue, name: str, pool_width: int) -> GraphValue:
+    """A module with branches of 1x1, 5x5 and two 3x3 convolutions, and of a pooling with *pool_width* channels."""
     branches: Branches = {
         "branch1x1": [(64, 1)],
         "branch5x5": [(48, 1), (64, 5)],

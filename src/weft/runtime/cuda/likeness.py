@@ -54,7 +54,7 @@ class PartsBudget:
 
     def spent(self) -> str:
         """Which budget is spent, in words; empty while some of both is left."""
-        if self._allowance.half_gone():
+        if self._allowance.is_half_used():
             return "half of learn_s is gone"
         taken = self._free - self._device.memory()[0]
         return "a quarter of the free memory is taken" if taken > MEMORY_PART * self._free else ""

@@ -14,7 +14,7 @@ from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.node_costs import guess_s
 from weft.runtime.cuda.onnx_files import OnnxFile
-from weft.runtime.cuda.pieces import OpenPieces, batch_of
+from weft.runtime.cuda.pieces import OpenPieces, random_batch
 from weft.runtime.cuda.precision import FP16, FP32, difference, remark
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, WRONG, ModelPreparation, Unfit
 from weft.runtime.cuda.rounds import SHAPES
@@ -47,13 +47,13 @@ __all__ = [
     "Tensor",
     "Unfit",
     "as_array",
-    "batch_of",
     "difference",
     "first_line",
     "guess_s",
     "lacks_memory",
     "named_exits",
     "open_model",
+    "random_batch",
     "remark",
     "whole_blueprint",
     "with_tasks",

@@ -22,7 +22,7 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.attention import with_attention
 from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.precision import BF16, converted, is_half
 from weft.runtime.cuda.preparation import ModelPreparation, Unfit
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
@@ -145,9 +145,9 @@ class OnnxFile:
         if reason is not None or self.options.independent_rows or never_batched:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        verdict = judge_rows(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
+        verdict = judge_rows(host, [random_batch(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if verdict.mixing is None and verdict.by_size:
-            verdict = judge_rows(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            verdict = judge_rows(host, [random_batch(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
             verdict = verdict._replace(by_size=True)
         return verdict
 
@@ -188,7 +188,7 @@ class OnnxFile:
             return open_on(self.device, path, optimise=False, channels_last=last, profile=trace)
 
         try:
-            return seen_tensors(self.graph, self.folder, batch_of(blueprint, 1), profiled)
+            return seen_tensors(self.graph, self.folder, random_batch(blueprint, 1), profiled)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             if lacks_memory(error):
                 raise
@@ -205,7 +205,7 @@ class OnnxFile:
 
     def _run_rows(self, blueprint: Blueprint, model: OnnxModel, rows: int) -> Sequence[Array]:
         """Run *model*, a part of the graph, on random samples with *rows* rows of each task; returns its outputs."""
-        path, feed = self.folder / "rows.onnx", batch_of(blueprint, rows)
+        path, feed = self.folder / "rows.onnx", random_batch(blueprint, rows)
         save(model, path)
         try:
             session = open_on(self.device, path, channels_last=self.half)

@@ -33,7 +33,7 @@ class OpenPieces(NamedTuple):
         """Capture the model at a batch size."""
         blueprint, batched = self.blueprint, self.blueprint.batchable and not self.blueprint.tasks
         segments = [self.segments[spec] for spec in segments_at(blueprint, rows)]
-        return Rung(self.device, rows, segments, batch_of(blueprint, rows), batched=batched)
+        return Rung(self.device, rows, segments, random_batch(blueprint, rows), batched=batched)
 
     def model(self, rungs: Sequence[Rung], **changes: Any) -> DeviceModel:
         """The model as it is served, with *changes* to fields of its blueprint."""
@@ -61,8 +61,8 @@ def unseen(blueprint: Blueprint) -> dict[str, Array]:
     return sample(blueprint.inputs, blueprint.warm_shapes or {}, _UNSEEN, blueprint.values)
 
 
-def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Random inputs of *rows* rows, two samples in turn; in a stitched model, *rows* rows for each task."""
+def random_batch(blueprint: Blueprint, rows: int) -> dict[str, Array]:
+    """Random inputs of *rows* rows, two random samples in turn; for a stitched model, *rows* rows for each task."""
     shapes = blueprint.warm_shapes or {}
     samples = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
     if rows == 1:

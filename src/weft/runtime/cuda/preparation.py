@@ -19,7 +19,7 @@ from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import Device, lacks_memory
 from weft.runtime.cuda.likeness import measured_likeness
 from weft.runtime.cuda.model import DeviceModel, ladder
-from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.precision import FP32, difference, remark
 from weft.runtime.cuda.rounds import busiest, round_times, rung_sizes
 from weft.runtime.cuda.rung import Rung
@@ -169,7 +169,7 @@ class ModelPreparation:
                 feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, seed, blueprint.values)
                 alone.append(self._run_whole(blueprint, rung, feed))
             return None
-        outputs = self._run_whole(blueprint, rung, batch_of(blueprint, rung.rows))
+        outputs = self._run_whole(blueprint, rung, random_batch(blueprint, rung.rows))
         for name, got in outputs.items():
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
             wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])

@@ -13,7 +13,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.packages import Manifest, find
-from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.precision import BF16, FP16, FP32, difference
 from weft.runtime.cuda.rounds import rung_sizes
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
@@ -88,7 +88,7 @@ def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[i
         outputs = model.run(feed)
         return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
 
-    feeds = [unseen(model.blueprint), *(batch_of(model.blueprint, rows) for rows in sizes[1:][-1:])]
+    feeds = [unseen(model.blueprint), *(random_batch(model.blueprint, rows) for rows in sizes[1:][-1:])]
     return max(map(far, feeds))
 
 

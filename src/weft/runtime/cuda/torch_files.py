@@ -17,7 +17,7 @@ from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.pieces import OpenPieces, random_batch, unseen
 from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
@@ -153,14 +153,14 @@ class ProgramFile:
         plain = TorchProgram(exported, "cpu")
         blueprint = self._meaning(plain)
         wanted = self._expected_outputs(plain, unseen(blueprint))
-        self._place(exported, batch_of(blueprint, 1))
+        self._place(exported, random_batch(blueprint, 1))
         workshop = ModelPreparation(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
         free = self.device.memory()[0]
-        self._place(read_program(self.path), batch_of(blueprint, 1))
+        self._place(read_program(self.path), random_batch(blueprint, 1))
         return self.opened(blueprint).assembled(free)
 
     def clear(self, blueprint: Blueprint) -> None:

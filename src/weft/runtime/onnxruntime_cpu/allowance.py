@@ -22,11 +22,11 @@ class Allowance:
         self._options = ort.RunOptions()
         self._stopped = False
         self._timer = None if limit_s is None else threading.Timer(limit_s, self.stop)
-        self._half_s, self._half_gone_s = (limit_s or 0.0) / 2, inf
+        self._half_s, self._half_used_at_s = (limit_s or 0.0) / 2, inf
 
     def __enter__(self) -> Allowance:
         if self._timer:
-            self._half_gone_s = monotonic() + self._half_s
+            self._half_used_at_s = monotonic() + self._half_s
             self._timer.daemon = True
             self._timer.start()
         return self
@@ -50,9 +50,9 @@ class Allowance:
             self.check()
             raise
 
-    def half_gone(self) -> bool:
+    def is_half_used(self) -> bool:
         """Whether half of the time is over, so that optional measurements are left out."""
-        return monotonic() > self._half_gone_s
+        return monotonic() > self._half_used_at_s
 
     def check(self) -> None:
         """Raise ``OutOfTime`` if the time limit is over or ``stop`` was called."""

@@ -56,8 +56,8 @@ def open_session(
     """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
 
     source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
-    as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are not
-    needed any more; for thousands of tensors of unknown sizes, planning that takes minutes.
+    as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are
+    not needed any more. Planning that takes minutes for thousands of tensors of unknown sizes; then set it to False.
     """
     _share_arena()
     options = ort.SessionOptions()

@@ -126,9 +126,9 @@ class RowCase:
         """The integers in the input with index *place*; None if the node does not have it."""
         return tuple(map(int, np.ravel(self.value(place)).tolist())) if self.given(place) else None
 
-    def only(self, places: Iterable[int]) -> None:
-        """Raise ``Mixed`` if any input other than those with the indices *places* depends on samples."""
-        if any(owners is not None and place not in places for place, owners in enumerate(self.owners)):
+    def require_rows_only_in(self, inputs: Iterable[int]) -> None:
+        """Raise ``Mixed`` if any input other than those with the indices *inputs* depends on samples."""
+        if any(owners is not None and number not in inputs for number, owners in enumerate(self.owners)):
             raise Mixed
 
 
@@ -162,12 +162,12 @@ def _elementwise(case: RowCase) -> OutputOwners:
     return _broadcast(case, *case.owners)
 
 
-def _elementwise_of(*places: int) -> Follow:
+def _elementwise_of(*inputs: int) -> Follow:
     """The rule of an output that is computed element by element from these inputs; the others are parameters."""
 
     def rule(case: RowCase) -> OutputOwners:
-        case.only(places)
-        return _broadcast(case, *(case.owner(place) for place in places))
+        case.require_rows_only_in(inputs)
+        return _broadcast(case, *(case.owner(number) for number in inputs))
 
     return rule
 
@@ -181,7 +181,7 @@ def _batch_norm(case: RowCase) -> OutputOwners:
 
 def _dropout(case: RowCase) -> OutputOwners:
     """Refuses the training mode, whose random mask depends on the batch."""
-    case.only([0])
+    case.require_rows_only_in([0])
     if case.given(2) and np.any(case.value(2)):
         raise Mixed
     return case.owner(0)
@@ -189,7 +189,7 @@ def _dropout(case: RowCase) -> OutputOwners:
 
 def _one_hot(case: RowCase) -> OutputOwners:
     """The owners of the indices, with the additional axis of the categories."""
-    case.only([0])
+    case.require_rows_only_in([0])
     owners, axis = case.owner(0), case.attributes.integer("axis", -1)
     return None if owners is None else np.expand_dims(owners, axis)
 
@@ -197,15 +197,15 @@ def _one_hot(case: RowCase) -> OutputOwners:
 # Moving elements
 
 
-def _follow_moves(*places: int) -> Follow:
-    """The rule of an operator that moves elements of the inputs *places* (none given: all inputs).
+def _follow_moves(*inputs: int) -> Follow:
+    """The rule of an operator that moves elements of the inputs with these indices (none given: all inputs).
 
     It runs the operator on the owners instead of the values.
     """
 
     def rule(case: RowCase) -> OutputOwners:
-        moved_inputs = places or range(len(case.owners))
-        case.only(moved_inputs)
+        moved_inputs = inputs or range(len(case.owners))
+        case.require_rows_only_in(moved_inputs)
         feed = {place: _broadcast_owners(case, place) for place in moved_inputs if case.given(place)}
         outputs = case.compute(_without_fill(case.node), feed)
         return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
@@ -234,7 +234,7 @@ def _without_fill(node: OnnxNode) -> OnnxNode:
 def _follow_reshape(case: RowCase) -> OutputOwners:
     """Elements keep their order and get another shape."""
     owners, output_shape = case.owner(0), case.output_shapes[0]
-    case.only([0])
+    case.require_rows_only_in([0])
     if owners is None or output_shape is None:
         raise Mixed
     return shrunk(np.broadcast_to(owners, case.shape(0)).reshape(output_shape))
@@ -270,7 +270,7 @@ def _follow_gather_nd(case: RowCase) -> OutputOwners:
     coordinates = case.owner(1)
     if coordinates is None:
         return _follow_moves(0)(case)
-    case.only([1])
+    case.require_rows_only_in([1])
     output_shape = case.output_shapes[0]
     if output_shape is None:
         raise Mixed
@@ -287,24 +287,29 @@ def _follow_scatter(case: RowCase) -> OutputOwners:
 
 def _follow_quantised_concat(case: RowCase) -> OutputOwners:
     """QLinearConcat: inputs from index 2 are triples of tensor, scale and zero point; only the tensors are moved."""
-    places = range(2, len(case.owners), 3)
-    case.only(places)
-    parts = [case.node.input[place] for place in places]
+    tensors = range(2, len(case.owners), 3)
+    case.require_rows_only_in(tensors)
+    parts = [case.node.input[number] for number in tensors]
     node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
-    outputs = case.compute(node, {number: _broadcast_owners(case, place) for number, place in enumerate(places)})
+    outputs = case.compute(node, {index: _broadcast_owners(case, number) for index, number in enumerate(tensors)})
     return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
 
 # All along axes
 
 
-def _combine_along(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
-    """The rule of an operator that combines all elements along *axes* of the inputs *places* (default: the first)."""
+def _reduction_rule(axes: Callable[[RowCase], Iterable[int]], *inputs: int) -> Follow:
+    """Make the row rule of an operator that combines all elements along some axes, as a sum or a softmax does.
+
+    A row rule maps the samples that each element of the inputs depends on to those of the outputs. Combined elements
+    must depend on the same sample. *axes*: returns the axes for a node. *inputs*: the indices of the inputs that are
+    combined (default: the first); no other input may depend on samples.
+    """
 
     def rule(case: RowCase) -> OutputOwners:
-        combined_inputs = places or (0,)
-        case.only(combined_inputs)
-        owners = joined(*(case.owner(place) for place in combined_inputs))
+        combined_inputs = inputs or (0,)
+        case.require_rows_only_in(combined_inputs)
+        owners = joined(*(case.owner(number) for number in combined_inputs))
         if owners is None:
             return None
         combined_axes = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
@@ -390,7 +395,7 @@ def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
     """
 
     def rule(case: RowCase) -> OutputOwners:
-        case.only([left, right, added])
+        case.require_rows_only_in([left, right, added])
         attributes = case.attributes
         if attributes.integer("transBatchA", 0) or attributes.integer("transBatchB", 0):
             raise Mixed
@@ -444,7 +449,7 @@ def _convolution(case: RowCase) -> OutputOwners:
     So samples may also lie side by side as groups of channels.
     """
     fused = case.node.op_type == "FusedConv"
-    case.only([0, 3] if fused else [0])
+    case.require_rows_only_in([0, 3] if fused else [0])
     owners, groups = case.owner(0), case.attributes.integer("group", 1)
     output_shape = case.output_shapes[0]
     if owners is None or output_shape is None:
@@ -470,7 +475,7 @@ def _keep_rows_apart(input_axes: Mapping[int, int] | None = None, output_axes: S
 
     def rule(case: RowCase) -> OutputOwners:
         if input_axes is not None:
-            case.only(input_axes)
+            case.require_rows_only_in(input_axes)
         owners = joined(*(_row_owners(case, place, input_axes) for place in range(len(case.owners))))
         if owners is None:
             raise Mixed
@@ -526,7 +531,7 @@ def _follow_reverse(case: RowCase) -> OutputOwners:
     """ReverseSequence: by constant lengths, or each sequence by its own length."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
-    case.only([0, 1])
+    case.require_rows_only_in([0, 1])
     batch, time = case.attributes.integer("batch_axis", 1), case.attributes.integer("time_axis", 0)
     owners, lengths = case.owner(0), case.owner(1)
     assert lengths is not None
@@ -545,24 +550,24 @@ def _refuse_mixing(case: RowCase) -> OutputOwners:
 # The rules that entries name
 
 
-def elementwise_of(*places: int) -> RowRule:
+def elementwise_of(*inputs: int) -> RowRule:
     """Rule: outputs are computed element by element from these inputs; the other inputs are parameters."""
-    return RowRule(_elementwise_of(*places))
+    return RowRule(_elementwise_of(*inputs))
 
 
-def moved(*places: int, by: tuple[int, ...] = ()) -> RowRule:
+def moved(*inputs: int, by: tuple[int, ...] = ()) -> RowRule:
     """Rule: elements of these inputs (none given: all inputs) are moved; *by*: inputs whose values say where to."""
-    return RowRule(_follow_moves(*places), by, bool(by))
+    return RowRule(_follow_moves(*inputs), by, bool(by))
 
 
-def along_axis(default: int, *places: int) -> RowRule:
-    """Rule: elements along the attribute ``axis`` are combined; *places*: the inputs (default: the first)."""
-    return RowRule(_combine_along(_axis(default), *places))
+def along_axis(default: int, *inputs: int) -> RowRule:
+    """Rule: elements along the attribute ``axis`` are combined; *inputs*: their indices (default: the first)."""
+    return RowRule(_reduction_rule(_axis(default), *inputs))
 
 
 def from_axis(first: int) -> RowRule:
     """Rule: elements along all axes from *first* on are combined."""
-    return RowRule(_combine_along(_axes_from(first)))
+    return RowRule(_reduction_rule(_axes_from(first)))
 
 
 def matrices(left: int = 0, right: int = 1, added: int = -1) -> RowRule:
@@ -570,12 +575,12 @@ def matrices(left: int = 0, right: int = 1, added: int = -1) -> RowRule:
     return RowRule(_product(left, right, added))
 
 
-def kept_apart(*places: int) -> RowRule:
+def kept_apart(*inputs: int) -> RowRule:
     """Rule: rows along the first axis of these inputs (none given: all inputs) and of all outputs are kept apart.
 
     The other inputs are parameters.
     """
-    return RowRule(_keep_rows_apart(dict.fromkeys(places, 0) if places else None))
+    return RowRule(_keep_rows_apart(dict.fromkeys(inputs, 0) if inputs else None))
 
 
 elementwise = RowRule(_elementwise)
@@ -590,15 +595,15 @@ gathered_elements = RowRule(_follow_gather_elements, (1,), by_numbers=True)
 gathered_slices = RowRule(_follow_gather_nd, (1,), by_numbers=True)
 scattered = RowRule(_follow_scatter, (1,), by_numbers=True)
 reversed_sequence = RowRule(_follow_reverse, reads=(1,))
-reduced = RowRule(_combine_along(_reduced_axes), reads=(1,))
-cumulated = RowRule(_combine_along(_contracted_axes), reads=(1,))
-softmax = RowRule(_combine_along(_softmax))
-layer_norm = RowRule(_combine_along(_from_axis(-1)))
-mean_variance = RowRule(_combine_along(_mean_variance))
-last_two_axes = RowRule(_combine_along(_last_two))
-fourier = RowRule(_combine_along(_transformed_axes), reads=(2,))
-resized = RowRule(_combine_along(_resized_axes), (1, 2, 3), by_numbers=True)
-upsampled = RowRule(_combine_along(_resized_axes), reads=(1,))
+reduced = RowRule(_reduction_rule(_reduced_axes), reads=(1,))
+cumulated = RowRule(_reduction_rule(_contracted_axes), reads=(1,))
+softmax = RowRule(_reduction_rule(_softmax))
+layer_norm = RowRule(_reduction_rule(_from_axis(-1)))
+mean_variance = RowRule(_reduction_rule(_mean_variance))
+last_two_axes = RowRule(_reduction_rule(_last_two))
+fourier = RowRule(_reduction_rule(_transformed_axes), reads=(2,))
+resized = RowRule(_reduction_rule(_resized_axes), (1, 2, 3), by_numbers=True)
+upsampled = RowRule(_reduction_rule(_resized_axes), reads=(1,))
 einsum = RowRule(_einsum)
 convolution = RowRule(_convolution)
 recurrent = RowRule(_recurrent)
