@@ -156,7 +156,7 @@ class Machine:
         monkeypatch.setattr(_Survey, "_held_bytes", lambda *_: 2**27)
 
     def watch(self, survey: _Survey, _: Any, streams: Any, what: str, *seconds: float) -> _Watched:
-        survey._tell(what)
+        survey._report_progress(what)
         survey.done += 1
         rounds = self.watched.count("2 lanes")
         self.watched.append(what)
