@@ -14,6 +14,8 @@ import fcntl
 import gc
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import pytest
@@ -72,9 +75,16 @@ LONG = (
 """Tests that take long: papers reproduced, and rooms held against others' programs or random cases once more."""
 
 
+TESTS = Path(__file__).parent
+USES_LOOPS = frozenset(
+    ("cli", "cluster", "devices", "engine", "kernels", "placing", "planning", "policies", "reports", "simulation")
+)
+"""Rooms whose tests run last, because many of them simulate requests: the loops for it are compiled meanwhile."""
+COMPILER = pytest.StashKey[subprocess.Popen[bytes]]()
+
+
 def _is_long(path: Path) -> bool:
-    here = Path(__file__).parent
-    return path.is_relative_to(here) and path.relative_to(here).as_posix().startswith(LONG)
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).as_posix().startswith(LONG)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -92,13 +102,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _is_long(item.path):
             item.add_marker("long")
+    # loops of requests are compiled meanwhile (tests.loops)
+    items.sort(key=lambda item: item.path.parent == TESTS or item.path.relative_to(TESTS).parts[0] in USES_LOOPS)
 
 
 def pytest_collection(session: pytest.Session) -> None:
     """Garbage is not looked for while tests are collected: there is little, and each look takes longer."""
     gc.disable()
-    if [Path(path).absolute() for path in session.config.args] == [Path(__file__).parent]:
+    if _runs_all(session.config):
         _share_compiling(session.config)
+
+
+def _runs_all(config: pytest.Config) -> bool:
+    return [Path(path).absolute() for path in config.args] == [TESTS]
 
 
 def _share_compiling(config: pytest.Config) -> None:
@@ -118,11 +134,20 @@ def _share_compiling(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
-        _compile_once_among_workers()
+        compile_once_among_processes()
+    elif getattr(config.option, "numprocesses", None) and _runs_all(config):
+        command = [sys.executable, "-m", "tests.loops"]
+        config.stash[COMPILER] = subprocess.Popen(command, cwd=config.rootpath, stdout=DEVNULL, stderr=DEVNULL)
 
 
-def _compile_once_among_workers() -> None:
-    """Let only one worker at a time compile a kernel; the others wait, and read what it kept.
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if compiler := config.stash.get(COMPILER, None):
+        compiler.kill()
+        compiler.wait()
+
+
+def compile_once_among_processes() -> None:
+    """Let only one process at a time compile a kernel; the others wait, and read what it kept.
 
     In a fresh checkout each worker would compile the loops that all of them use: 46 s of a processor for one of them.
     """

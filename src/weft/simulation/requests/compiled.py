@@ -63,6 +63,8 @@ REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp:
 ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
 """The policies with a compiled rule that are compared for requests on an NPU."""
 LATE_RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
+LOCK = "compiling.lock"
+"""File beside the compiled loop that is locked by the process that compiles it in the background."""
 MOST_ON_CHIP = 1 << 17
 """Layers in an NPU's buffer for which there is room at first, 2 MB; a run with more layers enlarges the arrays."""
 
@@ -121,7 +123,7 @@ def compile_once() -> None:
     folder = cache_folder(request_loop.serve_until)
     folder.mkdir(parents=True, exist_ok=True)
     # the lock is held until the end, so that only one process compiles
-    with (folder / "compiling.lock").open("w") as lock, suppress(BlockingIOError):
+    with (folder / LOCK).open("w") as lock, suppress(BlockingIOError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         compile_loop()
 
