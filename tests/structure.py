@@ -18,7 +18,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Set
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from tests import ROOT
@@ -40,6 +40,12 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
+@lru_cache(maxsize=2)
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a file, which several searches walk over one after another."""
+    return tuple(ast.walk(tree))
+
+
 def name_of(path: Path) -> str:
     """The path below ``src``."""
     return path.relative_to(SOURCES).as_posix()
@@ -51,6 +57,7 @@ def dotted(path: Path) -> str:
 
 
 DOTTED = frozenset(map(dotted, MODULES))
+INNER = DOTTED - {CORE, *TOOLS}
 
 
 def room_of(module: str) -> str:
@@ -62,7 +69,7 @@ def room_of(module: str) -> str:
 def imported_test_files(tree: ast.Module) -> set[str]:
     """Test files that a file of ``tests`` imports, wherever in it; names of test functions are none."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -79,7 +86,7 @@ def imported(path: Path) -> frozenset[str]:
 
 def modules_imported(tree: ast.Module) -> set[str]:
     modules: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             modules.update(_present(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,10 +109,10 @@ def modules_named(tree: ast.Module) -> set[str]:
     """Modules in strings that are code; of a string that is put together the beginning, as ``weft.cli.{name}``."""
     words = {id(text) for text in (*documentation(tree), *_loggers(tree))}
     named: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words:
             module = _present(node.value.partition(":")[0])
-            if module in DOTTED - {CORE, *TOOLS}:
+            if module in INNER:
                 named.add(module)
             elif (part := re.match(rf"({CORE}(_\w+)?(\.\w+)*)\.$", node.value)) and part[1] in DOTTED:
                 named.add(part[1])
@@ -130,13 +137,13 @@ def _is_tool(argument: ast.expr) -> bool:
 
 def documentation(tree: ast.Module) -> Iterator[ast.Constant]:
     """Strings that stand alone: docstrings of modules, classes, functions and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
 
 
 def _loggers(tree: ast.Module) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "getLogger":
             yield from (argument for argument in node.args if isinstance(argument, ast.Constant))
 
