@@ -145,7 +145,7 @@ def pytest_configure(config: pytest.Config) -> None:
         compile_once_among_processes()
     elif getattr(config.option, "numprocesses", None) and _runs_all(config):
         command = [sys.executable, "-m", "tests.loops"]
-        config.stash[COMPILER] = subprocess.Popen(command, cwd=config.rootpath, stdout=DEVNULL, stderr=DEVNULL)
+        config.stash[COMPILER] = subprocess.Popen(command, cwd=config.rootpath, stdout=DEVNULL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

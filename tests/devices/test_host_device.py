@@ -241,6 +241,17 @@ def test_a_file_that_cannot_be_is_refused(change, said):
         changed(**change)
 
 
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_commands_have_the_loop_compiled_for_the_next_time(command, tmp_path, capsys, monkeypatch):
+    begun = []
+    monkeypatch.setattr("weft.simulation.requests.compiled.compile_in_background", lambda: begun.append(command))
+    write_host(exact(1), tmp_path / "h.json")
+    load = tmp_path / "w.toml"
+    load.write_text('duration_s = 2.0\n[[stream]]\nmodel = "long"\nrate = 5.0\ndeadline_ms = 50.0\n')
+    code, _, error = run(capsys, command, "-w", str(load), "-d", str(tmp_path / "h.json"))
+    assert (code, begun) == (0, [command]), error
+
+
 def test_a_request_alone_takes_its_segments_and_no_more():
     case = prepare(workload(stream=[{"model": "long", "rate": 1.0, "deadline_ms": 50.0}]), exact(1))
     (stream,) = simulate_requests(case, "fifo").report.streams

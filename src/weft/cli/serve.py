@@ -257,9 +257,8 @@ def _announce(server: Server) -> None:
     for slot in service.library.slots():
         state = _segments_text(slot.served.loaded) if slot.served else slot.state
         text = f"{slot.entry.version}: {state}  {slot.message}"
-        group = (
-            "" if slot.state == "failed" else slot.entry.name
-        )  # models of a file that fail for a reason share a line
+        # models of one file fail for the same reason, which is printed once for all of them
+        group = "" if slot.state == "failed" else slot.entry.name
         lines.setdefault((group, text), []).append(slot.entry.name)
     for (_, text), names in lines.items():
         _line(f"       {', '.join(names)} {text}")

@@ -60,6 +60,7 @@ def test_its_environment_has_no_secrets_and_its_folders_are_its_own(
     with pytest.raises(NotCompiled) as refused:
         compile_model(job, tmp_path / "cache", AMPLE)
     assert "secret" not in str(refused.value) and "('TMPDIR', " in str(refused.value) and "63" in str(refused.value)
+    assert "('TORCHINDUCTOR_VEC_ISA_OK', '0')" in str(refused.value)
     assert not list((tmp_path / "cache").iterdir())
 
 

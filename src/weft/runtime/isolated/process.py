@@ -331,7 +331,7 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """Note that the worker has these regions open; it is told to close them when their lenders are garbage."""
+        """Note that the worker has opened the regions of *lenders*; a region is closed when its lender is freed."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
