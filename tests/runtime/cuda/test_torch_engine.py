@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted
-from tests.runtime.cuda.uncompiled import packaged, without_compiler
+from tests.runtime.cuda.uncompiled import PROGRAM, packaged, without_compiler
 from weft.models import operators
 from weft.models.operators import OPERATORS
 from weft.runtime.backend import LoadOptions
@@ -98,5 +98,5 @@ def test_packages_that_cannot_be_used_are_a_remark(path: Path, cache: Path, tmp_
     assert "its packages cannot be read" in opened(path, cache, tmp_path / "none").remarks[-1]
     folder = packaged(job(path, (1,)), tmp_path / "packages")
     assert "batches of 2 rows were not compiled in time" in opened(path, cache, folder).remarks[-1]
-    (folder / "rows1.pt2").write_bytes(b"damaged")
+    (folder / "rows1" / PROGRAM).write_bytes(b"damaged")
     assert "stays with ONNX Runtime" in opened(path, cache, folder, replace(OPTIONS, max_batch=2)).remarks[-1]

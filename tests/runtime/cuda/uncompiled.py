@@ -14,23 +14,27 @@ from weft.runtime.cuda import torch_compiler, torch_packages
 from weft.runtime.cuda.packages import CompileJob
 from weft.runtime.cuda.torch_compiler import PackageWriter
 
+PROGRAM = "program.pt2"
+
 
 class Program:
-    """A package as the loader of compiled ones gives it."""
+    """A package as torch's runner of compiled ones gives it."""
 
-    def __init__(self, path: str) -> None:
-        self._exported = torch.export.load(path)
+    def __init__(self, folder: Path) -> None:
+        self._exported = torch.export.load(folder / PROGRAM)
         self._constants: Mapping[str, Any] = {}
 
-    def get_constant_fqns(self) -> list[str]:
-        return [*self._exported.state_dict, *self._exported.constants]
+    def get_constant_names_to_original_fqns(self) -> dict[str, str]:
+        return {f"_{name}": name for name in (*self._exported.state_dict, *self._exported.constants)}
 
-    def load_constants(self, constants: Mapping[str, Any], **settings: bool) -> None:
-        assert settings == {"use_inactive": False, "check_full_update": True, "user_managed": True}
-        assert {*constants} == {*self.get_constant_fqns()}
-        self._constants = constants
+    def update_constant_buffer(
+        self, constants: Mapping[str, Any], use_inactive: bool, check_full_update: bool, user_managed: bool
+    ) -> None:
+        names = self.get_constant_names_to_original_fqns()
+        assert (use_inactive, check_full_update, user_managed) == (False, True, True) and {*constants} == {*names}
+        self._constants = {names[name]: tensor for name, tensor in constants.items()}
 
-    def boxed_run(self, inputs: list[Any]) -> list[Any]:
+    def run(self, inputs: list[Any]) -> list[Any]:
         held = {**self._exported.state_dict, **self._exported.constants}
         for name, tensor in self._constants.items():
             assert held[name].stride() == tensor.stride()
@@ -45,7 +49,13 @@ def without_compiler(patch: pytest.MonkeyPatch) -> None:
         torch.export.save(exported, package_path)
 
     patch.setattr(torch_compiler, "aoti_compile_and_package", save)
-    patch.setattr(torch_packages, "open_package", lambda path, device: Program(path))
+
+    def unpack(archive: Path, folder: Path) -> None:
+        folder.mkdir()
+        archive.rename(folder / PROGRAM)
+
+    patch.setattr(torch_compiler, "unpack", unpack)
+    patch.setattr(torch_packages, "open_package", lambda folder, device: Program(folder))
 
 
 def packaged(job: CompileJob, folder: Path) -> Path:

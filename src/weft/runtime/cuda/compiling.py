@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -21,19 +22,43 @@ from typing import NamedTuple
 from weft.base.child_processes import bare_environment
 from weft.base.errors import reason_of
 from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, find, is_private
+from weft.runtime.isolated.confinement import end_with
 from weft.runtime.own_folder import LOCK, make_folder, release, remove
 
 MOST_BYTES = 32 << 30
 """Limit for all packages in a cache together; the least recently used packages are removed first."""
+PROCESS_BYTES, WEIGHT_COPIES = 3 << 30, 6
+"""Memory of a process that compiles one batch size: torch with a GPU, and copies of the weights meanwhile."""
 LOOK_S = 0.25
 """Seconds between checks of a compiler's time and memory."""
+PRIORITY = 10
+"""The nice value of compilers, because models are served meanwhile."""
 
 
 def compiler() -> None:
-    """Run the compiler in this process, on the arguments of its command line."""
-    from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
+    """Run the compiler on the arguments of this process's command line: folder, job, and number of processes.
 
-    main(*sys.argv[1:])
+    Each batch size is compiled in a process of its own, as the compiler is single-threaded for most of its time.
+    """
+    end_with(os.getppid())
+    os.setpriority(os.PRIO_PROCESS, 0, max(PRIORITY, os.getpriority(os.PRIO_PROCESS, 0)))
+    folder, job, processes = Path(sys.argv[1]), CompileJob.model_validate_json(sys.argv[2]), int(sys.argv[3])
+    if len(job.rows) == 1:
+        from weft.runtime.cuda.torch_compiler import main  # imported here, as it imports torch
+
+        main(folder, job)
+        return
+    # one row first, then the largest batch: they serve most requests
+    sizes = sorted(job.rows, key=lambda rows: (rows != 1, -rows))
+    alone = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
+    with ThreadPoolExecutor(processes) as pool:
+        codes = list(pool.map(lambda size: subprocess.call(_command(folder, size)), alone))
+    sys.exit(max(codes, key=abs))
+
+
+def _command(folder: Path, job: str, processes: int = 1) -> list[str]:
+    """The command line of a compiler; *job*: as JSON."""
+    return [sys.executable, "-P", "-s", "-c", START, str(folder), job, str(processes)]
 
 
 START = f"from {compiler.__module__} import {compiler.__name__} as main; main()"
@@ -50,6 +75,12 @@ class CompileLimits(NamedTuple):
     seconds: float
     memory_bytes: int
     threads: int = 1
+    """Of all its processes together."""
+
+    def processes(self, job: CompileJob) -> int:
+        """How many batch sizes are compiled at the same time."""
+        fitting = self.memory_bytes // (PROCESS_BYTES + WEIGHT_COPIES * job.model.stat().st_size)
+        return max(1, min(len(job.rows), self.threads, fitting))
 
 
 def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
@@ -95,20 +126,21 @@ def check_tools(device: str) -> None:
 
 def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
     """Run the compiler, which writes packages to *folder*; returns why it failed, or an empty text."""
+    processes = limits.processes(job)
+    threads = str(max(1, limits.threads // processes))
     scratch = folder / "scratch"
     scratch.mkdir(mode=0o700)
     places = ("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environment = bare_environment(("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME"))
     environment |= dict.fromkeys(places, str(scratch)) | {
-        "OMP_NUM_THREADS": str(limits.threads),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(limits.threads),
+        "OMP_NUM_THREADS": threads,
+        "TORCHINDUCTOR_COMPILE_THREADS": threads,
         # else ten test programs of 3 s each find the vector instructions of the processor, for code that no GPU runs
         "TORCHINDUCTOR_VEC_ISA_OK": "0",
     }
-    command = [sys.executable, "-P", "-s", "-c", START, str(folder), job.model_dump_json()]
     with open(folder / "log", "w+b", opener=partial(os.open, mode=0o600)) as log:
         process = subprocess.Popen(
-            command,
+            _command(folder, job.model_dump_json(), processes),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -163,12 +195,10 @@ def _own(cache: Path) -> Path:
 def _clear(folder: Path) -> None:
     """Remove the files that only the compiler needed."""
     manifest = find(folder) or Manifest(inputs=(), outputs=())
-    kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.file, manifest.constants)}
+    kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.folder, manifest.constants)}
     for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name not in kept:
-            path.unlink()
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _make_room(cache: Path, wanted_bytes: int) -> None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.runtime.onnxruntime_cpu import cache as caching
 
-FORMAT = 1
+FORMAT = 2
 """Increase it whenever packages, or the content of their folder, change."""
 MANIFEST, WEIGHTS = "packages.json", "weights.bin"
 
@@ -46,8 +46,9 @@ class Manifest(BaseModel):
     constants: dict[int, dict[str, str]] = {}
     """Rows of a batch -> its package's name for each weight -> the weight's digest."""
 
-    def file(self, rows: int) -> str:
-        return f"rows{rows}.pt2"
+    def folder(self, rows: int) -> str:
+        """The name of the folder with the package of a batch size."""
+        return f"rows{rows}"
 
 
 class CompileJob(BaseModel):
@@ -81,7 +82,7 @@ def find(folder: Path) -> Manifest | None:
     """The packages in a folder; None if there are none, or if another user could have written them."""
     try:
         manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
-        return manifest if all(map(is_private, (folder, *folder.iterdir()))) else None
+        return manifest if all(map(is_private, (folder, *folder.rglob("*")))) else None
     except (OSError, ValidationError):
         return None
 

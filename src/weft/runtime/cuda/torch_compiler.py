@@ -1,12 +1,13 @@
-"""The compiler process: ONNX file in, packages of torch's compiler out, one for each batch size (``packages``).
-
-python -m weft.runtime.cuda.torch_compiler FOLDER JOB
-"""
+"""A compiler process: ONNX file in, a package of torch's compiler out, for one batch size (``packages``)."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,11 @@ from weft.models.onnx_graph import load
 from weft.runtime.cuda.packages import MANIFEST, WEIGHTS, CompileJob, Manifest, StoredWeight
 from weft.runtime.cuda.torch_onnx import OnnxModule, folded
 from weft.runtime.cuda.torch_types import NUMBERED, PRECISIONS
-from weft.runtime.isolated.confinement import end_with
 
 SETTINGS = {"aot_inductor.package_constants_in_so": False}
 """Settings of the compiler: weights are not stored in packages but passed to them, so that packages share weights."""
-PRIORITY = 10
-"""Added to the nice value of this process, because models are served meanwhile."""
+CODE = (".so", ".cubin")
+"""Endings of the files of a package that are needed to run it."""
 
 
 def example(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
@@ -31,13 +31,21 @@ def example(job: CompileJob, module: OnnxModule, rows: int) -> tuple[Any, ...]:
     return tuple(torch.zeros(shapes[name], dtype=kind, device=job.device) for name, kind in module.inputs)
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack the code in an archive into a new folder; the archive is removed."""
+    folder.mkdir()
+    with zipfile.ZipFile(archive) as file:
+        for member in file.namelist():
+            if member.endswith(CODE):
+                (folder / Path(member).name).write_bytes(file.read(member))
+    archive.unlink()
+
+
 class PackageWriter:
-    """Writes the packages of one model into a folder."""
+    """Writes the packages of one model into a folder; several processes may add batch sizes at the same time."""
 
     def __init__(self, job: CompileJob, folder: Path) -> None:
         self._job, self._folder = job, folder
-        self._manifest: Manifest | None = None
-        self._weights: dict[str, StoredWeight] = {}
 
     def add(self, rows: int) -> None:
         """Compile the package of a batch size, and add it to the manifest in the folder."""
@@ -45,44 +53,58 @@ class PackageWriter:
         dtype = PRECISIONS[job.precision]
         model = folded(load(job.model, weights=True), job.shapes_at(rows))
         module = OnnxModule(model, dtype, channels_last=dtype is not None).to(job.device)
+        inputs, outputs = (tuple(name for name, _ in ends) for ends in (module.inputs, module.outputs))
+        names = Manifest(inputs=inputs, outputs=outputs)
         with torch.no_grad():
             exported = torch.export.export(module, example(job, module, rows), strict=False)
             tensors = {**exported.state_dict, **exported.constants}
-            digests = {name: self._stored(tensor) for name, tensor in tensors.items()}
-            inputs, outputs = (tuple(name for name, _ in ends) for ends in (module.inputs, module.outputs))
-            manifest = self._manifest or Manifest(inputs=inputs, outputs=outputs)
-            aoti_compile_and_package(
-                exported, package_path=str(self._folder / manifest.file(rows)), inductor_configs=SETTINGS
-            )
-        constants = {**manifest.constants, rows: digests}
-        self._manifest = manifest.model_copy(update={"constants": constants, "weights": dict(self._weights)})
+            with self._locked():
+                manifest = self._read() or names
+                weights = dict(manifest.weights)
+                digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
+                self._write(manifest.model_copy(update={"weights": weights}))
+            archive = self._folder / f"{names.folder(rows)}.pt2"
+            aoti_compile_and_package(exported, package_path=str(archive), inductor_configs=SETTINGS)
+        unpack(archive, self._folder / names.folder(rows))
+        with self._locked():
+            manifest = self._read() or names
+            self._write(manifest.model_copy(update={"constants": {**manifest.constants, rows: digests}}))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude the processes that compile other batch sizes: they write the same manifest and weights."""
+        with open(self._folder / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _read(self) -> Manifest | None:
+        """The manifest as other processes have left it; None before the first has written it."""
+        path = self._folder / MANIFEST
+        return Manifest.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    def _write(self, manifest: Manifest) -> None:
         draft = self._folder / "draft.json"
-        draft.write_text(self._manifest.model_dump_json(), "utf-8")
+        draft.write_text(manifest.model_dump_json(), "utf-8")
         draft.replace(self._folder / MANIFEST)
 
-    def _stored(self, tensor: Any) -> str:
-        """Write a weight to the file of weights, unless the file has an equal weight; returns its digest."""
+    def _store(self, tensor: Any, weights: dict[str, StoredWeight]) -> str:
+        """Append a weight to the file of weights and to *weights*, unless they have its equal; returns its digest."""
         tensor = tensor.detach().cpu()
         if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
             raise ValueError(f"a weight of the shape {list(tensor.shape)} lies with strides {tensor.stride()}")
         content = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
         about = (NUMBERED[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
         digest = hashlib.sha256(repr(about).encode() + content.tobytes()).hexdigest()
-        if digest not in self._weights:
+        if digest not in weights:
             with (self._folder / WEIGHTS).open("ab") as file:
                 place = file.tell()
                 file.write(content.tobytes())
-            self._weights[digest] = StoredWeight(offset=place, kind=about[0], shape=about[1], strides=about[2])
+            weights[digest] = StoredWeight(offset=place, kind=about[0], shape=about[1], strides=about[2])
         return digest
 
 
-def main(target: str, description: str) -> None:
-    """Compile a model into the folder *target*; *description*: its ``CompileJob`` as JSON."""
-    end_with(os.getppid())
-    os.nice(PRIORITY)
-    folder, job = Path(target), CompileJob.model_validate_json(description)
+def main(folder: Path, job: CompileJob) -> None:
+    """Compile a model for its only batch size into *folder*."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    writer = PackageWriter(job, folder)
-    # one row first, then the largest batch: they serve most requests
-    for rows in sorted(job.rows, key=lambda rows: (rows != 1, -rows)):
-        writer.add(rows)
+    (rows,) = job.rows
+    PackageWriter(job, folder).add(rows)

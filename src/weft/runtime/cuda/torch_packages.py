@@ -21,8 +21,8 @@ from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
 Shapes = Mapping[str, Sequence[int]]
-ENTRY, RUNNERS = "model", 1
-"""The compiler's name for the code in a package, and the number of its runs at a time."""
+RUNS = 1
+"""Number of runs of a package at a time."""
 
 
 class _BoundPackage(NamedTuple):
@@ -43,13 +43,16 @@ def float32_is_float32() -> Any:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False)
 
 
-def open_package(file: str, device: int) -> Any:
-    """Load the package in *file* for GPU number *device* (-1: the CPU).
+def open_package(folder: Path, device: int) -> Any:
+    """Load the package in *folder* for GPU number *device* (-1: the CPU).
 
-    The loader of ``torch._inductor`` is not used, as it imports the compiler and calls gcc. Runs are not synchronised
-    between threads: only one thread runs the package, and the events would not survive a capture.
+    torch's loader of packages is not used: it unpacks files into ``/tmp``, where a worker may not write. Runs are not
+    synchronised between threads: only one thread runs the package, and the events would not survive a capture.
     """
-    return torch._C._aoti.AOTIModelPackageLoader(file, ENTRY, True, RUNNERS, device)
+    (code,) = folder.glob("*.so")
+    if device < 0:
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(code), RUNS)
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(code), RUNS, f"cuda:{device}", str(folder), True)
 
 
 class PackagedSegment:
@@ -85,11 +88,11 @@ class PackagedSegment:
     def add(self, rows: int, shapes: Shapes) -> None:
         """Load the package of a batch size; *shapes*: of its inputs."""
         index = self._device.index if self._device.kind == "cuda" else -1
-        file = str(self._folder / self._manifest.file(rows))
-        package = open_package(file, index)
-        names = self._manifest.constants[rows]
-        constants = {name: self._tensors[names[name]] for name in package.get_constant_fqns()}
-        package.load_constants(constants, use_inactive=False, check_full_update=True, user_managed=True)
+        package = open_package(self._folder / self._manifest.folder(rows), index)
+        digests, names = self._manifest.constants[rows], package.get_constant_names_to_original_fqns()
+        constants = {name: self._tensors[digests[original]] for name, original in names.items()}
+        in_use, check_all, not_copied = False, True, True
+        package.update_constant_buffer(constants, in_use, check_all, not_copied)
         self._packages[self._key(shapes)] = package
 
     def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
@@ -100,7 +103,7 @@ class PackagedSegment:
         shapes = {name: tuple(values[name].shape) for name in self.spec.inputs}
         key = self._key(shapes)
         if key in self._packages:
-            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].boxed_run
+            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].run
             return run
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
