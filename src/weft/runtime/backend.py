@@ -263,6 +263,8 @@ class Backend(Protocol):
     """The usual length of a segment on its devices; None: the default of a model's settings."""
     region_devices: frozenset[int]
     """The numbers of its devices whose memory clients may share (CUDA shared memory)."""
+    default_engine: Engine
+    """The engine of models whose settings name none."""
 
     @property
     def scratch_bytes(self) -> int:

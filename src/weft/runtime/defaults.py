@@ -13,6 +13,7 @@ from weft.base.errors import BadRequest
 from weft.runtime.backend import StepOutput
 from weft.runtime.breaker import Breaker
 from weft.runtime.client_memory import Lender
+from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShares, ModelTasks
 from weft.runtime.isolated.limits import WorkerCounts
 
@@ -29,6 +30,7 @@ class BackendDefaults:
     isolates = False
     grain_s: float | None = None
     region_devices: frozenset[int] = frozenset()
+    default_engine: Engine = ONNXRUNTIME
 
     @property
     def scratch_bytes(self) -> int:

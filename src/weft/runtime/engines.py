@@ -8,3 +8,4 @@ Engine = Literal["onnxruntime", "compiled", "auto"]
 """``auto``: the compiled engine if its answers are right and it is faster, else ONNX Runtime."""
 ONNXRUNTIME: Engine = "onnxruntime"
 COMPILED: Engine = "compiled"
+AUTO: Engine = "auto"

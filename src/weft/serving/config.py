@@ -36,7 +36,7 @@ from weft.base.jsonfile import first_problem, printable
 from weft.base.settings import OptionPanel, how, what
 from weft.base.shapes import sizes_of
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
-from weft.runtime.engines import ONNXRUNTIME, Engine
+from weft.runtime.engines import Engine
 from weft.runtime.metadata import suffixes
 
 LARGEST_FILE_BYTES = 1 << 20
@@ -137,7 +137,7 @@ class ModelConfig(BaseModel):
     """Where it runs; by default as set for the server."""
     precision: Precision | None = None
     """Number format on a device; by default as set for the server."""
-    engine: Engine = ONNXRUNTIME
+    engine: Engine | None = None
     """What runs an ONNX file on a device; auto: the faster one."""
     labels: dict[Name, FileName] = {}
     """Output -> a text file beside the model with the labels of its classes, one to a line."""

@@ -53,10 +53,11 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
 
 
 def engine_of(config: ModelConfig, backend: Backend) -> Engine:
-    """Return the engine of a model; ModelError if it needs a device: on the cores there is only ONNX Runtime."""
-    if config.engine != ONNXRUNTIME and backend.device is None:
-        raise ModelError(f'engine = "{config.engine}" needs a device; serve with --device, or leave it out')
-    return config.engine
+    """Return the engine of a model, by default the backend's; ModelError if it needs a device and there is none."""
+    wanted = config.engine or backend.default_engine
+    if wanted != ONNXRUNTIME and backend.device is None:
+        raise ModelError(f'engine = "{wanted}" needs a device; serve with --device, or leave it out')
+    return wanted
 
 
 def check_device(path: Path, backend: Backend) -> None:

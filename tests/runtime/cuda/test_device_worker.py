@@ -20,6 +20,7 @@ from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.client_memory import LendingTerms, LentTensor
 from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.device_kinds import engine_kind
+from weft.runtime.engines import AUTO
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
@@ -319,6 +320,8 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
 
 class StubPackager:
     """Says what it was told to say."""
+
+    default = AUTO
 
     def __init__(self, *said: Any) -> None:
         self.said, self.asked = list(said), list[bool]()

@@ -72,16 +72,15 @@ class CudaKind:
         return requirements.gpu_called(name)
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
+        from weft.runtime.cuda.packager import FOLDER, Packager
         from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 
         numbers = [_number(name) for name in names]
+        packagers = [Packager(name, "cpu" if is_twin(name) else self.called(name)) for name in names]
+        limits = dataclasses.replace(limits, shared_cache=FOLDER)
         if len(names) == 1:
-            from weft.runtime.cuda.packager import FOLDER, Packager
-
-            packager = Packager(names[0], "cpu" if is_twin(names[0]) else self.called(names[0]))
-            limits = dataclasses.replace(limits, shared_cache=FOLDER)
-            return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0], packager=packager)
-        return SeveralDevices(names, limits, memory_bytes, numbers=numbers)
+            return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0], packager=packagers[0])
+        return SeveralDevices(names, limits, memory_bytes, numbers=numbers, packagers=packagers)
 
 
 def _number(name: str) -> int | None:

@@ -11,12 +11,13 @@ from weft.runtime.cuda.compiling import CompileLimits, NotCompiled, compile_mode
 from weft.runtime.cuda.cpu_twins import is_twin
 from weft.runtime.cuda.model import ladder
 from weft.runtime.cuda.packages import CompileJob, find
+from weft.runtime.engines import AUTO, ONNXRUNTIME, Engine
 from weft.runtime.metadata import ONNX, kind_of
 
 FOLDER = "compiled"
 """The folder in a cache for packages; workers may read it."""
-MEMORY_BYTES = 16 << 30
-"""Memory of one compiler and the processes that it starts."""
+MEMORY_BYTES = 32 << 30
+"""Most memory of one compiler and the processes that it starts; on a small machine, half of the memory."""
 
 
 class Packager:
@@ -25,6 +26,7 @@ class Packager:
     def __init__(self, device: str, device_name: str) -> None:
         """device: such as ``cuda:0``; device_name: the model of the GPU, for which packages are valid."""
         self._device, self._device_name = "cpu" if is_twin(device) else device, device_name
+        self.default: Engine = ONNXRUNTIME if is_twin(device) else AUTO  # a twin's processor has other work to do
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
@@ -55,6 +57,7 @@ class Packager:
                 place = job.folder(folder)
                 return None if find(place) is None else place
             threads = max(1, min(8, (os.cpu_count() or 1) // 2))
-            return compile_model(job, folder, CompileLimits(options.compile_s, MEMORY_BYTES, threads))
+            memory_bytes = min(MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+            return compile_model(job, folder, CompileLimits(options.compile_s, memory_bytes, threads))
         except (NotCompiled, OSError) as error:
             raise ModelError(str(error)) from error

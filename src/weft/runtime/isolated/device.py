@@ -11,6 +11,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -28,7 +29,7 @@ from weft.runtime.backend import (
 from weft.runtime.client_memory import Lender
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.defaults import BackendDefaults
-from weft.runtime.engines import ONNXRUNTIME
+from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.facets import ModelResidency
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.group import WorkerGroup
@@ -48,6 +49,9 @@ PIECE_BYTES = 4 << 20
 
 class Packager(Protocol):
     """Compiles models of a device in processes of their own."""
+
+    default: Engine
+    """The engine of models whose settings name none."""
 
     def packages(
         self, path: Path, options: LoadOptions, model: LoadedModel, cache: Path | None, *, compile_now: bool
@@ -100,6 +104,7 @@ class DeviceBackend(IsolatingBackend):
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
         self.device, self.label, self.kept_as, self._packager = device, label or device, kept_as, packager
+        self.default_engine = packager.default if packager is not None else ONNXRUNTIME
         self._kind = device.partition(":")[0]
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
@@ -214,21 +219,25 @@ class SeveralDevices(BackendDefaults):
         memory_bytes: int | None = None,
         *,
         numbers: Sequence[int | None] | None = None,
+        packagers: Sequence[Packager] | None = None,
     ) -> None:
         """memory_bytes: how much of each device's memory all models may hold; None: no limit.
 
-        numbers: the device ids in clients' shared-memory requests (``DeviceBackend``).
+        numbers: the device ids in clients' shared-memory requests; packagers: one for each device (``DeviceBackend``).
         """
         self.labels, together = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
         self._backends = [
-            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together, number=number)
-            for name, label, number in zip(names, self.labels, self._numbers, strict=True)
+            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together, number=number, packager=packager)
+            for name, label, number, packager in zip(
+                names, self.labels, self._numbers, packagers or repeat(None, len(names)), strict=True
+            )
         ]
         self.region_devices = frozenset(number for number in self._numbers if number is not None)
         first = self._backends[0]
         self.name, self.platform, self.now = first.name, first.platform, first.now
         self.device, self.grain_s, self.limits, self.memory_bytes = together, first.grain_s, first.limits, memory_bytes
+        self.default_engine = first.default_engine
         self._folder: Path | None = None
 
     def open(
@@ -240,18 +249,33 @@ class SeveralDevices(BackendDefaults):
         *,
         learn: bool = True,
     ) -> LoadedModel:
-        """Open a model on every device; if one fails, it is closed on the others. See ``Backend.open``."""
+        """Open a model on every device, with one engine; if one fails, it is closed on the others.
+
+        See ``Backend.open``.
+        """
         kept = cache or self._temporary()
+        models = self._open_all(path, options, kept, say, learn=learn)
+        if len({model.timing.engine for model in models}) > 1:  # the engines are about equally fast
+            for model in models:
+                model.close()
+            models = self._open_all(path, dataclasses.replace(options, engine=ONNXRUNTIME), kept, say, learn=learn)
+        return SpreadModel(models, self.labels)
+
+    def _open_all(
+        self, path: Path, options: LoadOptions, cache: Path, say: Progress | None, *, learn: bool
+    ) -> list[LoadedModel]:
+        """Open a model on every device; ``ModelError`` if devices with one engine cut it differently."""
         models: list[LoadedModel] = []
         try:
             for backend in self._backends:
-                models.append(backend.open(path, options, kept, say, learn=learn))
-                _check_same_cuts(path, self.labels, models)
+                models.append(backend.open(path, options, cache, say, learn=learn))
+                if models[0].timing.engine == models[-1].timing.engine:
+                    _check_same_cuts(path, self.labels, models)
         except BaseException:
             for model in models:
                 model.close()
             raise
-        return SpreadModel(models, self.labels)
+        return models
 
     def _temporary(self) -> Path:
         """A temporary cache that all devices share."""
