@@ -1,0 +1,197 @@
+"""Engines of a server on a GPU: rows per second of the same models in ONNX Runtime and compiled, beside the bare graph.
+
+Every model is served twice by one server, in ONNX Runtime and compiled by torch's compiler while the server answers.
+Then clients ask both in turns, with one row over binary HTTP and with one row and the largest batch from shared memory
+of the system and of the GPU. `ready_s` is the time until the server can be asked, `compiled_s` the time after that
+until the compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
+
+    python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
+
+The server's cache is emptied first, so that everything is compiled; `--keep` keeps it, to time a second start. Needs
+one NVIDIA GPU, torch, triton, gcc and onnxruntime-gpu (docs/gpu.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from gpu_asking import FOLDER, Rows, Served, clients, connected, end_when_told, exchanged, registered, request_for
+from gpu_engine_nets import NETWORKS
+
+RESULTS = Path(__file__).parent / "results" / "gpu_engine_serving.json"
+ENGINES = ("onnxruntime", "compiled")
+SERVED = ("resnet50", "vit-b16", "speech")
+"""Networks that are served together unless others are named."""
+INDEX = b"POST /v2/repository/index HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+BARE_S = 240.0
+"""How long the process of the bare graphs may take."""
+
+
+def largest(network: str) -> int:
+    """The largest batch of a network."""
+    return NETWORKS[network][1][-1]
+
+
+def model_name(network: str, engine: str) -> str:
+    return f"{network}-{engine}"
+
+
+def settings_of(network: str, engine: str) -> dict[str, Any]:
+    return {
+        "slo_ms": 1000.0,
+        "max_batch": largest(network),
+        "engine": engine,
+        "rows": "independent",
+    }
+
+
+@cache
+def network_file(network: str) -> Path:
+    """The network's file, written once, under the names of both models."""
+    paths = [FOLDER / "models" / model_name(network, engine) / "1" / "model.onnx" for engine in ENGINES]
+    if not all(path.exists() for path in paths):
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        make, _ = NETWORKS[network]
+        make(paths[0])
+        shutil.copyfile(paths[0], paths[1])
+    return paths[1]
+
+
+def engines_in(metrics: str) -> dict[str, str]:
+    """Model -> the engine that runs it, from the server's metrics."""
+    lines = re.findall(r"^weft_model_engine\{(.*)\} 1", metrics, re.MULTILINE)
+    labels = [dict(re.findall(r'(\w+)="([^"]*)"', line)) for line in lines]
+    return {label["model"]: label["engine"] for label in labels}
+
+
+class Compiling(Served):
+    """weft over models in both engines; waits until the compiled ones run."""
+
+    def __init__(self, networks: list[str], device: str, wait_s: float) -> None:
+        for network in networks:
+            network_file(network)
+        began_s = time.perf_counter()
+        models = {model_name(n, engine): settings_of(n, engine) for engine in ENGINES for n in networks}
+        super().__init__(models, device=device)
+        self.ready_s = time.perf_counter() - began_s
+        self.compiled_s: dict[str, float] = {}
+        ready = time.perf_counter()
+        while len(self.compiled_s) < len(networks) and time.perf_counter() - ready < wait_s:
+            found = engines_in(self.metrics())
+            for network in networks:
+                if found.get(model_name(network, "compiled")) == "compiled":
+                    self.compiled_s.setdefault(network, time.perf_counter() - ready)
+            time.sleep(0.5)
+        index = exchanged(connected(self.port), INDEX)[1].decode()
+        print("compiled after", self.compiled_s, index, file=sys.stderr, flush=True)
+
+
+def asked(server: Compiling, network: str, wire: str, rows: int, seconds: float) -> dict[str, Any]:
+    """Rows per second of both engines, in two turns; the better turn and number of clients of each counts."""
+    found: dict[str, Any] = {"ready_s": round(server.ready_s, 1), "compiled_s": server.compiled_s.get(network)}
+    for turn in range(2):
+        for engine in ENGINES:
+            name = model_name(network, engine)
+            request, memory = request_for(name, rows, wire)
+            with registered(server.port, memory):
+                for count in (12,) if rows > 1 else (1, 48):
+                    result = clients(count, server.port, request, seconds)()
+                    result |= {"clients": count, "rows_per_s": result["per_s"] * rows}
+                    if count == 1:
+                        found[f"{engine} alone p50_ms"] = result["p50_ms"]
+                    elif turn == 0 or result["rows_per_s"] > found[engine]["rows_per_s"]:
+                        found[engine] = max(found.get(engine, result), result, key=lambda each: each["rows_per_s"])
+    return found
+
+
+def bare(networks: list[str], on: str, seconds: float) -> dict[str, dict[str, Any]]:
+    """`network/rows` -> its compiled graph, from the server's packages, replayed without a server."""
+    from dataclasses import replace
+
+    from gpu_serving import _replayed
+
+    from weft.runtime.backend import LoadOptions
+    from weft.runtime.cuda.cpu_twins import is_twin
+    from weft.runtime.cuda.engine import device_named
+    from weft.runtime.cuda.packager import Packager
+    from weft.runtime.cuda.preparing import prepare_on
+    from weft.runtime.cuda.requirements import gpu_called
+
+    device, found = device_named(on), dict[str, dict[str, Any]]()
+    for network in networks:
+        path, folder = network_file(network), FOLDER / "bare"
+        options = LoadOptions(
+            grain_s=1.0, precision="fp16", max_batch=largest(network), independent_rows=True, engine="compiled"
+        )
+        plain: Any = prepare_on(device, path, options, folder)
+        packages = Packager(on, "cpu" if is_twin(on) else gpu_called(on)).packages(
+            path, options, plain, FOLDER / "cache" / "segments", compile_now=False
+        )
+        plain.close()
+        if packages is None:
+            continue
+        began_s = time.perf_counter()
+        model: Any = prepare_on(device, path, replace(options, packages=str(packages)), folder, learn=False)
+        opened_s = time.perf_counter() - began_s
+        for rows in (1, largest(network)):
+            found[f"{network}/{rows}"] = {
+                **_replayed(device, model, rows, seconds),
+                "opened_s": opened_s,
+                "memory_mib": model.residency.memory_bytes >> 20,
+                "weights_mib": path.stat().st_size >> 21,
+                "remark": model.remarks[-1],
+            }
+        model.close()
+    return found
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", default="")
+    options.add_argument("--seconds", type=float, default=2.0)
+    options.add_argument("--results", type=Path, default=RESULTS)
+    options.add_argument("--device", default="cuda:0")
+    options.add_argument("--networks", default=",".join(SERVED), help="those that are served together")
+    options.add_argument("--wait-s", type=float, default=360.0, help="for all models to be compiled")
+    options.add_argument("--keep", action="store_true", help="use what an earlier run has compiled")
+    options.add_argument("--bare", action="store_true", help="only the bare graphs, as JSON")
+    given = options.parse_args()
+    end_when_told()
+    networks = given.networks.split(",")
+    FOLDER.mkdir(exist_ok=True)
+    if given.bare:
+        print(json.dumps(bare(networks, given.device, given.seconds)))
+        return
+    if not given.keep:
+        shutil.rmtree(FOLDER / "cache", ignore_errors=True)
+    rows = Rows(given.results, given.only, given.device)
+    wanted = {
+        f"served/{network}/{wire}/{count}": partial(
+            asked, network=network, wire=wire, rows=count, seconds=given.seconds
+        )
+        for network in networks
+        for wire, counts in (("http", (1,)), ("memory", (largest(network),)), ("cuda", (1, largest(network))))
+        for count in counts
+    }
+    rows.measure_on(lambda: Compiling(networks, given.device, given.wait_s), wanted)
+    command = [sys.executable, __file__, "--bare", "--device", given.device, "--networks", given.networks]
+    graphs = cache(
+        lambda: json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=BARE_S).stdout)
+    )
+    for network in networks:
+        for count in (1, largest(network)):
+            rows.measure(f"bare/{network}/{count}", lambda key=f"{network}/{count}": graphs()[key])
+
+
+if __name__ == "__main__":
+    main()
