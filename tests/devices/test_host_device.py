@@ -300,6 +300,12 @@ def test_two_lanes_sustain_more_than_one_and_less_the_more_they_lose():
     assert 0.55 * two < slowed < 0.9 * two
 
 
+def test_a_deadline_that_no_load_keeps_ends_the_search():
+    hopeless = workload(stream=[{"model": "short", "rate": 5.0, "deadline_ms": 0.01}])
+    with pytest.raises(WorkloadError, match="no load is sustained, however small"):
+        sustain(Question(hopeless, "edf", seeds=1), exact(1))
+
+
 # Commands
 
 

@@ -16,6 +16,8 @@ WARM_SHARE = 0.05
 """The warm-up as a share of a run: requests that arrive in it are not counted."""
 MOST_TIMES = 4
 """A run is prolonged for rare streams up to this multiple of ``RunLength.requests``."""
+LONGEST_S = 365 * 86400.0
+"""The longest run: clocks count nanoseconds in 64 bits, and searches lower the rates 2**40 times."""
 
 FRESH_SEED = 1000
 """Added to the workload's seed for the first set of requests by which loads are judged, so that these differ from the
@@ -48,7 +50,7 @@ def prolong(workload: Workload, length: RunLength) -> Workload:
         if stream.arrival == "bursty":
             least_s = max(least_s, BURSTS_LONG * stream.burst_ms / 1e3 / stream.burst_share)
     enough_s = max(length.requests / sum(rates), length.rarest / min(rates), least_s)
-    duration_s = min(enough_s, MOST_TIMES * length.requests / sum(rates))
+    duration_s = min(enough_s, MOST_TIMES * length.requests / sum(rates), LONGEST_S)
     return workload.model_copy(update={"duration_s": duration_s, "warmup_s": WARM_SHARE * duration_s})
 
 
