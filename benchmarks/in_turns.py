@@ -3,10 +3,10 @@
     git worktree add ../before COMMIT && (cd ../before && make .venv/ready)
     python benchmarks/in_turns.py --before ../before/.venv/bin/python [--only serving] [--save NAME]
 
-Decisions, requests and mapping run in one process per checkout, planning as a command with its measurements kept,
-serving as a server that answers a tiny network (``serving_overhead``). Counted is processor time. Each task is
-repeated, before and after taking turns; the least of the repeats is compared, which other processes move least, and
-the median is printed beside it.
+Decisions, requests and mapping run in one process per checkout; planning, with its measurements kept, and stitching,
+without measuring, as commands; serving as a server that answers a tiny network (``serving_overhead``). Counted is
+processor time. Each task is repeated, before and after taking turns; the least of the repeats is compared, which other
+processes move least, and the median is printed beside it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,14 @@ used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime)
 """
 """Runs a command and prints its processor time, with that of its children."""
-PLANNED = ("-s", "pp-ocr-cls:rate=40,deadline=40", "-s", "magika:rate=30,deadline=60")
+MODELS = " ".join(f"{{both}}/family/resnet18-{task}.onnx" for task in range(8))
+FAMILY = "models generate resnet18 --tasks 8 --pruning 0.9 -o {both}/family"
+"""Writes the models that are stitched."""
+COMMANDS = {
+    "planning": "plan -s pp-ocr-cls:rate=40,deadline=40 -s magika:rate=30,deadline=60 -o {own}/p --cache {both}/kept",
+    "stitching": f"stitch {MODELS} -o {{own}}/stitched.onnx --no-measure",
+}
+"""What is timed as a command; ``own`` is a folder of the checkout's, ``both`` one that the checkouts share."""
 CONNECTIONS = (1, 8)
 
 
@@ -90,12 +97,11 @@ class Checkout(NamedTuple):
             raise SystemExit(f"{self.name}: {task} failed")
         return float(answer)
 
-    def plan(self) -> float:
-        """Processor seconds of ``weft plan`` with its children; both plan with what the first run measured."""
-        arguments = ["plan", *PLANNED, "-o", str(self.scratch / "plan"), "--cache", str(self.scratch.parent / "kept")]
-        weft = str(Path(self.python).parent / "weft")
-        command = [self.python, "-c", TIMED, weft, *arguments]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    def command(self, line: str) -> float:
+        """Processor seconds of a command of weft with its children."""
+        words = line.format(own=self.scratch, both=self.scratch.parent).split()
+        timed = [self.python, "-c", TIMED, str(Path(self.python).parent / "weft"), *words]
+        done = subprocess.run(timed, stdout=subprocess.PIPE, text=True, check=True)
         return float(done.stdout)
 
 
@@ -135,8 +141,8 @@ def measured(both: Sequence[Checkout], tasks: Sequence[str], repeats: int, secon
     """What each task takes, the checkouts in turns."""
     asked: dict[str, Callable[[Checkout], float]] = {}
     for task in tasks:
-        if task == "planning":
-            asked[task] = Checkout.plan
+        if task in COMMANDS:
+            asked[task] = lambda side, task=task: side.command(COMMANDS[task])
         elif task == "serving":
             for at, wire in enumerate(("json", "binary")):
                 for connections in CONNECTIONS:
@@ -170,12 +176,12 @@ def show(spent: Spent) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", required=True, metavar="PYTHON", help="of the environment of the other checkout")
-    parser.add_argument("--only", nargs="+", choices=(*TASKS, "planning", "serving"))
+    parser.add_argument("--only", nargs="+", choices=(*TASKS, *COMMANDS, "serving"))
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one round against a server")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json")
     arguments = parser.parse_args()
-    tasks = arguments.only or [*TASKS, "planning", "serving"]
+    tasks = arguments.only or [*TASKS, *COMMANDS, "serving"]
     inner = [task for task in tasks if task in TASKS]
     about = machine("onnxruntime", "numba")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -183,6 +189,8 @@ def main() -> None:
             stack.enter_context(checkout(name, python, Path(scratch), inner, "serving" in tasks))
             for name, python in (("before", arguments.before), ("after", sys.executable))
         ]
+        if "stitching" in tasks:
+            both[0].command(FAMILY)
         rows = show(measured(both, tasks, arguments.repeats, arguments.seconds))
     if arguments.save:
         write_json(RESULTS / f"{arguments.save}.json", {"machine": about, "rows": rows})

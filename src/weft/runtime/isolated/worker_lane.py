@@ -14,7 +14,7 @@ import time
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd
+from weft.runtime.backend import BatchPart, Ended, LoadedModel, Step, StepEnd
 from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.engine import WorkerEngine
@@ -57,6 +57,32 @@ class _Order(NamedTuple):
     """How many numbers, from ``keep`` on, its values may have."""
     borrowed: frozenset[int] = frozenset()
     """The ids of arrays of this step in memory that a later step overwrites."""
+
+
+class _EndAfterValues:
+    """Reports the end of a step when its values are stored: the next step may then come on another lane at once.
+
+    A device reports the end on a thread of its own, perhaps before the thread that started the step has stored them.
+    """
+
+    def __init__(self, report: Ended, *, stored: bool) -> None:
+        self._report, self._stored = report, stored
+        self._end: StepEnd | None = None
+        self._lock = threading.Lock()
+        """Guards ``_stored`` and ``_end``: the second of the two threads reports."""
+
+    def report(self, end: StepEnd) -> None:
+        with self._lock:
+            if not self._stored:
+                self._end = end
+                return
+        self._report(end)
+
+    def values_stored(self) -> None:
+        with self._lock:
+            self._stored = True
+        if self._end is not None:
+            self._report(self._end)
 
 
 class WorkerLane:
@@ -136,13 +162,15 @@ class WorkerLane:
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
-            step, ended = Step(segment, batch, rows), partial(self._report_end, order)
-            started = self._worker.models[model].start(step, self._lane, ended, here=self._engine.here)
+            end = _EndAfterValues(partial(self._report_end, order), stored=not onward)
+            step = Step(segment, batch, rows)
+            started = self._worker.models[model].start(step, self._lane, end.report, here=self._engine.here)
             if onward and started.onward is not None:
                 for index, output in enumerate(started.onward):
                     self._keep(order, index, output.values)
             elif onward:
                 self._store_error(order, started.error)
+            end.values_stored()
         except Exception as error:
             self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
