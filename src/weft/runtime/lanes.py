@@ -3,9 +3,9 @@
 All scheduling state belongs to the thread that drives the engine; a backend only runs segments and reports their ends.
 The simulated twin is ``engine.simulated_host``.
 
-A lane whose device queues steps holds more segments than the one it computes. The end of a segment is then reported to
-the source when the lane starts it, so that the next one of its batch can be queued behind it; if the backend cannot
-continue from it before it has ended, after its end. ``watch`` is called for every segment after its real end.
+A lane whose device queues steps, such as a GPU, holds more segments than the one it computes. The end of a segment is
+then reported to the engine when the lane starts it, so that the next segment of its batch can be queued behind it. If
+the backend cannot continue from a running segment, the real end is reported. ``watch`` always sees the real end.
 
 A lane whose segment takes far longer than expected (a timeout) is replaced: another one is opened, and it closes after
 that segment.
@@ -117,8 +117,8 @@ class LaneTask:
         """The time from which the segment counts as overrun; ``NO_DEADLINE`` while it is queued."""
         if self.began is None:
             return NO_DEADLINE
-        sure = self.work.timing.foreseen[self.candidate.layer]
-        expected = self.compute if sure else min(self.compute, UNSURE_TICKS)
+        predictable = self.work.timing.foreseen[self.candidate.layer]
+        expected = self.compute if predictable else min(self.compute, UNSURE_TICKS)
         return self.began + OVERRUN_TIMES * expected + OVERRUN_TICKS
 
     @property
@@ -202,7 +202,7 @@ class LaneExecutor:
 
     @property
     def busy_ticks(self) -> int:
-        """Ticks during which at least one step was running."""
+        """Nanoseconds during which at least one step was running."""
         return self._past_ticks + (self.now() - self._since if self.under_way else 0)
 
     def resize(self, count: int) -> None:
@@ -377,9 +377,9 @@ class LaneExecutor:
 
     def _choose_lane(self, task: LaneTask) -> Lane:
         """Choose a lane with room for a segment; only among lanes that can compute now, if there is any."""
-        open_to = allowed_lanes(task.candidate, self._lanes_with_room())
-        able = [lane for lane in open_to if lane.device.able]
-        return choose_lane(task.batch, able or open_to, self._lane_remaining)
+        allowed = allowed_lanes(task.candidate, self._lanes_with_room())
+        able = [lane for lane in allowed if lane.device.able]
+        return choose_lane(task.batch, able or allowed, self._lane_remaining)
 
     def _start_waiting(self) -> None:
         """Start the queued segments that wait for no other lane any more; each lane starts its segments in order."""
@@ -434,14 +434,14 @@ class LaneExecutor:
         """Completions, with expected times, of segments that have not ended but that batches can continue from."""
         completions = []
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
-            begin = self.now()
+            begins = self.now()
             for task in tasks_to_report(lane, lane.device.ahead):
                 outputs = task.early_outputs
                 if outputs is not None:
                     task.reported, error = True, _take(task, outputs)
-                    times = LayerTimes(begin, begin, begin, begin + task.compute)
+                    times = LayerTimes(begins, begins, begins, begins + task.compute)
                     completions.append(Completion(task.candidate, times, error=error, work=task.work, lane=lane.index))
-                begin += self._remaining(task)
+                begins += self._remaining(task)
         return completions
 
     def abortable(self) -> tuple[Running, ...]:
@@ -450,7 +450,7 @@ class LaneExecutor:
         Empty if no segment may be stopped. On a lane that queues segments, none is queued behind a segment that may be
         stopped, and the lane is free when its last segment has ended.
         """
-        for lane in self.lanes:
+        for lane in self.lanes:  # usually none: then no list is built
             if lane.tasks and not lane.replaced and _abortable(lane.tasks[-1]):
                 break
         else:
@@ -467,10 +467,10 @@ class LaneExecutor:
 
     def halt(self, lane: Lane, task: LaneTask) -> None:
         """Stop a segment: the backend ends a started one; a queued one ends here, with ``InterruptedError``."""
-        waiting, task.aborted = not (task.started or task.aborted), True
+        queued, task.aborted = not (task.started or task.aborted), True
         if task.run:
             task.run.stop()
-        elif waiting:
+        elif queued:
             now = self.now()
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 

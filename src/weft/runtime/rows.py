@@ -61,7 +61,7 @@ INDEPENDENT = "independent"
 
 Feed = Mapping[str, Array]
 
-_MAX_TURNS = 8
+_MAX_ITERATIONS = 8
 """Iterations of a loop after which its owners must not change any more. An iteration can only add owners, so that
 two or three are enough for all but damaged graphs."""
 
@@ -72,15 +72,19 @@ class Seen(NamedTuple):
     shapes: Mapping[str, Shape]
     """Shapes of all computed tensors."""
     values: Mapping[str, Array]
-    """Values of those that were asked for."""
+    """Values of the tensors that were requested."""
 
 
 class Runner(Protocol):
     """Runs graphs and returns their inner tensors."""
 
-    def trace(self, model: OnnxModel, feed: Feed, wanted: Collection[str]) -> Seen: ...
+    def trace(self, model: OnnxModel, feed: Feed, wanted: Collection[str]) -> Seen:
+        """Run *model*; return the shapes of all inner tensors, and the values of the tensors *wanted*."""
+        ...
 
-    def compute(self, model: OnnxModel, feed: Feed) -> Sequence[Array]: ...
+    def compute(self, model: OnnxModel, feed: Feed) -> Sequence[Array]:
+        """Run *model*; return its outputs in order."""
+        ...
 
 
 class Verdict(NamedTuple):
@@ -119,29 +123,32 @@ def _follow_run(model: OnnxModel, feed: Feed, runner: Runner, tasks: Sequence[Ta
     """
     # Owner 0 is "no sample". The samples of each task are numbered in a range of their own.
     largest_batch = max(len(values) for values in feed.values())
-    first = {
+    first_owner = {
         name: 1 + number * largest_batch
         for number, task in enumerate(tasks)
         for name in (*task.inputs.values(), *task.outputs.values())
     }
-    owners = {name: numbered(first.get(name, 1), len(values), values.ndim) for name, values in feed.items()}
+    owners = {name: numbered(first_owner.get(name, 1), len(values), values.ndim) for name, values in feed.items()}
     run = _Run(model, runner, feed, dict(owners))
     for spec, owners_out in zip(model.graph.output, run.follow(), strict=True):
         if owners_out is not None and not _is_in_sample_order(
-            owners_out, run.shape(spec.name), first.get(spec.name, 1)
+            owners_out, run.shape(spec.name), first_owner.get(spec.name, 1)
         ):
             raise _Refused(f"output {spec.name!r} has no row for each sample")
     return run
 
 
-def _is_in_sample_order(owners: Owners, shape: Shape | None, first: int) -> bool:
-    """Whether each row of an output belongs to the sample of the same index, or to none; *first*: the first owner."""
+def _is_in_sample_order(owners: Owners, shape: Shape | None, first_owner: int) -> bool:
+    """Whether each row of an output belongs to the sample of the same index, or to none.
+
+    first_owner: the owner of row 0.
+    """
     try:
         rows = collapsed(owners, range(1, owners.ndim)).ravel()
     except Mixed:
         return False
     rows = np.broadcast_to(rows, shape[:1] if shape else ())
-    return bool(np.all((rows == 0) | (rows == np.arange(first, first + len(rows)))))
+    return bool(np.all((rows == 0) | (rows == np.arange(first_owner, first_owner + len(rows)))))
 
 
 @dataclass(slots=True)
@@ -152,11 +159,13 @@ class _Run:
     runner: Runner
     feed: Feed
     owners: dict[str, Owners]
+    """Tensor -> owners of its elements; a tensor without an entry depends on no sample."""
     branches: list[bool] = field(default_factory=list)
     """The branch that each If took."""
     varying: set[str] = field(default_factory=set)
     """In the body of a loop: tensors without owners whose values change from iteration to iteration."""
     by_size: bool = False
+    """As in ``Verdict``."""
     weights: Mapping[str, OnnxTensor] = field(init=False)
     seen: Seen = field(init=False)
 
@@ -198,8 +207,10 @@ class _Run:
     def _owners_of_outputs(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of each output of a node, from the owners of its inputs; ``Mixed`` if rows are mixed."""
         # A function of the file may have the name of an operator in the table and compute anything else.
-        own = any((function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions)
-        if node.domain not in KNOWN_DOMAINS or own:
+        is_function_of_file = any(
+            (function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions
+        )
+        if node.domain not in KNOWN_DOMAINS or is_function_of_file:
             raise Mixed("is not known to keep rows apart")
         if self.varying.intersection(node.input) and find(qualified(node)).rows is not elementwise:
             raise Mixed("takes what changes from turn to turn")
@@ -213,8 +224,8 @@ class _Run:
             find(qualified(node)).rows,
             RowCase(
                 node, version, input_owners, shapes, shapes_out,
-                value=lambda place: self._value(node.input[place]),
-                compute=lambda plain, fed: self._compute_variant(node, plain, fed),
+                value=lambda position: self._value(node.input[position]),
+                compute=lambda variant, replaced: self._compute_variant(node, variant, replaced),
             ),
         )  # fmt: skip
 
@@ -227,21 +238,21 @@ class _Run:
             raise Mixed("is not known to keep rows apart")
         return to_array(self.weights[name])
 
-    def _compute_variant(self, node: OnnxNode, plain: OnnxNode, fed: Mapping[int, Array]) -> Sequence[Array]:
-        """Run *plain*, a variant of *node*, and return its outputs.
+    def _compute_variant(self, node: OnnxNode, variant: OnnxNode, replaced: Mapping[int, Array]) -> Sequence[Array]:
+        """Run *variant*, a variant of *node*, and return its outputs.
 
-        fed: input position -> values; the other inputs have the values of the traced run.
+        replaced: input position -> values; the other inputs have the values of the traced run.
         """
-        single = copied(plain)
-        fill(single.input, [f"in{place}" if name else "" for place, name in enumerate(plain.input)])
-        inputs = [declared(f"in{place}", ElementType.FLOAT, owners.shape) for place, owners in fed.items()]
-        others = [place for place, name in enumerate(plain.input) if name and place not in fed]
-        constant_inputs = [to_tensor(self._value(node.input[place]), f"in{place}") for place in others]
+        single = copied(variant)
+        fill(single.input, [f"in{position}" if name else "" for position, name in enumerate(variant.input)])
+        inputs = [declared(f"in{position}", ElementType.FLOAT, owners.shape) for position, owners in replaced.items()]
+        others = [position for position, name in enumerate(variant.input) if name and position not in replaced]
+        constant_inputs = [to_tensor(self._value(node.input[position]), f"in{position}") for position in others]
         outputs = [declared(name) for name in single.output if name]
         model = make_model(
             [single], "one", inputs, outputs, constant_inputs, like=self.model, ir_version=self._ir_version
         )
-        return self.runner.compute(model, {f"in{place}": owners for place, owners in fed.items()})
+        return self.runner.compute(model, {f"in{position}": owners for position, owners in replaced.items()})
 
     @property
     def _ir_version(self) -> int:
@@ -263,7 +274,7 @@ class _Run:
             raise Mixed
         inner = body(node, "body")
         given = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
-        states, stacked = self._follow_turns(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
+        states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
     def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
@@ -280,12 +291,14 @@ class _Run:
             given[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
-        states, results = self._follow_turns(inner, node.input[:count], input_owners[:count], given, owners, skipped=0)
+        states, results = self._follow_iterations(
+            inner, node.input[:count], input_owners[:count], given, owners, skipped=0
+        )
         ends = attributes.integers("scan_output_axes", (0,) * len(results))
         moved_back = zip(results, ends, strict=True)
         return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in moved_back)]
 
-    def _follow_turns(
+    def _follow_iterations(
         self,
         graph: OnnxGraph,
         names: Sequence[str],
@@ -304,7 +317,7 @@ class _Run:
         feed = {**given, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
         states = list(state_owners)
         # A fixed point: a state that gets an owner in one iteration may pass it to another state in the next.
-        for _ in range(_MAX_TURNS):
+        for _ in range(_MAX_ITERATIONS):
             known = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
             run = self._body_run(graph, feed, {**owners, **known})
             results = run.follow()
@@ -348,14 +361,14 @@ def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], resu
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)
 
 
-def _same_owners(one: Owners | None, other: Owners | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)
+def _same_owners(first: Owners | None, second: Owners | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
 
 
 def _names_of_read_values(graph: OnnxGraph) -> set[str]:
-    """Names of the tensors whose values the row rules read."""
+    """Names of the tensors whose values, and not only their owners, the row rules read."""
     names = set[str]()
     for node in graph.node:
         rule = find(qualified(node)).rows

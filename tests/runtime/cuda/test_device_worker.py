@@ -232,7 +232,7 @@ def test_who_would_write_to_a_region_meets_a_worker_that_is_being_started_as_eve
 
 def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:
     worker = model.group.worker_for(model.number)
-    line = worker._lane(lane)
+    line = worker._lane_line(lane)
     sent = line.line.send
 
     def losing(head: Any, pieces: Any = (), files: Any = (), *, wait: bool) -> None:

@@ -46,7 +46,7 @@ class Mark(Protocol):
 ALIGNED_BYTES = 256
 """Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same alignment."""
 LEFT = 0xFF
-"""Byte that fills evicted memory of the twin, so that a test that reads it sees wrong numbers."""
+"""Byte that overwrites evicted memory of the twin, so that a model that still reads it gives wrong answers."""
 
 
 class BorrowedTensor(NamedTuple):
@@ -111,7 +111,7 @@ class Movable(Protocol):
 
 
 def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return aligned offsets for tensors of these sizes (bytes) one after another, and the total size."""
+    """Lay out tensors of these sizes (bytes) in one memory: their aligned offsets, and the total size."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -292,7 +292,7 @@ class HostDevice:
     def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
         """cuts: how the twin can be partitioned. uncut: why it has no parts."""
         self.building, self.cuts, self.uncut = threading.RLock(), cuts, uncut
-        self._here = threading.local()
+        self._here = threading.local()  # the part that a thread works for
 
     @property
     def part(self) -> int:

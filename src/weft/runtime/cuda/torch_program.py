@@ -97,16 +97,19 @@ class TorchProgram:
         nodes = [node for node in nodes if not _is_check(node)]
         self._fixed = _constant_nodes(nodes, {*self.weights, *self._constants})
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
-        self._ended = next(node for node in exported.graph.nodes if node.op == "output")
-        self._position = {node.name: at for at, node in enumerate(self.nodes)}
+        self._output_node = next(node for node in exported.graph.nodes if node.op == "output")
+        self._position = {node.name: index for index, node in enumerate(self.nodes)}
         ends = [
-            (source.name, at) for at, node in enumerate((*self.nodes, self._ended)) for source in node.all_input_nodes
+            (source.name, index)
+            for index, node in enumerate((*self.nodes, self._output_node))
+            for source in node.all_input_nodes
         ]
         self._last_use = dict(ends)
         """Node -> the index of the last node that reads it; the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
         """Tensors whose channels come last in memory, as of the last observed run."""
         self._held: dict[str, Any] = {}
+        """Node -> its value that is the same in every run: weights, constants and what is computed from them alone."""
 
     @property
     def half(self) -> bool:
@@ -122,7 +125,7 @@ class TorchProgram:
         return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def spatial(self) -> frozenset[str]:
-        """Names of the weights of two-dimensional convolutions."""
+        """Names of the weights of two-dimensional convolutions, for which the layout in memory matters."""
         users = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
         names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
@@ -146,25 +149,25 @@ class TorchProgram:
     def piece(self, start: int, end: int) -> ProgramPiece:
         """The nodes from cut *start* to cut *end*; ``NoCut`` if a value crosses that is neither a tensor nor a size."""
         nodes, last = self.nodes[start:end], end == len(self.nodes)
-        read = [source for node in (*nodes, *((self._ended,) if last else ())) for source in node.all_input_nodes]
-        needed = dict.fromkeys(source for source in read if not self._made_in(source, start, end))
+        read = [source for node in (*nodes, *((self._output_node,) if last else ())) for source in node.all_input_nodes]
+        needed = dict.fromkeys(source for source in read if not self._is_available(source, start, end))
         tensors = [source for source in needed if _is_tensor(source)]
         sizes: dict[str, tuple[str, int]] = {}
         before: dict[str, Node] = {}
         for value in needed:
             if not _is_tensor(value):
-                self._find(value, tensors, sizes, before)
+                self._recover_size(value, tensors, sizes, before)
         inputs = dict.fromkeys((*(tensor.name for tensor in tensors), *(name for name, _ in sizes.values())))
-        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._leaving(start, end))
+        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._crossing_tensors(start, end))
         kept = {output.node for output in self.outputs} if last else set(outputs)
         return ProgramPiece(_steps([*before.values(), *nodes], kept), tuple(inputs), outputs, sizes, last)
 
-    def _made_in(self, node: Node, start: int, end: int) -> bool:
-        """Whether a node's value need not cross the cut *start*: it is constant, or computed before *end*."""
+    def _is_available(self, node: Node, start: int, end: int) -> bool:
+        """Whether a node's value need not be passed to the piece: it is constant, or computed from *start* to *end*."""
         held = node.name in self._fixed or node.name in self.weights or node.name in self._constants
         return held or start <= self._position.get(node.name, -1) < end
 
-    def _find(
+    def _recover_size(
         self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], before: dict[str, Node]
     ) -> None:
         """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again.
@@ -179,36 +182,36 @@ class TorchProgram:
         known = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
         known += [(tensor.node, tensor.shape) for tensor in self.inputs]
         for name, shape in known:
-            for at, dimension in enumerate(shape):
+            for index, dimension in enumerate(shape):
                 if str(dimension) == wanted:
-                    sizes[size.name] = (name, at)
+                    sizes[size.name] = (name, index)
                     return
         if not all(map(_is_size, size.all_input_nodes)) or not size.all_input_nodes:
             raise NoCut(f"{size.name} cannot be told from what crosses")
         for dimension in size.all_input_nodes:
-            self._find(dimension, tensors, sizes, before)
+            self._recover_size(dimension, tensors, sizes, before)
         before[size.name] = size
 
-    def _leaving(self, start: int, end: int) -> list[str]:
+    def _crossing_tensors(self, start: int, end: int) -> list[str]:
         """Tensors that nodes from *start* to *end* compute and later nodes read; sizes are recovered from shapes."""
-        leaving = []
+        crossing = []
         for node in self.nodes[start:end]:
             if _is_size(node) or self._last_use.get(node.name, -1) < end:
                 continue
             if not _is_tensor(node):
                 raise NoCut(f"{node.name} is no tensor")
-            leaving.append(node.name)
-        return leaving
+            crossing.append(node.name)
+        return crossing
 
     def crossing(self, sizes_bytes: Mapping[str, int]) -> list[int | None]:
         """For each cut, the two ends included, the bytes that cross it; None where no cut is possible.
 
         sizes_bytes: tensor -> its bytes.
         """
-        change = [0] * (len(self.nodes) + 2)
-        for at, node in enumerate(self.nodes):
-            change[at + 1] += sizes_bytes.get(node.name, 0)
-            change[max(at, self._last_use.get(node.name, at)) + 1] -= sizes_bytes.get(node.name, 0)
+        change = [0] * (len(self.nodes) + 2)  # cut -> bytes computed since the cut before, less those freed
+        for index, node in enumerate(self.nodes):
+            change[index + 1] += sizes_bytes.get(node.name, 0)
+            change[max(index, self._last_use.get(node.name, index)) + 1] -= sizes_bytes.get(node.name, 0)
         sums, last = list(accumulate(change))[:-1], len(self.nodes)
         return [
             crossing_bytes if cut in (0, last) or self._can_cut(cut) else None
@@ -223,15 +226,15 @@ class TorchProgram:
             self.piece(cut, len(self.nodes))
         except NoCut:
             return False
-        strange = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
-        return all(self._last_use.get(node.name, -1) < cut for node in strange)
+        others = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
+        return all(self._last_use.get(node.name, -1) < cut for node in others)
 
     # Running
 
     def run(self, piece: ProgramPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece on these values; returns its outputs by name."""
         env = {name: self.cast(values[name]) if name in self._given else values[name] for name in piece.inputs}
-        env |= {name: env[source].shape[at] for name, (source, at) in piece.sizes.items()}
+        env |= {name: env[source].shape[index] for name, (source, index) in piece.sizes.items()}
         for node, forget in piece.steps:
             env[node.name] = self._value(node, env)
             for name in forget:
@@ -253,8 +256,8 @@ class TorchProgram:
                 return self._value_of(value.name, env)
             if isinstance(value, torch.device):
                 return self.device
-            wide = self.dtype is not None and isinstance(value, torch.dtype) and value.is_floating_point
-            return self.dtype if wide else value
+            converted = self.dtype is not None and isinstance(value, torch.dtype) and value.is_floating_point
+            return self.dtype if converted else value
 
         target: Any = node.target
         return target(*map_aggregate(node.args, leaf), **map_aggregate(node.kwargs, leaf))
@@ -265,15 +268,15 @@ class TorchProgram:
         Returns the bytes of all tensors, by name, and the estimated seconds of each node.
         """
         env: dict[str, Any] = {name: self.cast(value) for name, value in values.items()}
-        guesses, last = [], set()
+        guesses_s, channels_last = [], set()
         for node in self.nodes:
             result = env[node.name] = self._value(node, env)
             read = [self._value_of(source.name, env) for source in node.all_input_nodes]
-            guesses.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
+            guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
             if isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous():
-                last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
-        self.channels_last = frozenset(last)
-        return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses
+                channels_last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
+        self.channels_last = frozenset(channels_last)
+        return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses_s
 
 
 def _without_writing(exported: Any) -> Any:
@@ -327,7 +330,7 @@ def _output_names(exported: Any, count: int) -> list[str]:
     tree = tree_unflatten(list(range(count)), spec) if spec is not None else None
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         return [str(key) for key, _ in sorted(tree.items(), key=lambda item: item[1])]
-    return ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
+    return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
 
 
 def _weights(exported: Any) -> dict[str, Any]:
@@ -362,12 +365,12 @@ def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
 
 def _steps(nodes: Sequence[Node], kept: set[str]) -> tuple[NodeStep, ...]:
     """The nodes as steps, each of which forgets the values that no later node reads; *kept*: values to keep."""
-    last = {source.name: at for at, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
+    last = {source.name: index for index, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
     forget: dict[int, list[str]] = {}
-    for name, at in last.items():
+    for name, index in last.items():
         if name not in kept:
-            forget.setdefault(at, []).append(name)
-    return tuple(NodeStep(node, tuple(forget.get(at, ()))) for at, node in enumerate(nodes))
+            forget.setdefault(index, []).append(name)
+    return tuple(NodeStep(node, tuple(forget.get(index, ()))) for index, node in enumerate(nodes))
 
 
 def _operator_name(node: Node) -> str:
@@ -397,13 +400,13 @@ def _bytes(value: Any) -> int:
 
 
 def _products(node: Node, result: Any, read: Sequence[Any]) -> float:
-    """Multiplications of a node: output elements times the terms of each."""
+    """Multiplications of a node: output elements times the terms that are summed for each."""
     called, tensors = _operator_name(node), [value for value in read if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0
     if called in _CONVOLUTIONS:
         return float(result.numel() * tensors[1][0].numel())
     if called in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"):
-        wide = max(tensor.shape[-1] for tensor in tensors)
-        return float(result.numel() * wide)
+        terms = max(tensor.shape[-1] for tensor in tensors)
+        return float(result.numel() * terms)
     return 0.0

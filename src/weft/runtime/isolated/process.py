@@ -55,10 +55,10 @@ UNBOUNDED_BYTES = 1 << 62
 """The memory budget of a device for which no limit is set."""
 
 PARTS_BITS = 20
-"""Values have the number of their step, shifted by these bits, plus the index of their part: fewer than 2 ** 20."""
+"""Number of kept values: the number of their step, shifted by these bits, plus the index of their part in the batch."""
 
 LOOK_S = 0.01
-"""Seconds between checks by a thread that waits for a step while another thread may read its end."""
+"""Seconds between checks by a thread that waits for a step's end, as another thread may read the report."""
 
 
 class WorkerModel(Protocol):
@@ -72,7 +72,7 @@ class WorkerModel(Protocol):
         ...
 
     def onward(self, step: Step) -> int:
-        """How many values *step* leaves that the next step can be queued with before *step* has ended."""
+        """How many parts the next step can be queued with before *step* has ended; 0 if it must wait for the end."""
         ...
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
@@ -124,7 +124,7 @@ class WorkerRun:
             worker.residency.begin(model.number)
         self.keep = number << PARTS_BITS
         """The first of the numbers under which the worker keeps the values of the step, one for each part."""
-        self.onward: list[StepOutput] | None = None
+        self.onward: list[StepOutput] | None = None  # see ``StartedStep``
         if lane.ahead:
             promised = range(self.keep, self.keep + model.onward(step))
             self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
@@ -147,14 +147,14 @@ class WorkerRun:
 
     def end(self, end: StepEnd) -> None:
         """Pass the end of the step to its callback; further calls do nothing."""
-        ended, self._ended = self._ended, None
-        if ended is None:
+        callback, self._ended = self._ended, None
+        if callback is None:
             return
         self.step, self.onward = _NO_STEP, None  # the callback may free its values
         if self.moves:
             self.worker.residency.end(self.model.number)
         try:
-            ended(end)
+            callback(end)
         except Exception:
             log.exception("the end of a step could not be told")
         self.over = True
@@ -210,16 +210,16 @@ class WorkerProcess:
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
         """Numbers of the clients' regions that the worker has open."""
-        self._hello: Future[None] = Future()
+        self._hello: Future[None] = Future()  # done when the worker has reported that it is ready
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
-        self._line, theirs = packets.pair()
+        self._line, worker_end = packets.pair()
         try:
-            self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
+            self.process = spawner.submit(fork, worker_end.fileno(), confinement, scratch).result()
         finally:
-            theirs.close()
+            worker_end.close()
         self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
         try:
             spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
@@ -267,7 +267,7 @@ class WorkerProcess:
             self._remove_run(run.number)
             run.fail(error)
             return run
-        if layout.size > CARRIED_BYTES or lane.carried:
+        if layout.size > CARRIED_BYTES or lane.carried:  # steps of a lane are sent in order
             lane.carried.add(run.number)
             self._carrier.submit(self._send_on_carrier, run, parts, layout)
         else:
@@ -294,7 +294,7 @@ class WorkerProcess:
             freed = self._pop_freed() if self._freed else ()
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
-            self._lane(run.lane).send(head, layout, files)
+            self._lane_line(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
@@ -312,7 +312,7 @@ class WorkerProcess:
     # Regions of clients
 
     def _unopened(self, lenders: Sequence[Lender]) -> list[Lender]:
-        """Those of the regions that the worker has not opened yet, without duplicates."""
+        """The regions that the worker has not opened yet, without duplicates."""
         unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
         return list({lender.terms.number: lender for lender in unknown}.values())
 
@@ -331,7 +331,7 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """Note that the worker has opened the regions of *lenders*; a region is closed when its lender is freed."""
+        """Record the regions of *lenders* as open in the worker, which closes a region when its lender is freed."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
@@ -343,19 +343,19 @@ class WorkerProcess:
         self._lent.discard(number)
         self.notify(["take_back", number])
 
-    def _lane(self, lane: IsolatingLane) -> LaneLine:
+    def _lane_line(self, lane: IsolatingLane) -> LaneLine:
         """The connection to a lane, opened when it is first used."""
         connection = self._lanes.get(lane.index)
         if connection is None:
-            line, theirs = packets.pair()
+            line, worker_end = packets.pair()
             try:
-                with theirs:
-                    self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
+                with worker_end:
+                    self._line.send(["lane", lane.index, lane.core], files=[worker_end.fileno()], wait=False)
             except BaseException:
                 line.close()
                 raise
-            places = 1 + MOST_AHEAD if lane.ahead else 1
-            connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, places, lane.kept_bytes)
+            slots = 1 + MOST_AHEAD if lane.ahead else 1
+            connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, slots, lane.kept_bytes)
             lane.socket_reader.add(line, partial(self._read_report, connection))
             if self.death:  # _handle_death ran before this line was in _lanes
                 lane.socket_reader.remove(line)
@@ -460,7 +460,7 @@ class WorkerProcess:
             calls, self._calls = list(self._calls.values()), {}
         # Each step that ran is a suspect, unless one of them is known to be the reason.
         blamed = [self._blamed] if self._blamed in runs and self._blamed else runs
-        if self._closing:
+        if self._closing:  # an expected death counts against no model
             blamed = []
         else:
             self._notify_death({run.model for run in blamed})
@@ -517,7 +517,7 @@ class WorkerProcess:
         return bool(poll.poll(timeout_s * 1e3)) and self._read_report(lane)
 
     def _read_report(self, lane: LaneLine) -> bool:
-        """Handle the next report of a lane, if there is one; False if there will be none any more."""
+        """Handle the next report of a lane, if there is one; False if the connection has ended."""
         with lane.reading:
             try:
                 report = lane.receive_report()
@@ -569,7 +569,7 @@ class WorkerProcess:
                 self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
-        """Check and restore the end of a step. Impossible times of the worker are clamped to the server's clock."""
+        """Check a report and make a ``StepEnd`` of it. Impossible times are clamped to the server's clock."""
         began, ended, now = report.began, report.ended, self.now()
         if not (type(began) is type(ended) is int and run.began <= began <= ended <= now):
             ended = min(max(run.began, int(ended)), now)
@@ -583,8 +583,8 @@ class WorkerProcess:
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, answers in report.outputs:
-            kept = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
-            outputs.append(StepOutput(kept, packets.restore(answers, report.source, copied=True)))
+            values = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
+            outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.leaving is not None:
             self.residency.came(run.model.number, run.leaving)
@@ -601,11 +601,11 @@ class WorkerProcess:
         else:
             future.set_exception(decode_error(problem))
 
-    def _handle_hello(self, done: list[str], lacking: list[str]) -> None:
-        """Note that the worker is ready; *done*, *lacking*: the restrictions in force, and those that are not."""
-        log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, done)))
-        if lacking:
-            log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, lacking)))
+    def _handle_hello(self, in_force: list[str], missing: list[str]) -> None:
+        """Record that the worker is ready; *in_force*, *missing*: the restrictions that it has, and has not."""
+        log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, in_force)))
+        if missing:
+            log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, missing)))
         self._hello.set_result(None)
 
 
@@ -617,9 +617,9 @@ def _close_region_in(worker: weakref.ref[WorkerProcess], number: int) -> None:
 
 
 def _describe_parts(step: Step) -> tuple[TensorLayout, list[Any]]:
-    """Describe the parts of a batch: each by the number of values that the worker holds, or by its tensors.
+    """Describe the parts of a batch for the worker: values that it holds by their number, others by their tensors.
 
-    Returns the layout of the tensors, and the parts as (number, rows, tensors).
+    Returns the layout of the tensors, and the parts as (number or 0, rows or None, tensors or None).
     """
     layout, parts = TensorLayout(), []
     for values, rows in step.parts:

@@ -32,18 +32,18 @@ Feed = dict[str, Array]
 
 SIZES = (2, 4, 8)
 """Batch sizes to try if none is requested."""
-_MANY = 16
-"""Up to this size, batches of every size are followed if numbers decide in the graph where rows go."""
+_MOST_PROVED = 16
+"""Largest batch size up to which independence is proved for every size, if computed indices decide where rows go."""
 CLOCK_STEP_S = 1e-6
-"""Assumed length of a run during which the clock stood still, so that times can be divided by."""
+"""Assumed length of a run that the clock measured as 0 s, to avoid a division by zero."""
 LEAST_GAIN = 0.05
 """The part of the time per sample that a size must save over the one before: less is within noise."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
-"""Repeats of a measurement: of long runs, of ordinary runs, and of very short runs."""
+"""Rounds of a measurement: of long runs, of ordinary runs, and of very short runs."""
 _BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
-"""Time for repeats of short runs; length of a long round; time after which no larger batch is tried by itself."""
+"""Seconds: for the rounds of short runs; of a round that counts as long; after which no larger batch is tried."""
 _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
-"""How far a batched result may be off, as a part of the output's largest value; other types must be equal."""
+"""Allowed error of a batched result, relative to the output's largest magnitude; other types must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Crossing(NamedTuple):
     reason: str | None
     """Why batches cannot be shrunk and joined at the cuts of a model; None if they can."""
     rowless: dict[str, Counted | None]
-    """Tensors that cross without a row per sample, and how they change with the size of a batch."""
+    """Tensor that crosses a cut without a row per sample -> how it changes with the batch size; None: not at all."""
 
 
 class _Signature(Protocol):
@@ -102,7 +102,7 @@ class _Measurement:
     def repeat(self, *sizes: int) -> None:
         """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of one size are averaged."""
         began_s, rounds = perf_counter(), 0
-        while rounds < _rounds_left(rounds, perf_counter() - began_s):
+        while rounds < _total_rounds(rounds, perf_counter() - began_s):
             for size in sizes:
                 times_s = [_time_segments(self.model, mix, self.clock_s) for mix in self.mixes[size]]
                 self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
@@ -135,11 +135,11 @@ class _Measurement:
         self._alone = self._alone or [self._run_alone(index) for index in range(len(self.samples))]
         self.mixes[size] = []
         for first in range(0, self._task_count, size):
-            chosen = [(first + index) % len(self.samples) for index in range(size)]
-            mix = [self.samples[index] for index in chosen]
+            indices = [(first + index) % len(self.samples) for index in range(size)]
+            mix = [self.samples[index] for index in indices]
             self.mixes[size].append(mix)
             outputs = self.model.run(self.model.gather(mix))
-            reason = self._mismatch(outputs, [self._alone[index] for index in chosen])
+            reason = self._mismatch(outputs, [self._alone[index] for index in indices])
             if reason is not None:
                 return reason
         return None
@@ -202,12 +202,12 @@ def _prove_independence(
 ) -> BatchTimes:
     """Return *times* if rows are independent in batches of 2, 3 and the largest size, else times of single samples.
 
-    2 and 3 have no common factor: a graph that mixes rows may look right where one size divides the other. If numbers
-    in the graph decide where rows go, all sizes up to ``_MANY`` are followed.
+    2 and 3 have no common factor: a graph that mixes rows may look right where one size divides the other. If computed
+    indices decide where rows go, it is proved for all sizes up to ``_MOST_PROVED``.
     """
     reason, by_size = judge(bench.make_batches(sorted({2, 3, times.max_batch})))
     if reason is None and by_size:
-        reason = judge(bench.make_batches(range(2, min(times.max_batch, _MANY) + 1))).mixing
+        reason = judge(bench.make_batches(range(2, min(times.max_batch, _MOST_PROVED) + 1))).mixing
     if reason is not None:
         return _times_unbatched(bench, max_batch, reason)
     return replace(times, any_shapes=not by_size or _holds_for_other_shapes(bench, shapes, judge))
@@ -216,15 +216,15 @@ def _prove_independence(
 def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
     """Whether rows are also independent if all free dimensions are larger by one, without a common factor."""
     free = {spec.name: spec.shape for spec in bench.model.inputs}
-    others = {
+    larger = {
         name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }
-    return others == dict(shapes) or judge(bench.make_batches((2, 3), others)).mixing is None
+    return larger == dict(shapes) or judge(bench.make_batches((2, 3), larger)).mixing is None
 
 
 def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
-    """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``."""
+    """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``; the last such size is the best."""
     best, remark = 1, None
     for size in _sizes_to_try(len(bench.model.blueprint.tasks)):
         if size > 2 and bench.too_long(size):
@@ -307,7 +307,10 @@ def _concatenate(samples: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _has_rows(runs: list[Array]) -> bool:
-    """Whether a tensor has a row per sample, as of the sample alone; *runs*: its values in the runs of ``crossing``."""
+    """Whether a tensor has a row per sample, equal to that of the sample alone.
+
+    *runs*: its values for each of three samples alone, for the first two together, and for all three together.
+    """
     *alone, two, three = runs
     if any(value.shape[:1] != (1,) for value in alone):
         return False
@@ -317,17 +320,21 @@ def _has_rows(runs: list[Array]) -> bool:
 def _find_count_rule(name: str, runs: list[Array]) -> Counted | None:
     """How a tensor without rows depends on the number of samples; None if it is always the same.
 
-    *runs*: its values in the runs of ``crossing``. ``ModelError`` if it does not grow linearly.
+    *runs*: as for ``_has_rows``. ``ModelError`` if its numbers do not grow linearly.
     """
     *alone, two, three = runs
-    one: Any = alone[0]
-    if all(np.array_equal(one, value) for value in runs):
+    single: Any = alone[0]
+    if all(np.array_equal(single, value) for value in runs):
         return None
-    step: Any = two - one if one.dtype.kind == "i" and one.shape == two.shape == three.shape else None
-    if step is None or any(not np.array_equal(one, value) for value in alone) or not np.array_equal(two + step, three):
+    step: Any = two - single if single.dtype.kind == "i" and single.shape == two.shape == three.shape else None
+    if (
+        step is None
+        or any(not np.array_equal(single, value) for value in alone)
+        or not np.array_equal(two + step, three)
+    ):
         raise ModelError(f"{name!r}, which crosses a cut, is not one row per sample")
-    flat = [tuple(int(number) for number in np.ravel(part)) for part in (one, step)]
-    return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
+    first, growth = (tuple(int(number) for number in np.ravel(values)) for values in (single, step))
+    return Counted(dtype=str(single.dtype), shape=single.shape, first=first, step=growth)
 
 
 def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
@@ -342,8 +349,8 @@ def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
     return None
 
 
-def _rounds_left(rounds: int, spent_s: float) -> int:
-    """The number of rounds that a measurement has in all, given the time of its first *rounds* rounds."""
+def _total_rounds(rounds: int, spent_s: float) -> int:
+    """The total number of rounds of a measurement whose first *rounds* rounds took *spent_s*."""
     if rounds == 0 or spent_s / rounds > _LONG_S:
         return _FEWEST
     return _MOST if spent_s < _BUDGET_S else _ENOUGH
@@ -356,8 +363,8 @@ def close_enough(wanted: Array, got: Array) -> bool:
     tolerance = _TOLERANCES.get(wanted.dtype)
     if tolerance is None:
         return np.array_equal(wanted, got)
-    finite: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
-    scale = float(finite.max()) if finite.size else 0.0
+    magnitudes: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
+    scale = float(magnitudes.max()) if magnitudes.size else 0.0
     return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
 
 
