@@ -47,6 +47,7 @@ class Breaker:
         self._until = 0
         """End of the pause, when the next request is tried; 0: the breaker is closed."""
         self._trying = False
+        """Whether a trial is under way."""
         self.opened = 0
         """How often it opened."""
 
@@ -91,7 +92,7 @@ class Breaker:
                     raise self._refusal(now)
 
     def enter(self) -> None:
-        """Note that a request was admitted; after the pause, that request is the trial."""
+        """Record that a request was admitted; after the pause, that request is the trial."""
         if self._until:
             with self._lock:
                 now = self._now()

@@ -75,8 +75,8 @@ class Follower:
             return Fact(valued=True, loose=True)
         if node.op_type in ("Shape", "Size"):  # a shape depends on values only where it is loose
             return Fact(valued=input_facts[0].loose)
-        sizing = (input_facts[place] for place in find(qualified(node)).sized_by if place < len(input_facts))
-        loose = any(fact.loose for fact in input_facts) or any(fact.valued for fact in sizing)
+        size_facts = (input_facts[index] for index in find(qualified(node)).sized_by if index < len(input_facts))
+        loose = any(fact.loose for fact in input_facts) or any(fact.valued for fact in size_facts)
         loose = loose or any(self._unsteady_inside(body, loose, facts) for body in bodies(node))
         return Fact(valued=loose or any(fact.valued for fact in input_facts) or bool(bodies(node)), loose=loose)
 

@@ -261,7 +261,7 @@ class ModelPreparation:
         return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _check_answers(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
-        """Add a remark on how far results differ from *wanted*, those of the CPU; raises ``Unfit`` if they are wrong."""
+        """Add a remark on how far results differ from *wanted*, those of the CPU; ``Unfit`` if they are wrong."""
         try:
             outputs = model.run(unseen(model.blueprint))
         except Exception as error:  # sessions raise several unrelated kinds
