@@ -59,9 +59,9 @@ class Breaker:
             self._in_a_row += 1
             if self._until and not self._trying:
                 return  # steps that were running when it opened do not prolong the pause
-            many = len(self._deaths) > self.limits.deaths
-            quick = many and now - self._deaths[0] <= round(self.limits.within_s * 1e9)
-            if self._trying or self._in_a_row > self.limits.deaths or quick:
+            too_many = len(self._deaths) > self.limits.deaths
+            too_fast = too_many and now - self._deaths[0] <= round(self.limits.within_s * 1e9)
+            if self._trying or self._in_a_row > self.limits.deaths or too_fast:
                 self._open(now)
 
     def succeeded(self) -> None:

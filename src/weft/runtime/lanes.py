@@ -202,27 +202,27 @@ class LaneExecutor:
 
     @property
     def busy_ticks(self) -> int:
-        """Nanoseconds during which at least one step was running."""
+        """Ticks (nanoseconds) during which at least one step was running."""
         return self._past_ticks + (self.now() - self._since if self.under_way else 0)
 
     def resize(self, count: int) -> None:
         """Change the number of lanes; surplus lanes that are computing are closed after their segments."""
         self.count = count
-        counting = [lane for lane in self.lanes if not lane.replaced]
-        for lane in counting[:count]:
+        regular_lanes = [lane for lane in self.lanes if not lane.replaced]
+        for lane in regular_lanes[:count]:
             lane.leaving = False
-        for lane in counting[count:]:
+        for lane in regular_lanes[count:]:
             lane.leaving = True
             if not lane.tasks:
                 self._idle.remove(lane)
                 self._close_idle(lane)
-        for _ in range(count - len(counting)):
+        for _ in range(count - len(regular_lanes)):
             self._open()
 
     def _open(self) -> None:
         """Open another lane, with the smallest free number."""
-        taken = {lane.index for lane in self.lanes}
-        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        used_numbers = {lane.index for lane in self.lanes}
+        index = next(index for index in range(len(used_numbers) + 1) if index not in used_numbers)
         lane = Lane(index, self.backend.lane(index, pin=self._pin))
         self.lanes.append(lane)
         self._idle.append(lane)

@@ -197,8 +197,8 @@ class _Run:
         try:
             results = self._owners_of_outputs(node, input_owners)
         except Mixed as mixed:
-            what = str(mixed) or "computes with several rows at once"
-            raise _Refused(f"{node.op_type} {node.name!r} {what}") from mixed
+            reason = str(mixed) or "computes with several rows at once"
+            raise _Refused(f"{node.op_type} {node.name!r} {reason}") from mixed
         named = zip(filter(None, node.output), results, strict=True)
         owners = {name: result for name, result in named if result is not None}
         self.owners |= owners
@@ -273,8 +273,8 @@ class _Run:
         if any(owner is not None for owner in input_owners[:2]):
             raise Mixed
         inner = body(node, "body")
-        given = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
-        states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
+        fixed_inputs = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
+        states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], fixed_inputs, {}, skipped=1)
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
     def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
@@ -282,17 +282,17 @@ class _Run:
         attributes, inner = Attributes(node), body(node, "body")
         count = len(node.input) - attributes.integer("num_scan_inputs", 1)
         axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
-        given: dict[str, Array] = {}
+        fixed_inputs: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
         for spec, name, owner, axis in zip(
             inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
         ):
             # The first slice stands for all slices; ``collapsed`` joins the owners of all of them.
-            given[spec.name] = np.asarray(self._value(name).take(0, axis))
+            fixed_inputs[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
         states, results = self._follow_iterations(
-            inner, node.input[:count], input_owners[:count], given, owners, skipped=0
+            inner, node.input[:count], input_owners[:count], fixed_inputs, owners, skipped=0
         )
         ends = attributes.integers("scan_output_axes", (0,) * len(results))
         moved_back = zip(results, ends, strict=True)
@@ -303,32 +303,32 @@ class _Run:
         graph: OnnxGraph,
         names: Sequence[str],
         state_owners: Sequence[Owners | None],
-        given: Feed,
+        fixed_inputs: Feed,
         owners: Mapping[str, Owners],
         *,
         skipped: int,
     ) -> tuple[list[Owners | None], list[Owners | None]]:
         """The owners of a loop's states and of its other outputs, after any number of iterations.
 
-        graph: the body. names, state_owners: the initial values of the states and their owners. given, owners: the
-        other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
+        graph: the body. names, state_owners: the initial values of the states and their owners. fixed_inputs, owners:
+        the other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
         """
-        inner = [value.name for value in graph.input if value.name not in given]
-        feed = {**given, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
+        inner = [value.name for value in graph.input if value.name not in fixed_inputs]
+        feed = {**fixed_inputs, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
         states = list(state_owners)
         # A fixed point: a state that gets an owner in one iteration may pass it to another state in the next.
         for _ in range(_MAX_ITERATIONS):
-            known = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
-            run = self._body_run(graph, feed, {**owners, **known})
+            known_owners = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
+            run = self._body_run(graph, feed, {**owners, **known_owners})
             results = run.follow()
             shapes_after = [run.shape(value.name) for value in graph.output[skipped : skipped + len(states)]]
             shapes_before = [feed[state].shape for state in inner]
             if any(owner is not None for owner in results[:skipped]) or shapes_after != shapes_before:
                 raise Mixed
-            after = [joined(*pair) for pair in zip(states, results[skipped:], strict=False)]
-            if all(_same_owners(*pair) for pair in zip(states, after, strict=True)):
+            states_after = [joined(*pair) for pair in zip(states, results[skipped:], strict=False)]
+            if all(_same_owners(*pair) for pair in zip(states, states_after, strict=True)):
                 return states, results[skipped + len(states) :]
-            states = after
+            states = states_after
         raise Mixed
 
     def _body_run(self, graph: OnnxGraph, feed: Feed, owners: Mapping[str, Owners]) -> _Run:
@@ -339,14 +339,14 @@ class _Run:
         free = sorted(captured(graph))
         outer = [name for name in free if name not in self.weights]
         body_inputs = {**{name: self._value(name) for name in outer}, **feed}
-        known = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
+        known_owners = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
         weights = [*graph.initializer, *(self.weights[name] for name in free if name in self.weights)]
         inputs = [declared_like(name, values) for name, values in body_inputs.items()]
         inner = make_model(
             graph.node, graph.name, inputs, graph.output, weights, like=self.model, ir_version=self._ir_version
         )
-        varying = {name for name in body_inputs if name not in known and (name in feed or name in self.varying)}
-        run = _Run(inner, self.runner, body_inputs, known, self.branches, varying)
+        varying = {name for name in body_inputs if name not in known_owners and (name in feed or name in self.varying)}
+        run = _Run(inner, self.runner, body_inputs, known_owners, self.branches, varying)
         self.by_size = True
         return run
 

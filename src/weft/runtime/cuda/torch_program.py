@@ -89,7 +89,7 @@ class TorchProgram:
         self._exported = exported
         self.device, self.dtype = torch.device(device), dtype
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
-        self._given = {tensor.node: tensor for tensor in self.inputs}
+        self._inputs_by_node = {tensor.node: tensor for tensor in self.inputs}
         self.weights: dict[str, Any] = _weights(exported)
         """Node -> its weight; the caller moves the weights to the device (``hold``)."""
         self._constants = _constants(exported)
@@ -99,12 +99,12 @@ class TorchProgram:
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
         self._output_node = next(node for node in exported.graph.nodes if node.op == "output")
         self._position = {node.name: index for index, node in enumerate(self.nodes)}
-        ends = [
+        reads = [
             (source.name, index)
             for index, node in enumerate((*self.nodes, self._output_node))
             for source in node.all_input_nodes
         ]
-        self._last_use = dict(ends)
+        self._last_use = dict(reads)
         """Node -> the index of the last node that reads it; the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
         """Tensors whose channels come last in memory, as of the last observed run."""
@@ -153,14 +153,14 @@ class TorchProgram:
         needed = dict.fromkeys(source for source in read if not self._is_available(source, start, end))
         tensors = [source for source in needed if _is_tensor(source)]
         sizes: dict[str, tuple[str, int]] = {}
-        before: dict[str, Node] = {}
+        recomputed: dict[str, Node] = {}
         for value in needed:
             if not _is_tensor(value):
-                self._recover_size(value, tensors, sizes, before)
+                self._recover_size(value, tensors, sizes, recomputed)
         inputs = dict.fromkeys((*(tensor.name for tensor in tensors), *(name for name, _ in sizes.values())))
         outputs = tuple(output.name for output in self.outputs) if last else tuple(self._crossing_tensors(start, end))
-        kept = {output.node for output in self.outputs} if last else set(outputs)
-        return ProgramPiece(_steps([*before.values(), *nodes], kept), tuple(inputs), outputs, sizes, last)
+        kept_names = {output.node for output in self.outputs} if last else set(outputs)
+        return ProgramPiece(_steps([*recomputed.values(), *nodes], kept_names), tuple(inputs), outputs, sizes, last)
 
     def _is_available(self, node: Node, start: int, end: int) -> bool:
         """Whether a node's value need not be passed to the piece: it is constant, or computed from *start* to *end*."""
@@ -168,29 +168,29 @@ class TorchProgram:
         return held or start <= self._position.get(node.name, -1) < end
 
     def _recover_size(
-        self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], before: dict[str, Node]
+        self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], recomputed: dict[str, Node]
     ) -> None:
         """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again.
 
-        Adds the size to *sizes* or, with the sizes that it is computed from, to *before*; ``NoCut`` if neither works.
+        Adds the size to *sizes*, or to *recomputed* with the sizes that it is computed from; ``NoCut`` if that fails.
         """
-        if size.name in sizes or size.name in before:
+        if size.name in sizes or size.name in recomputed:
             return
         if not _is_size(size):
             raise NoCut(f"{size.name} is no tensor")
-        wanted = str(size.meta["val"])
-        known = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
-        known += [(tensor.node, tensor.shape) for tensor in self.inputs]
-        for name, shape in known:
+        expression = str(size.meta["val"])
+        known_shapes = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
+        known_shapes += [(tensor.node, tensor.shape) for tensor in self.inputs]
+        for name, shape in known_shapes:
             for index, dimension in enumerate(shape):
-                if str(dimension) == wanted:
+                if str(dimension) == expression:
                     sizes[size.name] = (name, index)
                     return
         if not all(map(_is_size, size.all_input_nodes)) or not size.all_input_nodes:
             raise NoCut(f"{size.name} cannot be told from what crosses")
         for dimension in size.all_input_nodes:
-            self._recover_size(dimension, tensors, sizes, before)
-        before[size.name] = size
+            self._recover_size(dimension, tensors, sizes, recomputed)
+        recomputed[size.name] = size
 
     def _crossing_tensors(self, start: int, end: int) -> list[str]:
         """Tensors that nodes from *start* to *end* compute and later nodes read; sizes are recovered from shapes."""
@@ -233,7 +233,7 @@ class TorchProgram:
 
     def run(self, piece: ProgramPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece on these values; returns its outputs by name."""
-        env = {name: self.cast(values[name]) if name in self._given else values[name] for name in piece.inputs}
+        env = {name: self.cast(values[name]) if name in self._inputs_by_node else values[name] for name in piece.inputs}
         env |= {name: env[source].shape[index] for name, (source, index) in piece.sizes.items()}
         for node, forget in piece.steps:
             env[node.name] = self._value(node, env)
@@ -304,21 +304,22 @@ def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
 def _describe_tensor(name: str, node: Node, kind: str) -> ProgramTensor:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
-        what = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ModelError(f"its {kind} {name!r} is {what}; export it with tensors of {', '.join(DATATYPES.values())}")
+        type_name = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+        types = ", ".join(DATATYPES.values())
+        raise ModelError(f"its {kind} {name!r} is {type_name}; export it with tensors of {types}")
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
     return ProgramTensor(name, value.dtype, shape, node.name)
 
 
 def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
     """The outputs of a program, named by the keys of the mapping that it returns, else by numbers."""
-    ended = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
-    taken = {named.name for named in exported.graph.nodes}
+    output_node = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
+    taken_names = {named.name for named in exported.graph.nodes}
     outputs = []
-    for name, node in zip(_output_names(exported, len(ended.args[0])), ended.args[0], strict=True):
-        while name in taken and name != ended.name:
+    for name, node in zip(_output_names(exported, len(output_node.args[0])), output_node.args[0], strict=True):
+        while name in taken_names and name != output_node.name:
             name += "_"
-        taken.add(name)
+        taken_names.add(name)
         if not isinstance(node, Node):
             raise ModelError(f"its output {name!r} is {node!r}; export it so that it gives tensors")
         outputs.append(_describe_tensor(name, node, "output"))

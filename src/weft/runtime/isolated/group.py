@@ -238,20 +238,20 @@ class WorkerGroup:
         worker = self.worker
         if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
-        fresh = self._start_process([path])
+        replacement = self._start_process([path])
         with self._lock:
-            usable = fresh.alive and not self._closed.is_set()
-            old = [process for process in (self.worker, self.spare) if usable and process is not None]
+            usable = replacement.alive and not self._closed.is_set()
+            replaced = [process for process in (self.worker, self.spare) if usable and process is not None]
             if usable:
-                self.worker, self.spare = fresh, None
-                self._building.discard(fresh)
-                self._building.update(old)
+                self.worker, self.spare = replacement, None
+                self._building.discard(replacement)
+                self._building.update(replaced)
         if not usable:
-            self._abandon(fresh)
-            raise fresh.death_error()
-        for process in old:
+            self._abandon(replacement)
+            raise replacement.death_error()
+        for process in replaced:
             self._retire(process)
-        return fresh
+        return replacement
 
     def _retire(self, process: WorkerProcess) -> None:
         """Close a process, on a new thread, when its steps have ended, at the latest after ``RETIRING_S``."""
@@ -318,13 +318,19 @@ class WorkerGroup:
     def _spawn_process(self, files: Iterable[Path]) -> WorkerProcess:
         """Start a process that is confined to the folders of *files*, of the group and of its engine."""
         folders = frozenset((*self.limits.folders, *self._shared_folders)).union(*map(_folders, files))
-        writable = (str(self.folder), str(self._scratch))
         resources = self._resources
         engine, limits = resources.template.engine, self.limits
         kind = engine_kind(engine)
-        read, device = kind.files(engine)
-        granted = ((*sorted(folders), *read), writable, device, kind.programs(engine))
-        confinement = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, *granted)
+        device_files = kind.files(engine)
+        confinement = Confinement(
+            os.getpid(),
+            limits.memory_bytes,
+            limits.open_files,
+            readable=(*sorted(folders), *device_files.read),
+            writable=(str(self.folder), str(self._scratch)),
+            device=device_files.written,
+            programs=kind.programs(engine),
+        )
         return WorkerProcess(
             self.name,
             confinement,
@@ -384,10 +390,10 @@ class WorkerGroup:
             process.call("prepare", number, rows)
         kept.failures = 0
         with self._lock:
-            wanted = number in self._kept and not kept.lost
-            if wanted:
+            is_still_open = number in self._kept and not kept.lost
+            if is_still_open:
                 process.opened.add(number)
-        if not wanted:
+        if not is_still_open:
             self._close_in(process, number)
 
     def _call_open(self, process: WorkerProcess, file: ModelFile, *, cached: bool = True) -> ModelDescription:
@@ -454,8 +460,9 @@ class WorkerGroup:
         """Start or complete one process; returns False if nothing is missing, and then the thread ends."""
         with self._lock:
             worker, spare = self.worker, self.spare
-            wanted = {number for number, kept in self._kept.items() if not kept.lost}
-            incomplete = [process for process in (worker, spare) if process is not None and wanted - process.opened]
+            wanted_models = {number for number, kept in self._kept.items() if not kept.lost}
+            processes = [process for process in (worker, spare) if process is not None]
+            incomplete = [process for process in processes if wanted_models - process.opened]
             complete = worker is not None and (spare is not None or not self.limits.spare)
             if not self._kept or self._closed.is_set() or (complete and not incomplete):
                 self._keeper = None

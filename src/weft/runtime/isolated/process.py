@@ -116,6 +116,7 @@ class WorkerRun:
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
+        """Whether its end was passed to the callback."""
         self.leaving: list[int] | None = None
         """Models that are evicted from the device before the step, to bring back its model; None if that was there."""
         self.moves = model.number in worker.residency.movable
@@ -292,6 +293,7 @@ class WorkerProcess:
             if run.moves:
                 run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
             freed = self._pop_freed() if self._freed else ()
+            # ``WorkerLane._run`` unpacks the head.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
             self._lane_line(run.lane).send(head, layout, files)
@@ -321,8 +323,8 @@ class WorkerProcess:
 
         Returns whether they were replaced.
         """
-        new = sum(lender.file is not None for lender in self._unopened(lenders))
-        if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
+        new_files = sum(lender.file is not None for lender in self._unopened(lenders))
+        if new_files <= MOST_LENT and new_files + len(self._lent) <= MOST_BORROWED:
             return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
             for name, value in values.items():

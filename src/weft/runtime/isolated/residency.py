@@ -35,7 +35,7 @@ class Residency:
         """most_bytes: memory that all models together may hold."""
         # The lock guards all fields. It is reentrant: the garbage collector may free values, and so call ``end``, while
         # the same thread holds it.
-        self._most, self._lock = most_bytes, threading.RLock()
+        self._most_bytes, self._lock = most_bytes, threading.RLock()
         self._models: dict[int, _Model] = {}
         self.movable: set[int] = set()
         """Models that can be evicted; all others are always in memory."""
@@ -97,7 +97,7 @@ class Residency:
             if self._evicting_lane.get(number, lane) != lane:
                 raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
             moving = self._models[number].moving
-            room = self._most - sum(model.staying for model in self._models.values())
+            room = self._most_bytes - sum(model.staying for model in self._models.values())
             if moving > room:
                 raise Failed(
                     f"it needs {moving >> 20} MiB of the device's memory, and {max(0, room) >> 20} are left beside "
@@ -135,12 +135,12 @@ class Residency:
             if not self._under_way[other]:
                 evicted.append(other)
                 lacking -= self._models[other].moving
-        now_s, waits = time.monotonic(), self._claim == number
+        now_s, has_claim = time.monotonic(), self._claim == number
         if lacking > 0:
-            if waits or now_s >= self._claimed_until_s:
+            if has_claim or now_s >= self._claimed_until_s:
                 self._claim, self._claimed_until_s = number, now_s + CLAIM_S
             raise WorkerDied("the device's memory is full of models that are being computed", again_s=AGAIN_S)
-        if waits:
+        if has_claim:
             self._claimed_until_s = 0.0
         return evicted
 

@@ -118,14 +118,14 @@ class WorkerLane:
 
     def _run(self, packet: Packet) -> None:
         """Run the step of a packet; its errors are reported as its end."""
-        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, leaving, slot, sent = packet.head
+        _, run, model, segment, parts, rows, shared, freed, first, onward, lent, leaving, slot, sent = packet.head
         if len(packet.files) != sent:
             raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
         if freed:
             self._worker.free(freed)
         self._current = run
         began = time.monotonic_ns()
-        job = _Job(run, slot, keep, onward, len(parts))
+        job = _Job(run, slot, first, onward, len(parts))
         try:
             if leaving is not None:
                 self._move_models(leaving, model)

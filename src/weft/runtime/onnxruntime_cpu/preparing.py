@@ -183,8 +183,8 @@ class _Preparation:
         self.exits = named_exits(self.options, session)
         self.independent = self.options.independent_rows or says_independent(session)
         blueprint = with_tasks(blueprint, session, self.exits)
-        given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
-        shapes, missing = warm_shapes(session.get_inputs(), given)
+        known_shapes = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
+        shapes, missing = warm_shapes(session.get_inputs(), known_shapes)
         whole = CpuModel(blueprint, [self._bound_session(session)])
         del session  # so that the session is freed with *whole*, before the segments are opened
         if missing:
