@@ -110,7 +110,7 @@ def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
 
 
 def _count_shared(nodes: set[int], needed: Sequence[set[int]]) -> int:
-    """The number of *nodes*, which is an entry of *needed*, that other entries contain, too."""
+    """The number of *nodes* (one entry of *needed*) that other entries of *needed* contain, too."""
     return len(nodes & set[int]().union(*(others for others in needed if others is not nodes)))
 
 

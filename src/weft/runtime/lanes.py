@@ -61,7 +61,7 @@ class LaneWork(Protocol):
 
     @property
     def body(self) -> object:
-        """The body in whose memory it is computed; only used where lanes are shares of one device."""
+        """The body (backbone) in whose memory it is computed; only used where lanes are shares of one device."""
         ...
 
     def step(self, segment: int) -> Step:
@@ -106,10 +106,12 @@ class LaneTask:
 
     @property
     def stoppable(self) -> bool:
+        """Whether it is long enough to be stopped for urgent work."""
         return self.candidate.compute >= ABORT_FROM_TICKS
 
     @property
     def compute(self) -> int:
+        """Its expected duration in ticks."""
         return self.candidate.compute
 
     @property
@@ -475,7 +477,7 @@ class LaneExecutor:
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """Note that the batch *other* was merged into the batch *query*, which continues from its running segments."""
+        """Record that batch *other* was merged into batch *query*, which continues from the running segments of both."""
         for lane in self.lanes if self.ahead else ():
             for task in lane.tasks:
                 if task.batch == (stream, other):

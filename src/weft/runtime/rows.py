@@ -93,7 +93,7 @@ class Verdict(NamedTuple):
     mixing: str | None
     """Why rows are not independent, such as the first operator that mixes them; None: they are."""
     by_size: bool = False
-    """Whether the proof may fail for other batch sizes: numbers moved samples to other places, or a body was run."""
+    """Whether the proof may fail for other batch sizes: computed indices moved samples, or control flow was run."""
 
 
 class _Refused(Exception):
@@ -352,7 +352,7 @@ class _Run:
 
 
 def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
-    """Whether a node moved samples to other places by numbers, or may do so in batches of other sizes."""
+    """Whether a node moved samples by computed indices, or (Reshape) may do so in batches of other sizes."""
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows

@@ -1,7 +1,7 @@
 """Nodes of a graph whose time depends on the values of its inputs, and not only on their shapes.
 
 The time of a node is known from earlier runs if it follows from the shapes of the inputs: requests of the same shapes
-cost the same. It does not if a number in a request decides how often a loop turns or how large a tensor becomes; such a
+cost the same. It does not if a number in a request decides how often a loop runs or how large a tensor becomes; such a
 node is *unsteady*, and so are all that read its outputs. Weights and shapes of ordinary tensors do not count as values.
 
 Denormal numbers are ignored here, although some processors take a hundred times as long for them: expected times are
@@ -21,12 +21,12 @@ _CONTROL = frozenset({"If", "Loop"})
 
 
 class Fact(NamedTuple):
-    """What of a tensor depends on the values of the graph's inputs."""
+    """Whether a tensor depends on the values of the graph's inputs, and not only on their shapes."""
 
     valued: bool = False
-    """Whether its values do."""
+    """Whether the tensor's values do."""
     loose: bool = False
-    """Whether its shape does."""
+    """Whether the tensor's shape does."""
 
 
 FIXED = Fact()

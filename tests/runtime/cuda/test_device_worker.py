@@ -313,7 +313,7 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     worker._freed.append(7)  # while something else was under way
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     assert isinstance(heard[1].end().error, WorkerDied) and kept
-    worker._flush()
+    worker._send_freed()
     assert 7 in [number for _, freed in told for number in freed]
     assert lane.close(PATIENCE_S)
 

@@ -54,11 +54,11 @@ Size = int | str | None
 
 
 class _Heads(NamedTuple):
-    """A tensor before its heads were split off."""
+    """A tensor (samples, rows, heads * width) from which the heads of an attention are split off."""
 
     source: str
     outer: tuple[Size, ...]
-    """Number of samples, and rows of each."""
+    """Its sizes before the last: samples, and rows of each."""
     heads: int
     width: int
 

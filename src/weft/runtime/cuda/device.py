@@ -36,7 +36,7 @@ REPEATS = 5
 
 
 class Mark(Protocol):
-    """A point in the order of the work that was started."""
+    """A point in the queue of a device's work, like an event of CUDA."""
 
     def wait(self) -> None:
         """Wait until all work before the mark has ended, without holding Python's lock."""
@@ -172,11 +172,11 @@ class Device(Protocol):
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy between tensors of one shape, in the order of computing."""
+        """Copy between tensors of one shape, in the order of the lane's work."""
         ...
 
     def clone(self, tensor: Tensor) -> Tensor:
-        """A copy, in the order of computing."""
+        """A copy, made in the order of the lane's work."""
         ...
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:

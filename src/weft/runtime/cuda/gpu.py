@@ -203,7 +203,7 @@ class Gpu:
         options = {
             "device_id": self.index,
             "user_compute_stream": str(self._sessions.cuda_stream),
-            "use_tf32": 0,
+            "use_tf32": 0,  # TF32 rounds factors to 10 bits
             "prefer_nhwc": int(channels_last),
             "arena_extend_strategy": "kSameAsRequested",
             "cudnn_conv_algo_search": "HEURISTIC",

@@ -65,7 +65,7 @@ class _Flight(NamedTuple):
 
 
 class CudaLane:
-    """Starts steps on a device, on the calling thread."""
+    """A lane of a device: starts steps in order on the calling thread, reports their ends on its own thread."""
 
     ahead, apart, able = DEVICE_AHEAD, True, True
 

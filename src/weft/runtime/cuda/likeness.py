@@ -30,7 +30,7 @@ def captured_on_parts(device: Device, rung: Rung) -> str:
 
 
 def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
-    """Measure a captured batch size on all parts.
+    """Measure a captured batch size on all parts: its speed relative to the whole device, and its time per kernel.
 
     *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from the
     bytes of its weights and cuts.

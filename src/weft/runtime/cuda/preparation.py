@@ -74,7 +74,7 @@ class Divisible(Protocol):
 
 @dataclass(slots=True)
 class ModelPreparation:
-    """Prepares one model."""
+    """Prepares one model for a device: finds its largest batch and its cuts, captures it and measures it."""
 
     device: Device
     model: Divisible

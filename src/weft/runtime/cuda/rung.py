@@ -158,7 +158,7 @@ class Rung:
         self._owners[name] = weakref.ref(values)
 
     def clear(self, names: Collection[str]) -> None:
-        """Fill the tensors of these names with zeros, in the order of computing."""
+        """Fill the tensors of these names with zeros, in the order of the lane's work."""
         for name in names:
             self.tensors[name][...] = 0
 

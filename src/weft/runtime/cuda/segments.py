@@ -126,11 +126,11 @@ class DeviceSegment(Protocol):
         ...
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment bound to tensors of the device, by name."""
+        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
         ...
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Arrays as inputs of ``run_loose``."""
+        """Convert arrays to inputs of ``run_loose``."""
         ...
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
@@ -277,7 +277,7 @@ class SegmentSession:
         return segment
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment bound to tensors of the device, by name."""
+        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
         device, binding = self._device, self._session.io_binding()
 
         def bind(names: Sequence[str], bind_tensor: Callable[..., None]) -> None:
@@ -305,7 +305,7 @@ class SegmentSession:
         return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Arrays as values of ONNX Runtime on the device."""
+        """Convert arrays to values of ONNX Runtime on the device."""
         kind, index = self._device.kind, self._device.index
         return {name: ort.OrtValue.ortvalue_from_numpy(array, kind, index) for name, array in arrays.items()}
 

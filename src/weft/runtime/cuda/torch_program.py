@@ -83,7 +83,7 @@ def read_program(path: Path) -> Any:
 
 
 class TorchProgram:
-    """A program on a device; *dtype*: the type that floats are converted to, None: none."""
+    """A program on a device; *dtype*: the type that floats are converted to; None: they stay."""
 
     def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
         self._exported = exported
@@ -244,6 +244,7 @@ class TorchProgram:
         return {output.name: self._value_of(output.node, env).to(output.dtype) for output in self.outputs}
 
     def _value_of(self, name: str, env: Mapping[str, Any]) -> Any:
+        """The value of a node, from this run (*env*) or, if it is the same in every run, from ``_held``."""
         return env[name] if name in env else self._held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
@@ -291,6 +292,7 @@ def _without_writing(exported: Any) -> Any:
 
 
 def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
+    """The inputs that a request fills; ``ModelError`` if there are none."""
     named = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     inputs = []
     for spec in exported.graph_signature.input_specs:
@@ -327,6 +329,7 @@ def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
 
 
 def _output_names(exported: Any, count: int) -> list[str]:
+    """The keys of the mapping that the program returns; else ``output``, or ``output_0`` and so on."""
     spec = exported.call_spec.out_spec
     tree = tree_unflatten(list(range(count)), spec) if spec is not None else None
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):

@@ -14,7 +14,7 @@ class Name(str):
 
 
 class TorchStep(NamedTuple):
-    """One node, by its meaning."""
+    """A node of an ONNX graph, with the function that computes it in torch."""
 
     label: str
     operator: str

@@ -42,7 +42,7 @@ class WatchedRun(Protocol):
 
 
 class KillTimer:
-    """Kills steps that do not stop within a grace period of *kill_s*; one thread, started with the first such step."""
+    """Kills steps that do not stop within *kill_s* seconds; has one thread, which starts with the first such step."""
 
     def __init__(self, kill_s: float) -> None:
         self._kill_s = kill_s

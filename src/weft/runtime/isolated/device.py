@@ -140,7 +140,10 @@ class DeviceBackend(IsolatingBackend):
     def _with_engine(
         self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
     ) -> LoadedModel:
-        """The compiled model, if there is compiled code or *learn* is true; else *model*, to be learned later."""
+        """Replace *model*, which runs in ONNX Runtime, by the compiled model.
+
+        Without compiled code: compile it now if *learn* is true, else return *model*, to be learned later.
+        """
         try:
             if self._packager is None:
                 raise ModelError(f"{self.device} has no compiled engine")
@@ -378,7 +381,7 @@ def _labels(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
-    """Raise ``ModelError`` if the last of *models* is cut differently from the first: the scheduler has one list."""
+    """Raise ``ModelError`` if the last of *models* is cut unlike the first: a scheduler has one list of segments."""
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(

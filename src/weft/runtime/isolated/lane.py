@@ -20,7 +20,7 @@ from weft.runtime.onnxruntime_cpu.lane import CpuLane, ScratchMemory
 class SocketReader:
     """Calls back when a report can be read from a line, on the event loop of the thread that opened the lanes.
 
-    A report so wakes the thread that waits for it, and no other. If no loop runs, a new thread runs one.
+    So a report wakes only the thread that waits for it. If no loop runs, a new thread runs one.
     """
 
     def __init__(self) -> None:

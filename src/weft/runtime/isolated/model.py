@@ -40,6 +40,7 @@ class IsolatedModel:
     def __init__(
         self, group: WorkerGroup, kept: KeptModel, breaker: Breaker, closed: Callable[[IsolatedModel], None]
     ) -> None:
+        """closed: called when the model is closed."""
         description, residency = kept.description, kept.description.residency
         self.group, self._kept, self._on_close = group, kept, closed
         self.number, self.breaker = kept.file.number, breaker
@@ -80,7 +81,7 @@ class IsolatedModel:
         return worker.begin(lane, self, step, ended)
 
     def onward(self, step: Step) -> int:
-        """How many values *step* leaves that the next step can be queued with before it ends; 0 at exits and end."""
+        """How many outputs the next step can be queued with before *step* has ended; 0 at exits and at the end."""
         segment = step.segment
         if segment == self._last_segment or segment in self._exit_outputs:
             return 0

@@ -72,7 +72,7 @@ class WorkerModel(Protocol):
         ...
 
     def onward(self, step: Step) -> int:
-        """How many parts the next step can be queued with before *step* has ended; 0 if it must wait for the end."""
+        """How many outputs the next step can be queued with before *step* has ended; 0 if it must wait for the end."""
         ...
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
@@ -221,7 +221,7 @@ class WorkerProcess:
             self.process = spawner.submit(fork, worker_end.fileno(), confinement, scratch).result()
         finally:
             worker_end.close()
-        self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
+        self._reader = threading.Thread(target=self._read_packets, name=f"worker-{self.number}", daemon=True)
         try:
             spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
         except RuntimeError:  # there are too many threads; without a reader its death would not be noticed
@@ -285,7 +285,7 @@ class WorkerProcess:
         """Send a step with its values (``_describe_parts``); errors end the step, or kill the worker."""
         shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
-        lenders = self._unopened(layout.lenders) if layout.lenders else ()
+        lenders = self._unopened_regions(layout.lenders) if layout.lenders else ()
         terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
@@ -313,7 +313,7 @@ class WorkerProcess:
 
     # Regions of clients
 
-    def _unopened(self, lenders: Sequence[Lender]) -> list[Lender]:
+    def _unopened_regions(self, lenders: Sequence[Lender]) -> list[Lender]:
         """The regions that the worker has not opened yet, without duplicates."""
         unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
         return list({lender.terms.number: lender for lender in unknown}.values())
@@ -323,7 +323,7 @@ class WorkerProcess:
 
         Returns whether they were replaced.
         """
-        new_files = sum(lender.file is not None for lender in self._unopened(lenders))
+        new_files = sum(lender.file is not None for lender in self._unopened_regions(lenders))
         if new_files <= MOST_LENT and new_files + len(self._lent) <= MOST_BORROWED:
             return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
@@ -377,7 +377,7 @@ class WorkerProcess:
         """Tell the worker to free the values of this number: with the next step, or at once if no step is running."""
         self._freed.append(number)
         if not self._runs:
-            self._flush()
+            self._send_freed()
 
     def _pop_freed(self) -> Sequence[int]:
         """Remove and return the numbers of the values to free; other threads may append meanwhile."""
@@ -387,8 +387,8 @@ class WorkerProcess:
                 numbers.append(self._freed.popleft())
         return numbers
 
-    def _flush(self) -> None:
-        """Tell the worker to free the values that are not needed any more."""
+    def _send_freed(self) -> None:
+        """Tell the worker to free the values whose handles are garbage (``free``)."""
         if self._freed:
             self.notify(["free", self._pop_freed()])
 
@@ -439,7 +439,7 @@ class WorkerProcess:
             self.process.kill()
             self._reader.join()
 
-    def _read(self) -> None:
+    def _read_packets(self) -> None:
         """Handle the worker's packets until it exits, and then its death; runs on a thread of its own."""
         try:
             while True:
@@ -568,7 +568,7 @@ class WorkerProcess:
             if self._idle:
                 self._idle.set()
             if self._freed:
-                self._flush()
+                self._send_freed()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
         """Check a report and make a ``StepEnd`` of it. Impossible times are clamped to the server's clock."""

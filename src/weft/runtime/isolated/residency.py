@@ -52,7 +52,10 @@ class Residency:
         """How often a model was brought back, for the metrics."""
 
     def add(self, number: int, moving: int, staying: int) -> None:
-        """Add a model that was opened, and evicted if it has *moving* bytes; *staying*: bytes that it always holds."""
+        """Add a model that was just opened; if it can be evicted, it has been.
+
+        moving: bytes that an eviction frees; 0: it is never evicted. staying: bytes that it always holds.
+        """
         with self._lock:
             self._models[number] = _Model(moving, staying)
             if moving:
@@ -84,7 +87,7 @@ class Residency:
                 self._under_way[number] -= 1
 
     def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
-        """Choose the models to evict before a step of model *number* on *lane*, and note that the model returns.
+        """Choose the models to evict before a step of model *number* on *lane*, and record that the model returns.
 
         Returns None if the model is in memory. begins: the step is the first of its batch. Raises ``WorkerDied`` with
         the delay of a retry if the other models are in use, ``Failed`` if the model can never fit.
@@ -161,13 +164,13 @@ class Residency:
                     self._resident.move_to_end(other, last=False)
 
     def came(self, number: int, evicted: Sequence[int] = ()) -> None:
-        """Confirm that model *number* came and that the *evicted* models left, as their step was computed."""
+        """Confirm that model *number* is in memory, and the *evicted* models are not: their step was computed."""
         with self._lock:
             self._forget_lanes(evicted)
             self._unconfirmed.discard(number)
 
     def failed(self, number: int, evicted: Sequence[int] = ()) -> None:
-        """Note that a step with evictions failed: the model counts as in memory; its next step brings it back again."""
+        """Record that a step with evictions failed: the model counts as present, but its next step brings it back again."""
         with self._lock:
             self._forget_lanes(evicted)
             if number in self._resident:

@@ -238,7 +238,7 @@ def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
 
 
 def _become_worker(file: int, engine: str, confinement_fields: dict[str, Any], scratch: str) -> None:
-    """Serve as a worker in a new session; never returns. *confinement_fields*: the fields of its ``Confinement``."""
+    """Serve as a worker in a new POSIX session; never returns. *confinement_fields*: of its ``Confinement``."""
     code = 1
     try:
         os.setsid()

@@ -235,7 +235,7 @@ def _zeros_for_absent_tasks(blueprint: Blueprint, length: int) -> dict[str, Arra
 
 
 class _SessionStep(NamedTuple):
-    """What a segment reads, what it returns, and what passes it by."""
+    """The names of the values that a segment reads, that it returns, and that pass it unused."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

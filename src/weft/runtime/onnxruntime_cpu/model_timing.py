@@ -48,9 +48,10 @@ _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Result of ``measure``."""
+    """Measured times of a model, and how far it is batched: the result of ``measure``."""
 
     times_s: dict[int, tuple[float, ...]]
+    """Rows of a batch -> seconds of each segment."""
     batchable: bool = False
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
@@ -59,10 +60,10 @@ class BatchTimes:
 
 
 class Crossing(NamedTuple):
-    """Result of ``crossing``."""
+    """Whether batches can be shrunk and joined at the cuts of a model: the result of ``crossing``."""
 
     reason: str | None
-    """Why batches cannot be shrunk and joined at the cuts of a model; None if they can."""
+    """Why they cannot; None if they can."""
     rowless: dict[str, Counted | None]
     """Tensor that crosses a cut without a row per sample -> how it changes with the batch size; None: not at all."""
 
@@ -91,7 +92,7 @@ class _Measurement:
         self._alone: list[dict[str, Array]] = []
         """The outputs of each sample alone; empty until they are needed."""
         self._verdicts: dict[int, str | None] = {}
-        """Batch size -> result of ``differs``."""
+        """Batch size -> result of ``row_mismatch``."""
 
     def make_batches(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
         """Batches of these *sizes* per task of the model, of samples with *shapes* or the measured shapes."""
@@ -121,7 +122,7 @@ class _Measurement:
         guess_s = self.fastest_s(size // 2) * (2 + 3 * _FEWEST)
         return perf_counter() - self.began_s + guess_s > _ALL_S
 
-    def differs(self, size: int) -> str | None:
+    def row_mismatch(self, size: int) -> str | None:
         """How the rows of batches of *size* differ from samples run alone, or None; the runs also warm up that size."""
         if size not in self._verdicts:
             try:
@@ -177,7 +178,7 @@ def measure(
     *judge* decides whether rows are independent. ``ModelError`` if *max_batch* was given and is not possible.
     """
     bench = _Measurement(model, shapes, clock_s)
-    reason = unbatchable(model, shapes) or bench.differs(2)
+    reason = unbatchable(model, shapes) or bench.row_mismatch(2)
     if reason is None and max_batch != 1:
         reason = judge(bench.make_batches([2])).mixing
     if reason is not None:
@@ -229,7 +230,7 @@ def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
     for size in _sizes_to_try(len(bench.model.blueprint.tasks)):
         if size > 2 and bench.too_long(size):
             remark = f"batches of {size} were not tried: one takes too long"
-        elif (reason := bench.differs(size)) is not None:
+        elif (reason := bench.row_mismatch(size)) is not None:
             remark = f"batched up to {best}: {reason}"
         elif (gain := _time_saved(bench, best, size)) < LEAST_GAIN:
             start = "not batched" if best == 1 else f"batched up to {best}"
@@ -271,7 +272,7 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
     sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
-        if (reason := bench.differs(size)) is not None:
+        if (reason := bench.row_mismatch(size)) is not None:
             raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
     bench.repeat(1, *sizes)
     return BatchTimes(bench.medians_s(), True, max_batch)
