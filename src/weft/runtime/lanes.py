@@ -477,7 +477,7 @@ class LaneExecutor:
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """Record that batch *other* was merged into batch *query*, which continues from the running segments of both."""
+        """Record that batch *other* was merged into batch *query*, which continues from the segments of both."""
         for lane in self.lanes if self.ahead else ():
             for task in lane.tasks:
                 if task.batch == (stream, other):

@@ -431,7 +431,7 @@ def test_answers_that_a_model_cannot_give_are_the_end_of_who_sent_them(
 ) -> None:
     one = backend(made)
     model, lane = opened(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
-    model._kinds = {"z": np.dtype(np.float32)}
+    model._output_types = {"z": np.dtype(np.float32)}
     error = run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error
     assert isinstance(error, WorkerDied) and "answers ['y'] where ['z'] were due" in str(error)
 

@@ -170,7 +170,7 @@ class Residency:
             self._unconfirmed.discard(number)
 
     def failed(self, number: int, evicted: Sequence[int] = ()) -> None:
-        """Record that a step with evictions failed: the model counts as present, but its next step brings it back again."""
+        """Record that a step with evictions failed: the model counts as in memory; its next step brings it back."""
         with self._lock:
             self._forget_lanes(evicted)
             if number in self._resident:
