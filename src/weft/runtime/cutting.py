@@ -86,8 +86,8 @@ def arrange(graph: OnnxGraph, exits: Sequence[str]) -> tuple[int, ...]:
     _check_order(exits, needed)
     order: dict[int, None] = {}
     ends = []
-    for places in needed:
-        order |= dict.fromkeys(sorted(places))
+    for positions in needed:
+        order |= dict.fromkeys(sorted(positions))
         ends.append(len(order))
     fill(graph.node, [graph.node[position] for position in order])
     fill(graph.output, [next(value for value in graph.output if value.name == name) for name in exits])
@@ -221,13 +221,13 @@ def split(model: OnnxModel, cuts: Sequence[int], types: Mapping[str, int]) -> li
     """Split a model at *cuts* into one model per segment. *types*: ONNX element types of tensors that cross a cut."""
     graph = model.graph
     last = last_uses(graph.node)
-    wanted = {value.name for value in graph.output}
+    graph_outputs = {value.name for value in graph.output}
     unsteady_nodes = unsteady(model)
     pieces = []
     for start, end in pairwise((0, *cuts, len(graph.node))):
         nodes = graph.node[start:end]
         produced = [name for node in nodes for name in node.output if name]
-        outputs = [name for name in produced if last.get(name, -1) >= end or name in wanted]
+        outputs = [name for name in produced if last.get(name, -1) >= end or name in graph_outputs]
         if end == len(graph.node):
             outputs += _constant_outputs(graph)
         pieces.append(_make_piece(model, nodes, outputs, types, steady=not any(unsteady_nodes[start:end])))

@@ -265,7 +265,7 @@ def _data_bytes(tensor: TensorProto, rest: int) -> int:
     """Length of a tensor's data if the model does not state it: by its type and shape, else the *rest* of the file."""
     if tensor.data_type not in _SIZED:
         return rest
-    return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)
+    return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)  # rounded up
 
 
 def _read(external: ExternalTensor) -> Array:

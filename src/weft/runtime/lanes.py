@@ -271,6 +271,7 @@ class LaneExecutor:
     @property
     def takes_more(self) -> bool:
         """Whether a lane has room; a lane that is unable to compute counts only if no other lane is able."""
+        # Asked for every decision: the common cases come first, and lists are faster than generators.
         if not self.ahead or any([lane.device.able for lane in self._idle]):
             return bool(self._idle)
         with_room = self._lanes_with_room()
@@ -408,10 +409,10 @@ class LaneExecutor:
         self.under_way += 1
         if task is lane.tasks[0]:
             task.began = self.now()
-        work, ended = task.work, partial(self._end, lane, task)
+        work, on_end = task.work, partial(self._end, lane, task)
         self._starting = True
         try:
-            task.run = work.loaded.start(work.step(task.candidate.layer), lane.device, ended, here=task.here)
+            task.run = work.loaded.start(work.step(task.candidate.layer), lane.device, on_end, here=task.here)
         finally:
             self._starting = False
 

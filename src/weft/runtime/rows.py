@@ -273,8 +273,10 @@ class _Run:
         if any(owner is not None for owner in input_owners[:2]):
             raise Mixed
         inner = body(node, "body")
+        # The first inputs of the body are the number of the iteration and the condition.
         fixed_inputs = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
         states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], fixed_inputs, {}, skipped=1)
+        # Outputs that are stacked have the iterations as their first axis.
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
     def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
@@ -358,6 +360,7 @@ def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], resu
     rule = find(qualified(node)).rows
     if rule is None or not rule.by_numbers or input_owners[0] is None:
         return False
+    # Squeezed, because only the order of the samples counts, and not axes of size 1.
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)
 
 

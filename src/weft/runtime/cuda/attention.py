@@ -87,7 +87,7 @@ def with_attention(path: Path, folder: Path) -> Path:
     if not fuse_attention(model):
         return path
     target = folder / "attention.onnx"
-    save(model, target, outside=model.ByteSize() > 1 << 30)
+    save(model, target, outside=model.ByteSize() > 1 << 30)  # a file of protocol buffers has at most 2 GiB
     return target
 
 
@@ -152,6 +152,7 @@ class _Graph:
             return None
         (left, left_scale), (right, right_scale) = (self._split_scale(name) for name in score_product.input)
         keys = self._heads(right, KEYS)
+        # Some exporters split the heads of the keys off first, and transpose them afterwards.
         if keys is None and (transposed := self._maker_of(right, "Transpose", TURNED)) is not None:
             right, inner_scale = self._split_scale(transposed.input[0])
             keys, right_scale = self._heads(right, SPLIT), right_scale * inner_scale
@@ -199,10 +200,10 @@ class _Graph:
 
     def _split_mask(self, name: str) -> tuple[str, str | None]:
         """Split the tensor *name* into the scores before a mask was added, and the mask (None: no mask)."""
-        added = self._maker_of(name, "Add")
-        if added is None:
+        addition = self._maker_of(name, "Add")
+        if addition is None:
             return name, None
-        first, second = added.input
+        first, second = addition.input
         return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
     def _split_scale(self, name: str) -> tuple[str, float]:
@@ -279,8 +280,8 @@ class _Graph:
 def _make_outline(model: OnnxModel) -> OnnxModel:
     """The model with its large weights replaced by inputs, which is enough to infer shapes."""
     graph = model.graph
-    named = {tensor.name for tensor in graph.input}
-    large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in named]
+    input_names = {tensor.name for tensor in graph.input}
+    large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in input_names]
     small = [weight for weight in graph.initializer if prod(weight.dims) <= SMALL]
     inputs = [*graph.input, *(declared(weight.name, weight.data_type, weight.dims) for weight in large)]
     outline = make_model(graph.node, graph.name, inputs, graph.output, small, like=model)

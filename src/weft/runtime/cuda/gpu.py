@@ -282,6 +282,7 @@ class Gpu:
                 run()
             self._sessions.synchronize()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
+            # Relaxed: other threads may allocate memory during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 run()
@@ -356,7 +357,7 @@ class Gpu:
     def bandwidth(self) -> float:
         source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
-        self.timed(lambda: target.copy_(source))
+        self.timed(lambda: target.copy_(source))  # a warm-up
         return 2 * _COPIED_BYTES / self.timed(lambda: target.copy_(source))
 
 

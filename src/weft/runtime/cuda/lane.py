@@ -140,7 +140,7 @@ class CudaLane:
                 flight.ended(end)
             except Exception:
                 log.exception("the end of a step could not be told")
-            del flight, end
+            del flight, end  # an idle lane must not keep values alive
 
     def _await_end(self, flight: _Flight) -> StepEnd:
         """Wait for the end of a step; it began when the step before it had ended."""

@@ -72,19 +72,19 @@ class OnnxFile:
 
     def built(self) -> DeviceModel:
         """Read, cut, capture and measure the model as the device will serve it."""
-        free = self.device.memory()[0]
+        free_bytes = self.device.memory()[0]
         blueprint, expected, host_graph = self._read_meaning()
         preparation = self.workshop(blueprint)
         own_kernels = preparation.model is not self  # a tool's own kernels compute every row by itself
         verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host_graph)
-        return preparation.built(blueprint, verdict, expected, free)
+        return preparation.built(blueprint, verdict, expected, free_bytes)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
         if blueprint.segments[0].file is None:  # a tool prepared it, and is not installed any more
             raise ModelError(f"{self.path}: it was prepared in the form fused: {NO_TOOL}")
-        free = self.device.memory()[0]
-        return open_pieces(self.device, blueprint, self.folder).assembled(free)
+        free_bytes = self.device.memory()[0]
+        return open_pieces(self.device, blueprint, self.folder).assembled(free_bytes)
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""

@@ -74,8 +74,8 @@ class CompileJob(BaseModel):
     def folder(self, cache: Path) -> Path:
         """The folder for its packages in *cache*."""
         versions = [_version(package) for package in ("torch", "triton")]
-        about = self.model_dump(mode="json", exclude={"model", "device"})
-        return caching.entry(cache, self.model, json.dumps([FORMAT, about, versions], sort_keys=True))
+        settings = self.model_dump(mode="json", exclude={"model", "device"})
+        return caching.entry(cache, self.model, json.dumps([FORMAT, settings, versions], sort_keys=True))
 
 
 def find(folder: Path) -> Manifest | None:

@@ -47,7 +47,7 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
         model = load(path, weights=True)
         half = with_bfloat16(model) if precision == BF16 else _with_float16(model)
         target = folder / "half.onnx"
-        save(half, target, outside=half.ByteSize() > 1 << 30)
+        save(half, target, outside=half.ByteSize() > 1 << 30)  # a file of protocol buffers has at most 2 GiB
     except Exception as error:  # the converter raises several unrelated kinds
         raise ModelError(f"cannot be converted to {precision}: {first_line(error)}") from error
     return target

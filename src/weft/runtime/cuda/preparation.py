@@ -194,7 +194,7 @@ class ModelPreparation:
 
         sizes: seconds of the whole model by batch size.
         """
-        grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
+        grain_s, max_pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
         length_s = _length_s(whole, sizes[1], sizes[max(sizes)])
@@ -203,15 +203,15 @@ class ModelPreparation:
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses = node_costs.scaled(self.model.guessed_s(), (), [length_s])
-        cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
+        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])
+        cuts = cutting.choose_cuts(guesses_s, crossing, grain_s, max_pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self.model.in_pieces(whole, cuts)
         lengths_s = self._segment_lengths_s(blueprint)
         if cuts and max(lengths_s) > grain_s:
-            rescaled = node_costs.scaled(guesses, cuts, lengths_s)
-            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, pieces, self.forced)
+            rescaled = node_costs.scaled(guesses_s, cuts, lengths_s)
+            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, max_pieces, self.forced)
             blueprint = self.model.in_pieces(whole, cuts)
         return self._add_exits(blueprint, cuts) if self.exits else blueprint
 
@@ -224,8 +224,8 @@ class ModelPreparation:
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""
-        ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
-        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        exit_segments = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, exit_segments, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)

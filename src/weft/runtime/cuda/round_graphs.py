@@ -153,7 +153,7 @@ def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[l
         return None
     pads = []
     for index in range(len(sizes)):
-        ends = [0] * (2 * rank)
-        ends[axis], ends[rank + axis] = sum(sizes[:index]), sum(sizes[index + 1 :])
-        pads.append(ends)
+        padding = [0] * (2 * rank)
+        padding[axis], padding[rank + axis] = sum(sizes[:index]), sum(sizes[index + 1 :])
+        pads.append(padding)
     return pads

@@ -61,7 +61,7 @@ def busiest(rows: int, tasks: int) -> int:
     for most in range(1, rows if tasks > 1 else 1):
         term *= load / most
         below += term
-        if below**tasks >= 0.5:
+        if below**tasks >= 0.5:  # the probability that no task has more rows
             return most
     return rows
 

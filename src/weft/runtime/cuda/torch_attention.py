@@ -46,15 +46,16 @@ class _Steps:
         softmax = self._producer(last.arguments[0], "Softmax") if last.operator == "MatMul" else None
         if softmax is None:
             return None
-        scores, mask = self._scaled_product(softmax.arguments[0]), None
-        if scores is None and (added := self._producer(softmax.arguments[0], "Add")) is not None:
-            products = [self._scaled_product(name) for name in added.arguments]
+        scaled, mask = self._scaled_product(softmax.arguments[0]), None
+        if scaled is None and (addition := self._producer(softmax.arguments[0], "Add")) is not None:
+            products = [self._scaled_product(name) for name in addition.arguments]
             if (side := next((index for index, product in enumerate(products) if product is not None), None)) is None:
                 return None
-            scores, mask = products[side], added.arguments[1 - side]
-        if scores is None:
+            scaled, mask = products[side], addition.arguments[1 - side]
+        if scaled is None:
             return None
-        product, scale = scores
+        product, scale = scaled
+        # The default axis of Softmax, since opset 13 and before.
         axis = softmax.context.get("axis", -1 if softmax.context.version >= 13 else 1)
         attributes = {"scale": scale, "axis": axis, "softmax": partial(softmax.function, softmax.context)}
         return last._replace(
@@ -84,18 +85,18 @@ class _Steps:
         return None if product is None else (product, scale)
 
 
-def scaled_attention(t: TorchNode, queries: Any, turned_keys: Any, values: Any, mask: Any) -> Any:
+def scaled_attention(t: TorchNode, queries: Any, transposed_keys: Any, values: Any, mask: Any) -> Any:
     """Softmax of the scaled product of queries and transposed keys plus the mask, times the values."""
     rank = queries.dim()
-    supported = queries.shape[:-2] == turned_keys.shape[:-2] == values.shape[:-2] and rank > 2
+    supported = queries.shape[:-2] == transposed_keys.shape[:-2] == values.shape[:-2] and rank > 2
     supported = supported and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)
     if supported and mask is not None:
-        sizes = (*queries.shape[:-1], turned_keys.shape[-1])
+        sizes = (*queries.shape[:-1], transposed_keys.shape[-1])
         pairs = zip(reversed(mask.shape), reversed(sizes), strict=False)
         supported = all(size in (1, full_size) for size, full_size in pairs)
         mask = mask.expand(sizes) if supported else mask
     if supported:
-        keys = turned_keys.transpose(-1, -2)
+        keys = transposed_keys.transpose(-1, -2)
         return t.nn.scaled_dot_product_attention(queries, keys, values, mask, scale=t.get("scale"))
-    scores = t.torch.matmul(queries, turned_keys) * t.get("scale")
+    scores = t.torch.matmul(queries, transposed_keys) * t.get("scale")
     return t.torch.matmul(t.get("softmax")(scores if mask is None else scores + mask), values)

@@ -90,6 +90,7 @@ def _deviation(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequ
         outputs = model.run(feed)
         return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
 
+    # ``sizes[1:][-1:]``: the largest size, and nothing if 1 is the only one.
     feeds = [unseen(model.blueprint), *(random_batch(model.blueprint, rows) for rows in sizes[1:][-1:])]
     return max(map(deviation_of, feeds))
 

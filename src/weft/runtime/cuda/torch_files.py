@@ -118,17 +118,18 @@ class ProgramSegment:
 
 def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted; the program uses them from now on."""
-    weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
+    weights, placed = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
     channels_last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
-    shapes = {name: tuple(weight.shape) for name, weight in held.items()}
-    shapes |= {name: tuple(held[name].permute(0, 2, 3, 1).shape) for name in channels_last}
-    tensors = weights.room([(shapes[name], numbered(weight)) for name, weight in held.items()]) if held else []
-    for name, tensor in zip(held, tensors, strict=True):
+    shapes = {name: tuple(weight.shape) for name, weight in placed.items()}
+    # Memory in the order that convolutions want, seen in torch's order of axes.
+    shapes |= {name: tuple(placed[name].permute(0, 2, 3, 1).shape) for name in channels_last}
+    tensors = weights.room([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
+    for name, tensor in zip(placed, tensors, strict=True):
         target = as_torch(tensor).permute(0, 3, 1, 2) if name in channels_last else as_torch(tensor)
-        target.copy_(held[name])
-        held[name] = target
+        target.copy_(placed[name])
+        placed[name] = target
     device.finish()
-    program.hold(held)
+    program.hold(placed)
     return weights
 
 
@@ -146,7 +147,7 @@ class ProgramFile:
 
     def built(self) -> DeviceModel:
         """Read, cut, capture and measure the program as the device will serve it."""
-        free = self.device.memory()[0]
+        free_bytes = self.device.memory()[0]
         if self.options.exits:
             raise ModelError("exits are for ONNX files; export it as one")
         exported = read_program(self.path)
@@ -155,13 +156,13 @@ class ProgramFile:
         expected = self._expected_outputs(host_program, unseen(blueprint))
         self._move_to_device(exported, random_batch(blueprint, 1))
         preparation = ModelPreparation(self.device, self, self.options, self.allowance)
-        return preparation.built(blueprint, self._judge_rows(blueprint), expected, free)
+        return preparation.built(blueprint, self._judge_rows(blueprint), expected, free_bytes)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
-        free = self.device.memory()[0]
+        free_bytes = self.device.memory()[0]
         self._move_to_device(read_program(self.path), random_batch(blueprint, 1))
-        return self.opened(blueprint).assembled(free)
+        return self.opened(blueprint).assembled(free_bytes)
 
     def clear(self, blueprint: Blueprint) -> None:
         """Do nothing: no files were written."""

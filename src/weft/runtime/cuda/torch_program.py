@@ -304,6 +304,7 @@ def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
 
 
 def _describe_tensor(name: str, node: Node, kind: str) -> ProgramTensor:
+    """Describe an input or output (*kind*); ``ModelError`` if it is no tensor of a type in ``DATATYPES``."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
         type_name = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__

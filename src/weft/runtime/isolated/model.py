@@ -50,7 +50,7 @@ class IsolatedModel:
         self.timing = replace(description.timing, steady=unsteady, foreseen=description.timing.steady)
         self.batching, self.borrows = description.batching, description.borrows
         self.exits, self.shares, self.tasks = description.exits, description.shares, description.tasks
-        memory_bytes = residency.memory_bytes * (2 if group.limits.spare else 1)
+        memory_bytes = residency.memory_bytes * (2 if group.limits.spare else 1)  # the spare has it, too
         self.residency = WorkerResidency(
             memory_bytes, residency.moving_bytes, residency.return_s, group=group, number=self.number
         )

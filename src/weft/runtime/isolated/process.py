@@ -338,6 +338,7 @@ class WorkerProcess:
             if lender.terms.number in self._lent:
                 continue
             self._lent.add(lender.terms.number)
+            # Not at exit: the worker ends then, too.
             weakref.finalize(lender, _close_region_in, weakref.ref(self), lender.terms.number).atexit = False
 
     def take_back(self, number: int) -> None:

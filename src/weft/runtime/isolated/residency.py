@@ -156,9 +156,9 @@ class Residency:
         """Undo ``bring`` for a step that could not be sent."""
         with self._lock:
             self._forget_lanes(evicted)
-            if number not in self._unconfirmed:
+            if number not in self._unconfirmed:  # such a model was counted as in memory before
                 self._resident.pop(number, None)
-            for other in reversed(evicted):
+            for other in reversed(evicted):  # to the front again, the least recently used first
                 if other in self._models:
                     self._resident[other] = None
                     self._resident.move_to_end(other, last=False)

@@ -101,6 +101,7 @@ class Template:
             raise WorkerDied(f"it could not be started: {reason_of(error)}") from error
 
     def _fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
+        """Ask the template for a worker; OSError or EOFError if it has died."""
         line = self._line or self._start()
         line.send([asdict(confinement), scratch], files=[file], wait=True)
         (pid,) = line.receive().head

@@ -230,11 +230,11 @@ class WorkerLane:
             number = job.first_number + index if output.values else 0
             outputs.append((number, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
-        head = ["over", job.run, end.began, end.ended, outputs, 0, problem]
+        head = ["over", job.run, end.began, end.ended, outputs, 0, problem]  # 0: tensors are in the packet itself
         if layout.size <= packets.INLINE_BYTES:
             self._line.send(head, layout.padded_pieces(), wait=True)
             return
-        head[5] = job.slot + 1
+        head[5] = job.slot + 1  # tensors are in the shared memory of the slot
         files = self._write_shared(layout, job.slot)
         try:
             self._line.send(head, files=files, wait=True)

@@ -301,6 +301,7 @@ def _decode(data: bytes) -> str:
     else:
         if not _may_be_escaped(data):
             return text
+    # First the characters that the data itself has, then the bytes that Python has escaped.
     return text.translate(_BYTE_BY_BYTE).translate(_STAND_IN_OF)
 
 

@@ -356,8 +356,8 @@ class _Preparation:
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int], exit_cuts: Sequence[int]) -> Blueprint:
         """The blueprint with exits at the *exit_cuts*, which are among *cuts*; only the last exit remains an output."""
-        ends = [*(cuts.index(cut) for cut in exit_cuts), len(cuts)]
-        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        exit_segments = [*(cuts.index(cut) for cut in exit_cuts), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, exit_segments, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)
