@@ -31,7 +31,7 @@ Values = Any
 """Some samples: before the first segment their inputs by name, as arrays or lent tensors; later values in a form of the
 backend. They are freed with the last reference."""
 
-Progress = Callable[[str], None]
+Progress = Callable[[str], None]  # called with messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class LoadedModel(Protocol):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    segments: tuple[str, ...]
+    segments: tuple[str, ...]  # their names, in order
     timing: SegmentTiming
     batching: Batching
     remarks: tuple[str, ...]

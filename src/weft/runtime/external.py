@@ -29,6 +29,7 @@ from weft.runtime.tensors import Array
 
 _PIECE_BYTES = 1 << 20
 """Size of the pieces in which model files are read: a larger buffer would stay allocated to the thread afterwards."""
+# Kinds of messages in an ONNX file; _MAIN is the main graph, _GRAPH one inside an attribute.
 _MODEL, _MAIN, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR = range(8)
 _INSIDE = {
     (_MODEL, 7): _MAIN,

@@ -89,7 +89,7 @@ class LaneTask:
     run: StartedStep | None = field(default=None, init=False)
     """Handle to stop it; None before it is given to the backend."""
     started: bool = field(default=False, init=False)
-    aborted: bool = field(default=False, init=False)
+    aborted: bool = field(default=False, init=False)  # asked to stop
     reported: bool = field(default=False, init=False)
     """Whether its end was reported to the source before it ended."""
     doomed: bool = field(default=False, init=False)
@@ -147,7 +147,7 @@ class Lane:
     device: DeviceLane
     tasks: list[LaneTask] = field(default_factory=list)
     """The running segment first, then those that are queued."""
-    busy_ticks: int = 0
+    busy_ticks: int = 0  # of all its segments
     free_since: int = 0
     """When its last segment ended."""
     leaving: bool = False

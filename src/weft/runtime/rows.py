@@ -59,7 +59,7 @@ METADATA_KEY = "weft.rows"
 INDEPENDENT = "independent"
 """Value of that key: rows may be computed together although no proof is possible."""
 
-Feed = Mapping[str, Array]
+Feed = Mapping[str, Array]  # input -> its values
 
 _MAX_ITERATIONS = 8
 """Iterations of a loop after which its owners must not change any more. An iteration can only add owners, so that

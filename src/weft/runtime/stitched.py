@@ -24,7 +24,7 @@ from weft.runtime.tensors import Array, TensorSpec
 _NO_PADDING: Mapping[str, float] = MappingProxyType({})
 
 _Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
-_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]
+_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]  # names in the model -> in the graph
 
 
 class TaskSpec(BaseModel):

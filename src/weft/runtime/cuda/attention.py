@@ -39,7 +39,7 @@ from weft.models.onnx_graph import (
 )
 from weft.models.onnx_import.infer import write_defaults
 
-DOMAIN = "com.microsoft"
+DOMAIN = "com.microsoft"  # of ONNX Runtime's own operators
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Orders of axes: heads before rows; the same with keys transposed; transposition alone."""
 
@@ -59,8 +59,8 @@ class _Heads(NamedTuple):
     source: str
     outer: tuple[Size, ...]
     """Its sizes before the last: samples, and rows of each."""
-    heads: int
-    width: int
+    heads: int  # their number
+    width: int  # columns of one head
 
     @property
     def rows(self) -> Size:
@@ -73,8 +73,8 @@ class _Match(NamedTuple):
     queries: _Heads
     keys: _Heads
     values: _Heads
-    scale: float
-    mask: str | None
+    scale: float  # factor of the scores before the softmax
+    mask: str | None  # its name
     end: OnnxNode
     """The node that joins the heads."""
 

@@ -19,7 +19,7 @@ class Launched(NamedTuple):
     """A step that was started on the device."""
 
     outputs: Sequence[StepOutput]
-    computed: Mark
+    computed: Mark  # reached when the work of the step has ended
     answered: Mark
     """Reached when the arrays of answers are complete."""
     onward: bool
@@ -56,7 +56,7 @@ class DeviceRun(NamedTuple):
 class _Flight(NamedTuple):
     """A started step whose end has not been reported."""
 
-    began: int
+    began: int  # when it was started, in ns; work on the device may begin later
     launched: Launched | None
     error: Exception | None
     ended: Ended

@@ -56,12 +56,12 @@ class CompileJob(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Path
+    model: Path  # its ONNX file
     shapes: Mapping[str, tuple[int, ...]]
     """Input -> its shape for one row."""
     rows: tuple[int, ...]
     """Batch sizes; only 1 for a model that is not batched."""
-    precision: str
+    precision: str  # as in ``LoadOptions``
     device: str
     """torch's name of the device."""
     device_name: str

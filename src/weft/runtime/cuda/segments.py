@@ -28,7 +28,7 @@ COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 """Nodes that ONNX Runtime inserts between host and device."""
 _COPIES_KEY = "weft.copies"
 """Metadata key of a segment's file that is set if the segment copies between host and device."""
-_SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})
+_SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})  # weights of other types may be sizes
 
 
 class DeviceWeights:

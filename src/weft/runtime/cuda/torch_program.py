@@ -61,7 +61,7 @@ class ProgramPiece(NamedTuple):
     outputs: tuple[str, ...]
     sizes: Mapping[str, tuple[str, int]]
     """Size that an earlier node computed -> an input of the piece, and its axis of the same size."""
-    last: bool
+    last: bool  # whether its outputs are those of the program
 
 
 class NoCut(Exception):

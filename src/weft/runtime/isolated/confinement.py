@@ -18,11 +18,11 @@ from typing import Any
 
 from weft.base.errors import reason_of
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38  # of prctl
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # flags of unshare
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on every machine."""
-_RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3  # Landlock's rights over files
 _FILE_RIGHTS = 0b1100000000000111
 """Landlock's rights that apply to files: run, write, read, truncate and ioctl."""
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
@@ -46,7 +46,7 @@ class Confinement:
 
     server: int
     """Process number of its parent, the server; the worker is killed when the server ends."""
-    memory_bytes: int | None
+    memory_bytes: int | None  # None: no limit
     open_files: int
     readable: tuple[str, ...]
     """Folders of models."""

@@ -59,7 +59,7 @@ interrupted."""
 class GroupResources(NamedTuple):
     """What all workers of a backend share: its clock and its thread pools."""
 
-    now: Callable[[], int]
+    now: Callable[[], int]  # in nanoseconds
     spawner: Executor
     """Its one thread starts processes and threads, which inherit its priority."""
     template: Template
@@ -72,7 +72,7 @@ class GroupResources(NamedTuple):
 class ModelFile(NamedTuple):
     """A model file and its options, to open the same model in another process."""
 
-    number: int
+    number: int  # the model's, unique in the backend
     path: Path
     options: LoadOptions
     learn: bool

@@ -70,11 +70,11 @@ class StepReport(NamedTuple):
     """A lane's report of a step that has ended. It comes from a worker that may be compromised: check every field."""
 
     number: int
-    began: int
+    began: int  # in ns of a monotonic clock, as ``ended``
     ended: int
     outputs: Any
     """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
-    problem: Any
+    problem: Any  # the error as ``encode_error`` returns it, or None
     source: Any
     """The bytes of the tensors; valid until the next step, or the next report if they came in the packet."""
     weight: int

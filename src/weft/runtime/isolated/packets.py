@@ -111,9 +111,9 @@ class Garbled(Exception):
 class Packet(NamedTuple):
     """A received packet; *tensors* is valid until the next packet is received."""
 
-    head: list[Any]
+    head: list[Any]  # the decoded JSON
     tensors: Any
-    files: list[int]
+    files: list[int]  # descriptors that came with it
 
 
 class Line:

@@ -98,7 +98,7 @@ class HeldValues:
         self.worker.residency.end(self.model)
 
 
-_NO_STEP = Step(0, (), 0)
+_NO_STEP = Step(0, (), 0)  # takes the place of an ended step, whose values can be freed then
 
 
 class WorkerRun:

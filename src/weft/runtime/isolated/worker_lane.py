@@ -48,7 +48,7 @@ class LaneHost(Protocol):
 class _Job(NamedTuple):
     """A step that a lane runs: its number, the slot of its buffers, and the numbers under which its values are kept."""
 
-    run: int
+    run: int  # number of the step
     slot: int
     first_number: int
     onward: bool

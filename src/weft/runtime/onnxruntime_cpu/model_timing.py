@@ -28,7 +28,7 @@ from weft.runtime.samples import sample
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.timing import Clock
 
-Feed = dict[str, Array]
+Feed = dict[str, Array]  # input -> its values
 
 SIZES = (2, 4, 8)
 """Batch sizes to try if none is requested."""
