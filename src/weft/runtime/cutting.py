@@ -239,17 +239,17 @@ def _make_piece(
 ) -> ModelPiece:
     """The model of some consecutive *nodes*, with the weights that they need; *outputs*: tensors that it returns."""
     graph = model.graph
-    stated = {value.name: value for value in (*graph.input, *graph.output)}
+    declared_values = {value.name: value for value in (*graph.input, *graph.output)}
     produced = {name for node in nodes for name in node.output}
     needed = dict.fromkeys(name for node in nodes for name in node.input if name and name not in produced)
     weights = [tensor for tensor in graph.initializer if tensor.name in needed or tensor.name in outputs]
-    constant = {tensor.name for tensor in weights}
-    inputs = [name for name in needed if name not in constant]
+    weight_names = {tensor.name for tensor in weights}
+    inputs = [name for name in needed if name not in weight_names]
     name = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name}..{nodes[-1].name}"
-    input_values = [_declare_value(name, stated, types) for name in inputs]
-    output_values = [_declare_value(name, stated, types) for name in outputs]
-    part = make_model(nodes, name, input_values, output_values, weights, like=model)
-    return ModelPiece(name, part, tuple(inputs), tuple(outputs), steady)
+    input_values = [_declare_value(name, declared_values, types) for name in inputs]
+    output_values = [_declare_value(name, declared_values, types) for name in outputs]
+    piece_model = make_model(nodes, name, input_values, output_values, weights, like=model)
+    return ModelPiece(name, piece_model, tuple(inputs), tuple(outputs), steady)
 
 
 def _declare_value(name: str, stated: Mapping[str, OnnxValue], types: Mapping[str, int]) -> OnnxValue:

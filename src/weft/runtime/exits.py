@@ -83,8 +83,8 @@ def join(batches: Sequence[Values], rowless: Rowless) -> Values:
     names = [name for name in batches[0] if name not in rowless]
     joined = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
     rows = len(next(iter(joined.values()), ()))
-    others = {name: value for name, value in batches[0].items() if name in rowless}
-    return joined | {name: _resize(value, rowless[name], rows) for name, value in others.items()}
+    rowless_values = {name: value for name, value in batches[0].items() if name in rowless}
+    return joined | {name: _resize(value, rowless[name], rows) for name, value in rowless_values.items()}
 
 
 def _resize(value: Any, counted: Counted | None, rows: int) -> Any:

@@ -282,22 +282,22 @@ class _Run:
     def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of a Scan's outputs; the scanned axes must not be the axes of samples."""
         attributes, inner = Attributes(node), body(node, "body")
-        count = len(node.input) - attributes.integer("num_scan_inputs", 1)
-        axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
+        state_count = len(node.input) - attributes.integer("num_scan_inputs", 1)
+        axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - state_count))
         fixed_inputs: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
         for spec, name, owner, axis in zip(
-            inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
+            inner.input[state_count:], node.input[state_count:], input_owners[state_count:], axes, strict=True
         ):
             # The first slice stands for all slices; ``collapsed`` joins the owners of all of them.
             fixed_inputs[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
         states, results = self._follow_iterations(
-            inner, node.input[:count], input_owners[:count], fixed_inputs, owners, skipped=0
+            inner, node.input[:state_count], input_owners[:state_count], fixed_inputs, owners, skipped=0
         )
-        ends = attributes.integers("scan_output_axes", (0,) * len(results))
-        moved_back = zip(results, ends, strict=True)
+        output_axes = attributes.integers("scan_output_axes", (0,) * len(results))
+        moved_back = zip(results, output_axes, strict=True)
         return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in moved_back)]
 
     def _follow_iterations(
@@ -338,11 +338,11 @@ class _Run:
 
         feed, owners: the body's own inputs, and the owners of those that depend on samples.
         """
-        free = sorted(captured(graph))
-        outer = [name for name in free if name not in self.weights]
+        captured_names = sorted(captured(graph))
+        outer = [name for name in captured_names if name not in self.weights]
         body_inputs = {**{name: self._value(name) for name in outer}, **feed}
         known_owners = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
-        weights = [*graph.initializer, *(self.weights[name] for name in free if name in self.weights)]
+        weights = [*graph.initializer, *(self.weights[name] for name in captured_names if name in self.weights)]
         inputs = [declared_like(name, values) for name, values in body_inputs.items()]
         inner = make_model(
             graph.node, graph.name, inputs, graph.output, weights, like=self.model, ir_version=self._ir_version

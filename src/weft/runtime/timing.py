@@ -130,5 +130,5 @@ def clock_for(threads: int) -> Clock:
 
     For one thread its processor time, which other load does not disturb, if that clock is fine enough; else wall time.
     """
-    fine = time.get_clock_info("thread_time").resolution <= 1e-6
-    return time.thread_time if threads == 1 and fine else time.perf_counter
+    is_fine = time.get_clock_info("thread_time").resolution <= 1e-6
+    return time.thread_time if threads == 1 and is_fine else time.perf_counter

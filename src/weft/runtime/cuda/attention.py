@@ -259,22 +259,21 @@ class _Graph:
 
     def write_to(self, model: OnnxModel) -> None:
         """Write the nodes that are still needed to *model*, producers before their readers."""
-        graph, wanted, needed = model.graph, set(self._outputs), list[OnnxNode]()
+        graph, wanted_names, needed_nodes = model.graph, set(self._outputs), list[OnnxNode]()
         masks = {node.output[0]: node for node in self._mask_nodes}
         for node in reversed(self.nodes):
-            if wanted.intersection(node.output):
-                needed.append(node)
-                wanted |= names_read(node)
+            if wanted_names.intersection(node.output):
+                needed_nodes.append(node)
+                wanted_names |= names_read(node)
                 for name in [source for source in node.input if source in masks]:
-                    wanted |= {*masks[name].input}
-        needed.reverse()
-        for mask in (adder for name, adder in masks.items() if name in wanted):
-            producers = [index for index, node in enumerate(needed) if mask.input[0] in node.output]
-            needed.insert(producers[0] + 1 if producers else 0, mask)
-        fill(graph.node, needed)
-        fill(
-            graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._input_names]
-        )
+                    wanted_names |= {*masks[name].input}
+        needed_nodes.reverse()
+        for mask in (adder for name, adder in masks.items() if name in wanted_names):
+            producers = [index for index, node in enumerate(needed_nodes) if mask.input[0] in node.output]
+            needed_nodes.insert(producers[0] + 1 if producers else 0, mask)
+        fill(graph.node, needed_nodes)
+        weight_names = wanted_names | self._input_names
+        fill(graph.initializer, [weight for name, weight in self._weights.items() if name in weight_names])
 
 
 def _make_outline(model: OnnxModel) -> OnnxModel:

@@ -178,6 +178,7 @@ def _group_bytes(group: int) -> int:
     pages = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
+            # After the name in parentheses, which may hold spaces: field 2 is the group, 21 the resident pages.
             fields = (process / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
             if int(fields[2]) == group:
                 pages += int(fields[21])

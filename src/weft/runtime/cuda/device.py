@@ -356,11 +356,11 @@ class HostDevice:
 
     @contextmanager
     def on(self, lane: int = 0) -> Iterator[None]:
-        before, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+        previous_part, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
         try:
             yield
         finally:
-            self._here.part = before
+            self._here.part = previous_part
 
     def finish(self) -> None:
         """Do nothing: all work has ended."""

@@ -230,7 +230,7 @@ class Gpu:
         return tensor.clone()
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        for tensor, _, _ in sources:
+        for tensor, _, _ in sources:  # they may have been made on another lane
             tensor.record_stream(torch.cuda.current_stream())
         picked = [source[:count] if rows is None else source[list(rows)] for source, rows, count in sources]
         return torch.cat(picked)

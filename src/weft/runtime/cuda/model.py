@@ -129,13 +129,13 @@ class DeviceModel(BlueprintModel):
         if not self._in_memory:
             raise MemoryError("the model is not in the device's memory")
         # Batches that cannot be joined at this cut are computed one after another.
-        together = step.segment == 0 or self.batching.mergeable
-        groups = [list(step.parts)] if together else [[part] for part in step.parts]
+        is_joined = step.segment == 0 or self.batching.mergeable
+        groups = [list(step.parts)] if is_joined else [[part] for part in step.parts]
         outputs = [self._advance(step.segment, group) for group in groups]
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
-        ends = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
-        return Launched(outputs, computed, answered, not ends)
+        has_answers = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
+        return Launched(outputs, computed, answered, not has_answers)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""

@@ -217,10 +217,10 @@ class ModelPreparation:
 
     def _segment_lengths_s(self, blueprint: Blueprint) -> list[float]:
         """Measure the length of each segment that is compared with the grain, in seconds."""
-        pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
-        rungs = {rows: pieces.rung(rows) for rows in {1, most}}
+        pieces, largest = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
+        rungs = {rows: pieces.rung(rows) for rows in {1, largest}}
         indices = range(len(blueprint.segments))
-        return [_length_s(blueprint, rungs[1].timed(index), rungs[most].timed(index)) for index in indices]
+        return [_length_s(blueprint, rungs[1].timed(index), rungs[largest].timed(index)) for index in indices]
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""

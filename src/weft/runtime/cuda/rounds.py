@@ -150,21 +150,21 @@ class StitchedDeviceModel(DeviceModel):
 
     def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
         """Yield the rounds of a new batch; each is copied to the memory of its rung when it is reached."""
-        arrays_of: dict[str, list[Any]] = {}
+        arrays_by_input: dict[str, list[Any]] = {}
         for part in parts:
             for name, array in part.values.items():
-                arrays_of.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
+                rows = array if part.rows is None else as_array(array)[list(part.rows)]
+                arrays_by_input.setdefault(name, []).append(rows)
         tensors: dict[str, Tensor] = {}
-        for group in _group_by_kind(arrays_of):
+        for group in _group_by_kind(arrays_by_input):
             concatenated = self._device.copy_in([array for arrays in group.values() for array in arrays])
             tensors |= _split_rows(concatenated, group)
-        first, most = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
-        for size in rounds(most, [rung.rows for rung in self._rungs]):
-            round_inputs = {
-                name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first
-            }
+        first_row, most_rows = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
+        for size in rounds(most_rows, [rung.rows for rung in self._rungs]):
+            longer = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
+            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in longer.items()}
             yield self._enter_round(size, round_inputs)
-            first += size
+            first_row += size
 
     def _enter_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
         """A round of *size* rows with *tensors* as its first rows; the other rows of the memory stay as they are."""

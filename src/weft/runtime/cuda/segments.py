@@ -44,10 +44,10 @@ class DeviceWeights:
     def of(self, path: Path) -> dict[str, Any]:
         """The large weights of the model in a file, by name; weights that are not on the device yet are uploaded."""
         model = load(path)
-        wanted = [weight for weight in model.graph.initializer if _is_shared(weight)]
-        if new := [weight for weight in wanted if weight.name not in self._values]:
-            self._add(new, path.parent)
-        return {weight.name: self._values[weight.name] for weight in wanted}
+        shared = [weight for weight in model.graph.initializer if _is_shared(weight)]
+        if missing := [weight for weight in shared if weight.name not in self._values]:
+            self._add(missing, path.parent)
+        return {weight.name: self._values[weight.name] for weight in shared}
 
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
         """Upload weights; *folder*: of their external files."""

@@ -53,7 +53,7 @@ class PackageWriter:
         dtype = PRECISIONS[job.precision]
         model = folded(load(job.model, weights=True), job.shapes_at(rows))
         module = OnnxModule(model, dtype, channels_last=dtype is not None).to(job.device)
-        inputs, outputs = (tuple(name for name, _ in tensors_at) for tensors_at in (module.inputs, module.outputs))
+        inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
         empty_manifest = Manifest(inputs=inputs, outputs=outputs)
         with torch.no_grad():
             exported = torch.export.export(module, example(job, module, rows), strict=False)

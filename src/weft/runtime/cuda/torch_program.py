@@ -343,8 +343,8 @@ def _weights(exported: Any) -> dict[str, Any]:
     signature = exported.graph_signature
     sources = {**exported.constants, **exported.state_dict}
     kinds = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
-    wanted = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name in kinds}
-    return {name: sources[target].detach() for name, target in wanted.items()}
+    targets = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name in kinds}
+    return {name: sources[target].detach() for name, target in targets.items()}
 
 
 def _constants(exported: Any) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def _constants(exported: Any) -> dict[str, Any]:
 
 
 def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
-    """Nodes whose values are the same in every run."""
+    """Nodes whose values are the same in every run; *held*: the names of weights and constants."""
     fixed: dict[str, Node] = {}
     for node in nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

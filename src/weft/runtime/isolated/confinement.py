@@ -137,7 +137,7 @@ def _leave_network() -> None:
     if _libc().unshare(_CLONE_NEWNET) == 0:
         return
     _check_result(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
-    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/setgroups").write_text("deny")  # first: without it, gid_map may not be written
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 

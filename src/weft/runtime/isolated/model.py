@@ -92,19 +92,19 @@ class IsolatedModel:
 
         Otherwise, at exits and at the end, count a success for the circuit breaker.
         """
-        last, exits = segment == self._last_segment, segment in self._exit_outputs
-        expected = self._output_types if last else {self._exit_outputs[segment]: None} if exits else {}
+        is_last, is_exit = segment == self._last_segment, segment in self._exit_outputs
+        expected = self._output_types if is_last else {self._exit_outputs[segment]: None} if is_exit else {}
         for _, answers in outputs:
             if answers.keys() != expected.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(expected)} were due")
             for name, answer in answers.items():
-                if (self.batching.batchable and not answer.ndim) or (last and answer.dtype != expected[name]):
+                if (self.batching.batchable and not answer.ndim) or (is_last and answer.dtype != expected[name]):
                     raise Garbled(f"{name!r} is {answer.dtype} of shape {answer.shape}")
-                if exits and (answer.ndim != 2 or len(answer) != rows or answer.dtype.kind != "f"):
+                if is_exit and (answer.ndim != 2 or len(answer) != rows or answer.dtype.kind != "f"):
                     raise Garbled(f"exit {name!r} is {answer.dtype} of shape {answer.shape} for {rows} rows")
         if not outputs:
             raise Garbled("a step without a result")
-        if last or exits:  # earlier segments prove nothing: a later one may be the one that kills the worker
+        if is_last or is_exit:  # earlier segments prove nothing: a later one may be the one that kills the worker
             self.breaker.succeeded()
 
     def failed(self) -> None:

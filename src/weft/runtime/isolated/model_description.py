@@ -89,5 +89,5 @@ def decode_error(problem: Any) -> Exception:
     """The exception of an encoded error; RuntimeError for classes that are not in ``KINDS``."""
     kind, text = problem
     message = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
-    known = KINDS.get(kind)
-    return known(message) if known else RuntimeError(f"{kind}: {message}")
+    error_class = KINDS.get(kind)
+    return error_class(message) if error_class else RuntimeError(f"{kind}: {message}")

@@ -89,12 +89,12 @@ class WorkerLane:
             give_way(self._thread)
             self.begin()
 
-    def _serve(self, before: threading.Thread | None) -> None:
-        """Run steps until another thread takes over; begins when the thread *before* has ended."""
+    def _serve(self, predecessor: threading.Thread | None) -> None:
+        """Run steps until another thread takes over; begins when the thread *predecessor* has ended."""
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})
-        if before:
-            before.join()
+        if predecessor:
+            predecessor.join()
         readable, this = select.poll(), threading.current_thread()
         readable.register(self._line.file, select.POLLIN)
 
@@ -106,7 +106,7 @@ class WorkerLane:
                 self._engine.rest(wait_for_step)
                 packet = self._line.receive()
                 self._run(packet)
-                del packet
+                del packet  # its memory is freed while the lane waits
         except (EOFError, OSError):
             os._exit(0)
 

@@ -216,9 +216,9 @@ def _prove_independence(
 
 def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
     """Whether rows are also independent if all free dimensions are larger by one, without a common factor."""
-    free = {spec.name: spec.shape for spec in bench.model.inputs}
+    declared_shapes = {spec.name: spec.shape for spec in bench.model.inputs}
     larger = {
-        name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
+        name: (shape[0], *(size + (declared_shapes[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }
     return larger == dict(shapes) or judge(bench.make_batches((2, 3), larger)).mixing is None
@@ -252,19 +252,19 @@ def _sizes_to_try(tasks: int) -> list[int]:
 
 def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
     """Two samples; for a stitched model two of each task, in turn, each with the inputs of its task only."""
-    drawn = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
+    samples = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
     if not model.blueprint.tasks:
-        return drawn
-    return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.blueprint.tasks]
+        return samples
+    return [{name: feed[name] for name in task.inputs.values()} for feed in samples for task in model.blueprint.tasks]
 
 
-def _time_saved(bench: _Measurement, before: int, size: int) -> float:
-    """Time both batch sizes; return the part of the time per sample that *size* saves over *before*.
+def _time_saved(bench: _Measurement, smaller: int, size: int) -> float:
+    """Time both batch sizes; return the part of the time per sample that *size* saves over *smaller*.
 
     The fastest runs are compared, which noise changes least.
     """
-    bench.repeat(before, size)
-    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
+    bench.repeat(smaller, size)
+    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(smaller), CLOCK_STEP_S) / smaller)
 
 
 def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:

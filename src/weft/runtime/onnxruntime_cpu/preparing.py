@@ -410,8 +410,8 @@ class _Preparation:
 
 def normalised(model: OnnxModel, session: Any) -> OnnxModel:
     """Prepare an optimised graph for cutting, in place: no unneeded or unnamed nodes, and no weights among inputs."""
-    wanted = {value.name for value in session.get_inputs()}
-    fill(model.graph.input, [value for value in model.graph.input if value.name in wanted])
+    input_names = {value.name for value in session.get_inputs()}
+    fill(model.graph.input, [value for value in model.graph.input if value.name in input_names])
     if cutting.whole_because(model.graph) is None:  # pruning does not see what the branches of control flow capture
         prune(model.graph)
     model.ir_version = max(model.ir_version, 4)  # in earlier versions, weights had to be inputs

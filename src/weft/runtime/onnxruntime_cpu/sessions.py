@@ -221,7 +221,7 @@ def shrink_arena() -> None:
 def _share_arena() -> None:
     """Register the shared arena once in a process; sessions refer to it by an option."""
     with _sharing:
-        _shared_arena()
+        _register_arena()
 
 
 _sharing = threading.Lock()
@@ -229,7 +229,7 @@ _sharing = threading.Lock()
 
 
 @cache
-def _shared_arena() -> None:
+def _register_arena() -> None:
     """Register the arena; as its result is cached, only the first call does."""
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     # The limit: a system that overcommits would grant more memory than it has, and kill the process when it is used.
