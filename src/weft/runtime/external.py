@@ -109,7 +109,7 @@ def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> l
                 if inner == _INPUT_FIELD:
                     inputs.append(ValueInfoProto.FromString(data[start:end]))
                 elif requests and inner == _WEIGHT_FIELD:
-                    names = [data[slice(*ends)] for key, *ends in fields(data, start, end) if key == _NAME_FIELD]
+                    names = [data[low:high] for key, low, high in fields(data, start, end) if key == _NAME_FIELD]
                     weights |= {name.decode() for name in names}
     return [value for value in inputs if value.name not in weights]
 
