@@ -31,7 +31,7 @@ Values = Any
 """Some samples: before the first segment their inputs by name, as arrays or lent tensors; later values in a form of the
 backend. They are freed with the last reference."""
 
-Progress = Callable[[str], None]
+Progress = Callable[[str], None]  # called with messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,7 @@ class LoadOptions:
     grain_s: float = 0.005
     """Wanted length of a segment at batch 1."""
     max_pieces: int = 64
+    """Most segments of a model."""
     threads: int = 1
     """Threads that compute one segment."""
     max_batch: int | None = None
@@ -48,7 +49,7 @@ class LoadOptions:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shapes of inputs with free dimensions, at batch 1, to warm up and measure with."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Numbers for inputs that must hold them in these runs, such as a sampling rate."""
+    """Input -> the number that fills it in these runs, for inputs such as a sampling rate."""
     exits: tuple[str, ...] = ()
     """Outputs at which samples may leave, shallow to deep, the end last; empty: the exits that the file names.
     A single output is the end: no sample leaves early."""
@@ -96,7 +97,7 @@ def check_once(exits: Sequence[str]) -> None:
 
 
 class BatchPart(NamedTuple):
-    """Some samples of a batch."""
+    """Some samples of a batch, whose values are stored together."""
 
     values: Values
     rows: Sequence[int] | None = None
@@ -136,6 +137,7 @@ class StepEnd(NamedTuple):
 
 
 Ended = Callable[[StepEnd], None]
+"""Callback for the end of a step."""
 
 
 class StartedStep(Protocol):
@@ -203,7 +205,7 @@ class LoadedModel(Protocol):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    segments: tuple[str, ...]
+    segments: tuple[str, ...]  # their names, in order
     timing: SegmentTiming
     batching: Batching
     remarks: tuple[str, ...]

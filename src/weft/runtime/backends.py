@@ -28,9 +28,9 @@ def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Bac
     entries = registered("backends")
     if name not in entries:
         return _make_from_entry_point(name, list(entries))
-    opens = entries[name].load()
+    open_backend = entries[name].load()
     try:
-        backend: Backend = opens(limits or WorkerLimits())
+        backend: Backend = open_backend(limits or WorkerLimits())
     except ImportError as error:
         raise _missing_requirement(name, error) from error
     except Exception as error:

@@ -47,6 +47,7 @@ class Breaker:
         self._until = 0
         """End of the pause, when the next request is tried; 0: the breaker is closed."""
         self._trying = False
+        """Whether a trial is under way."""
         self.opened = 0
         """How often it opened."""
 
@@ -58,9 +59,9 @@ class Breaker:
             self._in_a_row += 1
             if self._until and not self._trying:
                 return  # steps that were running when it opened do not prolong the pause
-            many = len(self._deaths) > self.limits.deaths
-            quick = many and now - self._deaths[0] <= round(self.limits.within_s * 1e9)
-            if self._trying or self._in_a_row > self.limits.deaths or quick:
+            too_many = len(self._deaths) > self.limits.deaths
+            too_fast = too_many and now - self._deaths[0] <= round(self.limits.within_s * 1e9)
+            if self._trying or self._in_a_row > self.limits.deaths or too_fast:
                 self._open(now)
 
     def succeeded(self) -> None:
@@ -91,7 +92,7 @@ class Breaker:
                     raise self._refusal(now)
 
     def enter(self) -> None:
-        """Note that a request was admitted; after the pause, that request is the trial."""
+        """Record that a request was admitted; after the pause, that request is the trial."""
         if self._until:
             with self._lock:
                 now = self._now()

@@ -1,7 +1,7 @@
 """Lent tensors: inputs in memory that a client shares, which the device reads directly, without a copy by the server.
 
-The server passes on where such a tensor is. A worker gets its region once, with the first step that needs it, and
-releases it with the server.
+The server passes on where such a tensor is. A worker opens its region with the first step that needs it, and closes it
+when the server does.
 """
 
 from __future__ import annotations

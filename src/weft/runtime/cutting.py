@@ -34,7 +34,7 @@ from weft.runtime.values import unsteady
 BANDWIDTH_BYTES_PER_S = 5e9
 """Assumed speed of the additional write and read of a tensor that crosses a cut."""
 CUT_COST_S = 15e-6
-"""Cost of one more call of ONNX Runtime."""
+"""Assumed seconds of one more call of ONNX Runtime."""
 WORTH_CUTTING = 1.6
 """A model shorter than this many grains stays whole."""
 DEVICE_GRAIN_S = 0.00025
@@ -42,7 +42,7 @@ DEVICE_GRAIN_S = 0.00025
 GRAINS_AT_MOST = 4
 """A segment on a GPU takes at most one grain at batch 1, and at most this many at the largest batch."""
 _GROWTH = 1.1
-"""Factor by which the grain grows while there are too many pieces."""
+"""Least factor by which the grain grows while there are too many pieces."""
 
 
 class SeenTensor(NamedTuple):
@@ -86,8 +86,8 @@ def arrange(graph: OnnxGraph, exits: Sequence[str]) -> tuple[int, ...]:
     _check_order(exits, needed)
     order: dict[int, None] = {}
     ends = []
-    for places in needed:
-        order |= dict.fromkeys(sorted(places))
+    for positions in needed:
+        order |= dict.fromkeys(sorted(positions))
         ends.append(len(order))
     fill(graph.node, [graph.node[position] for position in order])
     fill(graph.output, [next(value for value in graph.output if value.name == name) for name in exits])
@@ -110,7 +110,7 @@ def _check_order(exits: Sequence[str], needed: Sequence[set[int]]) -> None:
 
 
 def _count_shared(nodes: set[int], needed: Sequence[set[int]]) -> int:
-    """The number of *nodes*, which is an entry of *needed*, that other entries contain, too."""
+    """The number of *nodes* (one entry of *needed*) that other entries of *needed* contain, too."""
     return len(nodes & set[int]().union(*(others for others in needed if others is not nodes)))
 
 
@@ -127,9 +127,9 @@ def crossing_bytes(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[
         for name in filter(None, node.output):
             end = last.get(name, position)
             tensor = tensors.get(name)
-            change, column = (tensor.size_bytes, size) if tensor else (1, unknown)
-            column[position + 1] += change
-            column[end + 1] -= change
+            amount, changes = (tensor.size_bytes, size) if tensor else (1, unknown)
+            changes[position + 1] += amount
+            changes[end + 1] -= amount
     sums = zip(accumulate(size), accumulate(unknown), strict=True)
     return [None if unknown_tensors else crossing for crossing, unknown_tensors in sums][:-1]
 
@@ -189,31 +189,31 @@ def _cheapest_cuts(times_s: Sequence[float], crossing: Sequence[int | None], gra
     A shortest path over the allowed cuts, in linear time: a window holds the cuts within a grain, the cheapest first. A
     new cut removes all dearer cuts from the end of the window, since it stays in reach for longer than they do.
     """
-    at_s = [0.0, *accumulate(times_s)]
+    starts_s = [0.0, *accumulate(times_s)]  # cut -> seconds of all nodes before it
     reach_s = grain_s * (1 + 1e-9)  # sums of times round
     cost = {0: 0.0}
     """Cut -> cost in seconds of the cheapest cuts up to it."""
-    before: dict[int, int] = {}
-    """Cut -> the cut before it in that path."""
+    previous_cut: dict[int, int] = {}
+    """Cut -> the cut before it on the cheapest path to it."""
     window = deque([0])
-    for cut in range(1, len(at_s)):
+    for cut in range(1, len(starts_s)):
         size = crossing[cut]
         if size is None:
             continue
         # The last cut stays even if it is out of reach: where no cut is allowed, a segment is longer than the grain.
-        while len(window) > 1 and at_s[cut] - at_s[window[0]] > reach_s:
+        while len(window) > 1 and starts_s[cut] - starts_s[window[0]] > reach_s:
             window.popleft()
-        before[cut] = window[0]
+        previous_cut[cut] = window[0]
         cost[cut] = cost[window[0]] + size / BANDWIDTH_BYTES_PER_S + CUT_COST_S
         while window and cost[window[-1]] >= cost[cut]:
             window.pop()
         window.append(cut)
-    return tuple(reversed(list(_trace_back(before, len(times_s)))))
+    return tuple(reversed(list(_trace_back(previous_cut, len(times_s)))))
 
 
-def _trace_back(before: Mapping[int, int], end: int) -> Iterator[int]:
+def _trace_back(previous_cut: Mapping[int, int], end: int) -> Iterator[int]:
     """Yield the cuts of the path to *end*, from the last to the first, without the two ends of the graph."""
-    while (end := before[end]) > 0:
+    while (end := previous_cut[end]) > 0:
         yield end
 
 
@@ -221,13 +221,13 @@ def split(model: OnnxModel, cuts: Sequence[int], types: Mapping[str, int]) -> li
     """Split a model at *cuts* into one model per segment. *types*: ONNX element types of tensors that cross a cut."""
     graph = model.graph
     last = last_uses(graph.node)
-    wanted = {value.name for value in graph.output}
+    graph_outputs = {value.name for value in graph.output}
     unsteady_nodes = unsteady(model)
     pieces = []
     for start, end in pairwise((0, *cuts, len(graph.node))):
         nodes = graph.node[start:end]
         produced = [name for node in nodes for name in node.output if name]
-        outputs = [name for name in produced if last.get(name, -1) >= end or name in wanted]
+        outputs = [name for name in produced if last.get(name, -1) >= end or name in graph_outputs]
         if end == len(graph.node):
             outputs += _constant_outputs(graph)
         pieces.append(_make_piece(model, nodes, outputs, types, steady=not any(unsteady_nodes[start:end])))
@@ -239,17 +239,17 @@ def _make_piece(
 ) -> ModelPiece:
     """The model of some consecutive *nodes*, with the weights that they need; *outputs*: tensors that it returns."""
     graph = model.graph
-    stated = {value.name: value for value in (*graph.input, *graph.output)}
+    declared_values = {value.name: value for value in (*graph.input, *graph.output)}
     produced = {name for node in nodes for name in node.output}
     needed = dict.fromkeys(name for node in nodes for name in node.input if name and name not in produced)
     weights = [tensor for tensor in graph.initializer if tensor.name in needed or tensor.name in outputs]
-    constant = {tensor.name for tensor in weights}
-    inputs = [name for name in needed if name not in constant]
+    weight_names = {tensor.name for tensor in weights}
+    inputs = [name for name in needed if name not in weight_names]
     name = nodes[0].name if len(nodes) == 1 else f"{nodes[0].name}..{nodes[-1].name}"
-    input_values = [_declare_value(name, stated, types) for name in inputs]
-    output_values = [_declare_value(name, stated, types) for name in outputs]
-    part = make_model(nodes, name, input_values, output_values, weights, like=model)
-    return ModelPiece(name, part, tuple(inputs), tuple(outputs), steady)
+    input_values = [_declare_value(name, declared_values, types) for name in inputs]
+    output_values = [_declare_value(name, declared_values, types) for name in outputs]
+    piece_model = make_model(nodes, name, input_values, output_values, weights, like=model)
+    return ModelPiece(name, piece_model, tuple(inputs), tuple(outputs), steady)
 
 
 def _declare_value(name: str, stated: Mapping[str, OnnxValue], types: Mapping[str, int]) -> OnnxValue:

@@ -17,7 +17,7 @@ from weft.runtime.engines import ONNXRUNTIME, Engine
 from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShares, ModelTasks
 from weft.runtime.isolated.limits import WorkerCounts
 
-_NONE: Mapping[str, int] = MappingProxyType({})
+_NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 
 class BackendDefaults:
@@ -38,11 +38,11 @@ class BackendDefaults:
 
     @property
     def used_bytes(self) -> Mapping[str, int]:
-        return _NONE
+        return _NO_COUNTS
 
     @property
     def returns(self) -> Mapping[str, int]:
-        return _NONE
+        return _NO_COUNTS
 
     def counts(self) -> WorkerCounts:
         return WorkerCounts(0, 0)

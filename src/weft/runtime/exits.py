@@ -46,8 +46,8 @@ class Counted(BaseModel):
 
     def at(self, rows: int) -> Array:
         """The tensor for *rows* samples."""
-        flat = [first + (rows - 1) * step for first, step in zip(self.first, self.step, strict=True)]
-        return np.array(flat, self.dtype).reshape(self.shape)
+        numbers = [first + (rows - 1) * step for first, step in zip(self.first, self.step, strict=True)]
+        return np.array(numbers, self.dtype).reshape(self.shape)
 
 
 Rowless = Mapping[str, Counted | None]
@@ -69,9 +69,9 @@ def confidence(values: Array, kind: Kind) -> npt.NDArray[np.float32]:
 
 def keep(values: Values, rows: Sequence[int] | npt.NDArray[np.intp], rowless: Rowless) -> Values:
     """The values of a batch from which all rows but *rows* (indices) are removed; *rows* also gives their order."""
-    picked = np.asarray(rows, np.intp)
+    indices = np.asarray(rows, np.intp)
     return {
-        name: value[picked] if name not in rowless else _resize(value, rowless[name], len(picked))
+        name: value[indices] if name not in rowless else _resize(value, rowless[name], len(indices))
         for name, value in values.items()
     }
 
@@ -83,8 +83,8 @@ def join(batches: Sequence[Values], rowless: Rowless) -> Values:
     names = [name for name in batches[0] if name not in rowless]
     joined = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
     rows = len(next(iter(joined.values()), ()))
-    others = {name: value for name, value in batches[0].items() if name in rowless}
-    return joined | {name: _resize(value, rowless[name], rows) for name, value in others.items()}
+    rowless_values = {name: value for name, value in batches[0].items() if name in rowless}
+    return joined | {name: _resize(value, rowless[name], rows) for name, value in rowless_values.items()}
 
 
 def _resize(value: Any, counted: Counted | None, rows: int) -> Any:

@@ -29,6 +29,7 @@ from weft.runtime.tensors import Array
 
 _PIECE_BYTES = 1 << 20
 """Size of the pieces in which model files are read: a larger buffer would stay allocated to the thread afterwards."""
+# Kinds of messages in an ONNX file; _MAIN is the main graph, _GRAPH one inside an attribute.
 _MODEL, _MAIN, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR = range(8)
 _INSIDE = {
     (_MODEL, 7): _MAIN,
@@ -54,9 +55,9 @@ _INSIDE = {
 _EXTERNAL_DATA = 13
 """The field of a tensor that names a file."""
 _GRAPH_FIELD, _WEIGHT_FIELD, _INPUT_FIELD, _NAME_FIELD = 7, 5, 11, 8
-"""Fields of a model, of its graph, and of a tensor."""
+"""Field numbers of a model's graph, of a graph's weights and inputs, and of a tensor's name."""
 _WORD = b"location"
-"""A key that every such field contains."""
+"""A key that every external-data field contains."""
 LARGEST_MODEL_BYTES = (1 << 31) - 1
 """Protocol buffers take no longer message."""
 
@@ -108,7 +109,8 @@ def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> l
                 if inner == _INPUT_FIELD:
                     inputs.append(ValueInfoProto.FromString(data[start:end]))
                 elif requests and inner == _WEIGHT_FIELD:
-                    weights |= {data[at:to].decode() for key, at, to in fields(data, start, end) if key == _NAME_FIELD}
+                    names = [data[low:high] for key, low, high in fields(data, start, end) if key == _NAME_FIELD]
+                    weights |= {name.decode() for name in names}
     return [value for value in inputs if value.name not in weights]
 
 
@@ -171,7 +173,7 @@ def _parts_with_tensors(model: ModelProto) -> Iterator[Message]:
 
 
 def _tensors_inside(message: Message) -> Iterator[TensorProto]:
-    """Every tensor of a message, however deep its graphs are nested."""
+    """Yield every tensor of a message, and of the graphs nested in it."""
     for field, value in message.ListFields():
         if field.message_type is None:
             continue
@@ -188,12 +190,12 @@ def _tensors(data: Bytes, start: int, end: int, message: int, parent: int) -> It
     *message*, *parent*: the kind of that message (``_MODEL``, ...) and of the message that it is in. Other data is
     skipped, so that a large file takes little time and memory.
     """
-    parts = list(fields(data, start, end))
-    if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in parts):
+    fields_inside = list(fields(data, start, end))
+    if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in fields_inside):
         tensor = TensorProto.FromString(data[start:end])
         if tensor.data_location == TensorProto.EXTERNAL:
             yield tensor, parent == _MAIN
-    for number, first, last in parts:
+    for number, first, last in fields_inside:
         inner = _INSIDE.get((message, number))
         if inner is not None:
             yield from _tensors(data, first, last, inner, message)
@@ -205,19 +207,19 @@ def _locate_data(model: Path, tensor: TensorProto, replaceable: bool) -> Externa
     *replaceable*: whether the tensor is a weight of the main graph.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location, named = entries.get("location", ""), f"weights {tensor.name!r}"
+    location, label = entries.get("location", ""), f"weights {tensor.name!r}"
     offset, length = _whole_number(tensor, entries, "offset") or 0, _whole_number(tensor, entries, "length")
     file = _resolve(model, location)
     try:
         state = file.stat()
     except OSError as error:
-        raise ModelError(f"{location}, which holds {named}, cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"{location}, which holds {label}, cannot be read: {error.strerror or error}") from error
     if not stat.S_ISREG(state.st_mode):
-        raise ModelError(f"{location}, which holds {named}, is {kind_of(state.st_mode)}, not a file")
+        raise ModelError(f"{location}, which holds {label}, is {kind_of(state.st_mode)}, not a file")
     size = _data_bytes(tensor, state.st_size - offset) if length is None else length
     if size < 0 or offset + size > state.st_size:
         raise ModelError(
-            f"{location} has {state.st_size} bytes, but {named} end at {offset + size}; is it complete? copy it again"
+            f"{location} has {state.st_size} bytes, but {label} end at {offset + size}; is it complete? copy it again"
         )
     return ExternalTensor(tensor, replaceable, file, offset, size)
 
@@ -264,7 +266,7 @@ def _data_bytes(tensor: TensorProto, rest: int) -> int:
     """Length of a tensor's data if the model does not state it: by its type and shape, else the *rest* of the file."""
     if tensor.data_type not in _SIZED:
         return rest
-    return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)
+    return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)  # rounded up
 
 
 def _read(external: ExternalTensor) -> Array:

@@ -50,13 +50,13 @@ class SegmentTiming:
 
     def times_at(self, batch: int) -> SegmentTimes:
         """Seconds of each segment, interpolated between the measured batch sizes; zeros if nothing was measured."""
-        known = self._interpolation_cache.get(batch)
-        if known is None:
-            known = times_at(self.times_s, len(self.steady), batch)
+        times_s = self._interpolation_cache.get(batch)
+        if times_s is None:
+            times_s = times_at(self.times_s, len(self.steady), batch)
             # Clients may send batches of any size: only a bounded number of them is cached.
             if batch <= max(self.times_s, default=0):
-                self._interpolation_cache[batch] = known
-        return known
+                self._interpolation_cache[batch] = times_s
+        return times_s
 
 
 @dataclass(frozen=True, slots=True)

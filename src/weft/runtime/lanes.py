@@ -3,9 +3,9 @@
 All scheduling state belongs to the thread that drives the engine; a backend only runs segments and reports their ends.
 The simulated twin is ``engine.simulated_host``.
 
-A lane whose device queues steps holds more segments than the one it computes. The end of a segment is then reported to
-the source when the lane starts it, so that the next one of its batch can be queued behind it; if the backend cannot
-continue from it before it has ended, after its end. ``watch`` is called for every segment after its real end.
+A lane whose device queues steps, such as a GPU, holds more segments than the one it computes. The end of a segment is
+then reported to the engine when the lane starts it, so that the next segment of its batch can be queued behind it. If
+the backend cannot continue from a running segment, the real end is reported. ``watch`` always sees the real end.
 
 A lane whose segment takes far longer than expected (a timeout) is replaced: another one is opened, and it closes after
 that segment.
@@ -61,7 +61,7 @@ class LaneWork(Protocol):
 
     @property
     def body(self) -> object:
-        """The body in whose memory it is computed; only used where lanes are shares of one device."""
+        """The body (backbone) in whose memory it is computed; only used where lanes are shares of one device."""
         ...
 
     def step(self, segment: int) -> Step:
@@ -89,7 +89,7 @@ class LaneTask:
     run: StartedStep | None = field(default=None, init=False)
     """Handle to stop it; None before it is given to the backend."""
     started: bool = field(default=False, init=False)
-    aborted: bool = field(default=False, init=False)
+    aborted: bool = field(default=False, init=False)  # asked to stop
     reported: bool = field(default=False, init=False)
     """Whether its end was reported to the source before it ended."""
     doomed: bool = field(default=False, init=False)
@@ -106,10 +106,12 @@ class LaneTask:
 
     @property
     def stoppable(self) -> bool:
+        """Whether it is long enough to be stopped for urgent work."""
         return self.candidate.compute >= ABORT_FROM_TICKS
 
     @property
     def compute(self) -> int:
+        """Its expected duration in ticks."""
         return self.candidate.compute
 
     @property
@@ -117,8 +119,8 @@ class LaneTask:
         """The time from which the segment counts as overrun; ``NO_DEADLINE`` while it is queued."""
         if self.began is None:
             return NO_DEADLINE
-        sure = self.work.timing.foreseen[self.candidate.layer]
-        expected = self.compute if sure else min(self.compute, UNSURE_TICKS)
+        predictable = self.work.timing.foreseen[self.candidate.layer]
+        expected = self.compute if predictable else min(self.compute, UNSURE_TICKS)
         return self.began + OVERRUN_TIMES * expected + OVERRUN_TICKS
 
     @property
@@ -145,7 +147,7 @@ class Lane:
     device: DeviceLane
     tasks: list[LaneTask] = field(default_factory=list)
     """The running segment first, then those that are queued."""
-    busy_ticks: int = 0
+    busy_ticks: int = 0  # of all its segments
     free_since: int = 0
     """When its last segment ended."""
     leaving: bool = False
@@ -202,27 +204,27 @@ class LaneExecutor:
 
     @property
     def busy_ticks(self) -> int:
-        """Ticks during which at least one step was running."""
+        """Ticks (nanoseconds) during which at least one step was running."""
         return self._past_ticks + (self.now() - self._since if self.under_way else 0)
 
     def resize(self, count: int) -> None:
         """Change the number of lanes; surplus lanes that are computing are closed after their segments."""
         self.count = count
-        counting = [lane for lane in self.lanes if not lane.replaced]
-        for lane in counting[:count]:
+        regular_lanes = [lane for lane in self.lanes if not lane.replaced]
+        for lane in regular_lanes[:count]:
             lane.leaving = False
-        for lane in counting[count:]:
+        for lane in regular_lanes[count:]:
             lane.leaving = True
             if not lane.tasks:
                 self._idle.remove(lane)
                 self._close_idle(lane)
-        for _ in range(count - len(counting)):
+        for _ in range(count - len(regular_lanes)):
             self._open()
 
     def _open(self) -> None:
         """Open another lane, with the smallest free number."""
-        taken = {lane.index for lane in self.lanes}
-        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        used_numbers = {lane.index for lane in self.lanes}
+        index = next(index for index in range(len(used_numbers) + 1) if index not in used_numbers)
         lane = Lane(index, self.backend.lane(index, pin=self._pin))
         self.lanes.append(lane)
         self._idle.append(lane)
@@ -269,6 +271,7 @@ class LaneExecutor:
     @property
     def takes_more(self) -> bool:
         """Whether a lane has room; a lane that is unable to compute counts only if no other lane is able."""
+        # Asked for every decision: the common cases come first, and lists are faster than generators.
         if not self.ahead or any([lane.device.able for lane in self._idle]):
             return bool(self._idle)
         with_room = self._lanes_with_room()
@@ -377,9 +380,9 @@ class LaneExecutor:
 
     def _choose_lane(self, task: LaneTask) -> Lane:
         """Choose a lane with room for a segment; only among lanes that can compute now, if there is any."""
-        open_to = allowed_lanes(task.candidate, self._lanes_with_room())
-        able = [lane for lane in open_to if lane.device.able]
-        return choose_lane(task.batch, able or open_to, self._lane_remaining)
+        allowed = allowed_lanes(task.candidate, self._lanes_with_room())
+        able = [lane for lane in allowed if lane.device.able]
+        return choose_lane(task.batch, able or allowed, self._lane_remaining)
 
     def _start_waiting(self) -> None:
         """Start the queued segments that wait for no other lane any more; each lane starts its segments in order."""
@@ -406,10 +409,10 @@ class LaneExecutor:
         self.under_way += 1
         if task is lane.tasks[0]:
             task.began = self.now()
-        work, ended = task.work, partial(self._end, lane, task)
+        work, on_end = task.work, partial(self._end, lane, task)
         self._starting = True
         try:
-            task.run = work.loaded.start(work.step(task.candidate.layer), lane.device, ended, here=task.here)
+            task.run = work.loaded.start(work.step(task.candidate.layer), lane.device, on_end, here=task.here)
         finally:
             self._starting = False
 
@@ -434,14 +437,14 @@ class LaneExecutor:
         """Completions, with expected times, of segments that have not ended but that batches can continue from."""
         completions = []
         for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].reported]:
-            begin = self.now()
+            begins = self.now()
             for task in tasks_to_report(lane, lane.device.ahead):
                 outputs = task.early_outputs
                 if outputs is not None:
                     task.reported, error = True, _take(task, outputs)
-                    times = LayerTimes(begin, begin, begin, begin + task.compute)
+                    times = LayerTimes(begins, begins, begins, begins + task.compute)
                     completions.append(Completion(task.candidate, times, error=error, work=task.work, lane=lane.index))
-                begin += self._remaining(task)
+                begins += self._remaining(task)
         return completions
 
     def abortable(self) -> tuple[Running, ...]:
@@ -450,7 +453,7 @@ class LaneExecutor:
         Empty if no segment may be stopped. On a lane that queues segments, none is queued behind a segment that may be
         stopped, and the lane is free when its last segment has ended.
         """
-        for lane in self.lanes:
+        for lane in self.lanes:  # usually none: then no list is built
             if lane.tasks and not lane.replaced and _abortable(lane.tasks[-1]):
                 break
         else:
@@ -467,15 +470,15 @@ class LaneExecutor:
 
     def halt(self, lane: Lane, task: LaneTask) -> None:
         """Stop a segment: the backend ends a started one; a queued one ends here, with ``InterruptedError``."""
-        waiting, task.aborted = not (task.started or task.aborted), True
+        queued, task.aborted = not (task.started or task.aborted), True
         if task.run:
             task.run.stop()
-        elif waiting:
+        elif queued:
             now = self.now()
             self._end(lane, task, StepEnd(now, now, error=InterruptedError("stopped")))
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """Note that the batch *other* was merged into the batch *query*, which continues from its running segments."""
+        """Record that batch *other* was merged into batch *query*, which continues from the segments of both."""
         for lane in self.lanes if self.ahead else ():
             for task in lane.tasks:
                 if task.batch == (stream, other):

@@ -116,9 +116,9 @@ class Bytes(Protocol):
     """Any sequence of bytes that has indices and slices."""
 
     @overload
-    def __getitem__(self, at: int, /) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
     @overload
-    def __getitem__(self, at: slice, /) -> bytes: ...
+    def __getitem__(self, index: slice, /) -> bytes: ...
 
 
 class Glance:
@@ -135,14 +135,14 @@ class Glance:
         return os.fstat(self._file.fileno()).st_size
 
     @overload
-    def __getitem__(self, at: int, /) -> int: ...
+    def __getitem__(self, index: int, /) -> int: ...
     @overload
-    def __getitem__(self, at: slice, /) -> bytes: ...
-    def __getitem__(self, at: int | slice, /) -> int | bytes:
-        first, last = (at, at + 1) if isinstance(at, int) else (at.start, at.stop)
+    def __getitem__(self, index: slice, /) -> bytes: ...
+    def __getitem__(self, index: int | slice, /) -> int | bytes:
+        first, last = (index, index + 1) if isinstance(index, int) else (index.start, index.stop)
         self._file.seek(first)
         data = self._file.read(last - first)
-        return data[0] if isinstance(at, int) else data
+        return data[0] if isinstance(index, int) else data
 
 
 def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -169,7 +169,7 @@ def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _varint(data: Bytes, start: int) -> tuple[int, int]:
-    """A number of variable length that begins at *start*, and the index of the byte behind it."""
+    """Decode a number of variable length that begins at *start*; returns it and the index of the byte behind it."""
     value = shift = 0
     while (byte := data[start]) & 0x80:
         value |= (byte & 0x7F) << shift

@@ -13,6 +13,7 @@ from weft.runtime.metadata import EXITS_KEY
 from weft.runtime.tensors import DATATYPES, TensorSpec
 
 _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
+"""numpy's type -> the protocol's name."""
 
 
 def read_inputs(path: str | Path) -> tuple[TensorSpec, ...]:

@@ -21,25 +21,25 @@ except ImportError:  # no locks on this system; folders of killed processes stay
 LOCK = ".lock"
 _FRESH_S = 60.0
 """Age below which a folder is not removed: it is created before it is locked, so that its lock may still be free."""
-_held: dict[Path, int] = {}
+_locks: dict[Path, int] = {}
 """Folder -> open file of its lock, for the folders of this process."""
 
 
 def make_folder(prefix: str = "weft-", parent: Path | None = None) -> Path:
     """Create an empty folder of this process, in *parent* or in the system's temporary folder."""
-    place = Path(tempfile.gettempdir()) if parent is None else parent
-    sweep(prefix, place)
-    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
+    parent_folder = Path(tempfile.gettempdir()) if parent is None else parent
+    sweep(prefix, parent_folder)
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=parent_folder))
     if fcntl is not None:
         lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _held[folder] = lock
+        _locks[folder] = lock
     return folder
 
 
 def release(folder: Path, *, now_at: Path | None = None) -> None:
     """Free and remove the lock of a folder and keep its content. *now_at*: the folder's path if it was renamed."""
-    lock = _held.pop(folder, None)
+    lock = _locks.pop(folder, None)
     if lock is not None:
         with contextlib.suppress(OSError):
             ((now_at or folder) / LOCK).unlink()
@@ -66,7 +66,7 @@ def sweep(prefix: str, place: Path) -> None:
     if fcntl is None:
         return
     for folder in place.glob(f"{prefix}*-*"):
-        if folder not in _held and _is_abandoned(folder / LOCK):
+        if folder not in _locks and _is_abandoned(folder / LOCK):
             remove(folder)
 
 

@@ -59,9 +59,9 @@ METADATA_KEY = "weft.rows"
 INDEPENDENT = "independent"
 """Value of that key: rows may be computed together although no proof is possible."""
 
-Feed = Mapping[str, Array]
+Feed = Mapping[str, Array]  # input -> its values
 
-_MAX_TURNS = 8
+_MAX_ITERATIONS = 8
 """Iterations of a loop after which its owners must not change any more. An iteration can only add owners, so that
 two or three are enough for all but damaged graphs."""
 
@@ -72,15 +72,19 @@ class Seen(NamedTuple):
     shapes: Mapping[str, Shape]
     """Shapes of all computed tensors."""
     values: Mapping[str, Array]
-    """Values of those that were asked for."""
+    """Values of the tensors that were requested."""
 
 
 class Runner(Protocol):
     """Runs graphs and returns their inner tensors."""
 
-    def trace(self, model: OnnxModel, feed: Feed, wanted: Collection[str]) -> Seen: ...
+    def trace(self, model: OnnxModel, feed: Feed, wanted: Collection[str]) -> Seen:
+        """Run *model*; return the shapes of all inner tensors, and the values of the tensors *wanted*."""
+        ...
 
-    def compute(self, model: OnnxModel, feed: Feed) -> Sequence[Array]: ...
+    def compute(self, model: OnnxModel, feed: Feed) -> Sequence[Array]:
+        """Run *model*; return its outputs in order."""
+        ...
 
 
 class Verdict(NamedTuple):
@@ -89,7 +93,7 @@ class Verdict(NamedTuple):
     mixing: str | None
     """Why rows are not independent, such as the first operator that mixes them; None: they are."""
     by_size: bool = False
-    """Whether the proof may fail for other batch sizes: numbers moved samples to other places, or a body was run."""
+    """Whether the proof may fail for other batch sizes: computed indices moved samples, or control flow was run."""
 
 
 class _Refused(Exception):
@@ -119,29 +123,32 @@ def _follow_run(model: OnnxModel, feed: Feed, runner: Runner, tasks: Sequence[Ta
     """
     # Owner 0 is "no sample". The samples of each task are numbered in a range of their own.
     largest_batch = max(len(values) for values in feed.values())
-    first = {
+    first_owner = {
         name: 1 + number * largest_batch
         for number, task in enumerate(tasks)
         for name in (*task.inputs.values(), *task.outputs.values())
     }
-    owners = {name: numbered(first.get(name, 1), len(values), values.ndim) for name, values in feed.items()}
+    owners = {name: numbered(first_owner.get(name, 1), len(values), values.ndim) for name, values in feed.items()}
     run = _Run(model, runner, feed, dict(owners))
     for spec, owners_out in zip(model.graph.output, run.follow(), strict=True):
         if owners_out is not None and not _is_in_sample_order(
-            owners_out, run.shape(spec.name), first.get(spec.name, 1)
+            owners_out, run.shape(spec.name), first_owner.get(spec.name, 1)
         ):
             raise _Refused(f"output {spec.name!r} has no row for each sample")
     return run
 
 
-def _is_in_sample_order(owners: Owners, shape: Shape | None, first: int) -> bool:
-    """Whether each row of an output belongs to the sample of the same index, or to none; *first*: the first owner."""
+def _is_in_sample_order(owners: Owners, shape: Shape | None, first_owner: int) -> bool:
+    """Whether each row of an output belongs to the sample of the same index, or to none.
+
+    first_owner: the owner of row 0.
+    """
     try:
         rows = collapsed(owners, range(1, owners.ndim)).ravel()
     except Mixed:
         return False
     rows = np.broadcast_to(rows, shape[:1] if shape else ())
-    return bool(np.all((rows == 0) | (rows == np.arange(first, first + len(rows)))))
+    return bool(np.all((rows == 0) | (rows == np.arange(first_owner, first_owner + len(rows)))))
 
 
 @dataclass(slots=True)
@@ -152,11 +159,13 @@ class _Run:
     runner: Runner
     feed: Feed
     owners: dict[str, Owners]
+    """Tensor -> owners of its elements; a tensor without an entry depends on no sample."""
     branches: list[bool] = field(default_factory=list)
     """The branch that each If took."""
     varying: set[str] = field(default_factory=set)
     """In the body of a loop: tensors without owners whose values change from iteration to iteration."""
     by_size: bool = False
+    """As in ``Verdict``."""
     weights: Mapping[str, OnnxTensor] = field(init=False)
     seen: Seen = field(init=False)
 
@@ -188,8 +197,8 @@ class _Run:
         try:
             results = self._owners_of_outputs(node, input_owners)
         except Mixed as mixed:
-            what = str(mixed) or "computes with several rows at once"
-            raise _Refused(f"{node.op_type} {node.name!r} {what}") from mixed
+            reason = str(mixed) or "computes with several rows at once"
+            raise _Refused(f"{node.op_type} {node.name!r} {reason}") from mixed
         named = zip(filter(None, node.output), results, strict=True)
         owners = {name: result for name, result in named if result is not None}
         self.owners |= owners
@@ -198,8 +207,10 @@ class _Run:
     def _owners_of_outputs(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of each output of a node, from the owners of its inputs; ``Mixed`` if rows are mixed."""
         # A function of the file may have the name of an operator in the table and compute anything else.
-        own = any((function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions)
-        if node.domain not in KNOWN_DOMAINS or own:
+        is_function_of_file = any(
+            (function.domain, function.name) == (node.domain, node.op_type) for function in self.model.functions
+        )
+        if node.domain not in KNOWN_DOMAINS or is_function_of_file:
             raise Mixed("is not known to keep rows apart")
         if self.varying.intersection(node.input) and find(qualified(node)).rows is not elementwise:
             raise Mixed("takes what changes from turn to turn")
@@ -213,8 +224,8 @@ class _Run:
             find(qualified(node)).rows,
             RowCase(
                 node, version, input_owners, shapes, shapes_out,
-                value=lambda place: self._value(node.input[place]),
-                compute=lambda plain, fed: self._compute_variant(node, plain, fed),
+                value=lambda position: self._value(node.input[position]),
+                compute=lambda variant, replaced: self._compute_variant(node, variant, replaced),
             ),
         )  # fmt: skip
 
@@ -227,21 +238,21 @@ class _Run:
             raise Mixed("is not known to keep rows apart")
         return to_array(self.weights[name])
 
-    def _compute_variant(self, node: OnnxNode, plain: OnnxNode, fed: Mapping[int, Array]) -> Sequence[Array]:
-        """Run *plain*, a variant of *node*, and return its outputs.
+    def _compute_variant(self, node: OnnxNode, variant: OnnxNode, replaced: Mapping[int, Array]) -> Sequence[Array]:
+        """Run *variant*, a variant of *node*, and return its outputs.
 
-        fed: input position -> values; the other inputs have the values of the traced run.
+        replaced: input position -> values; the other inputs have the values of the traced run.
         """
-        single = copied(plain)
-        fill(single.input, [f"in{place}" if name else "" for place, name in enumerate(plain.input)])
-        inputs = [declared(f"in{place}", ElementType.FLOAT, owners.shape) for place, owners in fed.items()]
-        others = [place for place, name in enumerate(plain.input) if name and place not in fed]
-        constant_inputs = [to_tensor(self._value(node.input[place]), f"in{place}") for place in others]
+        single = copied(variant)
+        fill(single.input, [f"in{position}" if name else "" for position, name in enumerate(variant.input)])
+        inputs = [declared(f"in{position}", ElementType.FLOAT, owners.shape) for position, owners in replaced.items()]
+        others = [position for position, name in enumerate(variant.input) if name and position not in replaced]
+        constant_inputs = [to_tensor(self._value(node.input[position]), f"in{position}") for position in others]
         outputs = [declared(name) for name in single.output if name]
         model = make_model(
             [single], "one", inputs, outputs, constant_inputs, like=self.model, ir_version=self._ir_version
         )
-        return self.runner.compute(model, {f"in{place}": owners for place, owners in fed.items()})
+        return self.runner.compute(model, {f"in{position}": owners for position, owners in replaced.items()})
 
     @property
     def _ir_version(self) -> int:
@@ -262,60 +273,64 @@ class _Run:
         if any(owner is not None for owner in input_owners[:2]):
             raise Mixed
         inner = body(node, "body")
-        given = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
-        states, stacked = self._follow_turns(inner, node.input[2:], input_owners[2:], given, {}, skipped=1)
+        # The first inputs of the body are the number of the iteration and the condition.
+        fixed_inputs = {inner.input[0].name: np.array(0), inner.input[1].name: np.array(True)}
+        states, stacked = self._follow_iterations(inner, node.input[2:], input_owners[2:], fixed_inputs, {}, skipped=1)
+        # Outputs that are stacked have the iterations as their first axis.
         return [*states, *(None if owners is None else owners[np.newaxis] for owners in stacked)]
 
     def _follow_scan(self, node: OnnxNode, input_owners: Sequence[Owners | None]) -> Sequence[Owners | None]:
         """The owners of a Scan's outputs; the scanned axes must not be the axes of samples."""
         attributes, inner = Attributes(node), body(node, "body")
-        count = len(node.input) - attributes.integer("num_scan_inputs", 1)
-        axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - count))
-        given: dict[str, Array] = {}
+        state_count = len(node.input) - attributes.integer("num_scan_inputs", 1)
+        axes = attributes.integers("scan_input_axes", (0,) * (len(node.input) - state_count))
+        fixed_inputs: dict[str, Array] = {}
         owners: dict[str, Owners] = {}
         for spec, name, owner, axis in zip(
-            inner.input[count:], node.input[count:], input_owners[count:], axes, strict=True
+            inner.input[state_count:], node.input[state_count:], input_owners[state_count:], axes, strict=True
         ):
             # The first slice stands for all slices; ``collapsed`` joins the owners of all of them.
-            given[spec.name] = np.asarray(self._value(name).take(0, axis))
+            fixed_inputs[spec.name] = np.asarray(self._value(name).take(0, axis))
             if owner is not None:
                 owners[spec.name] = np.squeeze(collapsed(owner, [axis]), axis)
-        states, results = self._follow_turns(inner, node.input[:count], input_owners[:count], given, owners, skipped=0)
-        ends = attributes.integers("scan_output_axes", (0,) * len(results))
-        moved_back = zip(results, ends, strict=True)
+        states, results = self._follow_iterations(
+            inner, node.input[:state_count], input_owners[:state_count], fixed_inputs, owners, skipped=0
+        )
+        output_axes = attributes.integers("scan_output_axes", (0,) * len(results))
+        moved_back = zip(results, output_axes, strict=True)
         return [*states, *(None if owner is None else np.expand_dims(owner, axis) for owner, axis in moved_back)]
 
-    def _follow_turns(
+    def _follow_iterations(
         self,
         graph: OnnxGraph,
         names: Sequence[str],
         state_owners: Sequence[Owners | None],
-        given: Feed,
+        fixed_inputs: Feed,
         owners: Mapping[str, Owners],
         *,
         skipped: int,
     ) -> tuple[list[Owners | None], list[Owners | None]]:
         """The owners of a loop's states and of its other outputs, after any number of iterations.
 
-        graph: the body. names, state_owners: the initial values of the states and their owners. given, owners: the
-        other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
+        graph: the body. names, state_owners: the initial values of the states and their owners. fixed_inputs, owners:
+        the other inputs of the body and their owners. The first *skipped* outputs must depend on no sample.
         """
-        inner = [value.name for value in graph.input if value.name not in given]
-        feed = {**given, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
+        inner = [value.name for value in graph.input if value.name not in fixed_inputs]
+        feed = {**fixed_inputs, **{state: self._value(name) for state, name in zip(inner, names, strict=True)}}
         states = list(state_owners)
         # A fixed point: a state that gets an owner in one iteration may pass it to another state in the next.
-        for _ in range(_MAX_TURNS):
-            known = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
-            run = self._body_run(graph, feed, {**owners, **known})
+        for _ in range(_MAX_ITERATIONS):
+            known_owners = {state: owners for state, owners in zip(inner, states, strict=True) if owners is not None}
+            run = self._body_run(graph, feed, {**owners, **known_owners})
             results = run.follow()
             shapes_after = [run.shape(value.name) for value in graph.output[skipped : skipped + len(states)]]
             shapes_before = [feed[state].shape for state in inner]
             if any(owner is not None for owner in results[:skipped]) or shapes_after != shapes_before:
                 raise Mixed
-            after = [joined(*pair) for pair in zip(states, results[skipped:], strict=False)]
-            if all(_same_owners(*pair) for pair in zip(states, after, strict=True)):
+            states_after = [joined(*pair) for pair in zip(states, results[skipped:], strict=False)]
+            if all(_same_owners(*pair) for pair in zip(states, states_after, strict=True)):
                 return states, results[skipped + len(states) :]
-            states = after
+            states = states_after
         raise Mixed
 
     def _body_run(self, graph: OnnxGraph, feed: Feed, owners: Mapping[str, Owners]) -> _Run:
@@ -323,39 +338,40 @@ class _Run:
 
         feed, owners: the body's own inputs, and the owners of those that depend on samples.
         """
-        free = sorted(captured(graph))
-        outer = [name for name in free if name not in self.weights]
+        captured_names = sorted(captured(graph))
+        outer = [name for name in captured_names if name not in self.weights]
         body_inputs = {**{name: self._value(name) for name in outer}, **feed}
-        known = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
-        weights = [*graph.initializer, *(self.weights[name] for name in free if name in self.weights)]
+        known_owners = {**{name: self.owners[name] for name in outer if name in self.owners}, **owners}
+        weights = [*graph.initializer, *(self.weights[name] for name in captured_names if name in self.weights)]
         inputs = [declared_like(name, values) for name, values in body_inputs.items()]
         inner = make_model(
             graph.node, graph.name, inputs, graph.output, weights, like=self.model, ir_version=self._ir_version
         )
-        varying = {name for name in body_inputs if name not in known and (name in feed or name in self.varying)}
-        run = _Run(inner, self.runner, body_inputs, known, self.branches, varying)
+        varying = {name for name in body_inputs if name not in known_owners and (name in feed or name in self.varying)}
+        run = _Run(inner, self.runner, body_inputs, known_owners, self.branches, varying)
         self.by_size = True
         return run
 
 
 def _depends_on_size(node: OnnxNode, input_owners: Sequence[Owners | None], results: Iterable[Owners]) -> bool:
-    """Whether a node moved samples to other places by numbers, or may do so in batches of other sizes."""
+    """Whether a node moved samples by computed indices, or (Reshape) may do so in batches of other sizes."""
     if node.op_type == "Reshape":
         return True
     rule = find(qualified(node)).rows
     if rule is None or not rule.by_numbers or input_owners[0] is None:
         return False
+    # Squeezed, because only the order of the samples counts, and not axes of size 1.
     return any(not np.array_equal(np.squeeze(input_owners[0]), np.squeeze(owners)) for owners in results)
 
 
-def _same_owners(one: Owners | None, other: Owners | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return np.array_equal(one, other)
+def _same_owners(first: Owners | None, second: Owners | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return np.array_equal(first, second)
 
 
 def _names_of_read_values(graph: OnnxGraph) -> set[str]:
-    """Names of the tensors whose values the row rules read."""
+    """Names of the tensors whose values, and not only their owners, the row rules read."""
     names = set[str]()
     for node in graph.node:
         rule = find(qualified(node)).rows

@@ -50,10 +50,10 @@ def _generate(rng: np.random.Generator, datatype: str, shape: tuple[int, ...]) -
     kind = DATATYPES[datatype]
     if datatype.startswith("FP"):
         return rng.standard_normal(shape).astype(kind)
-    whole = rng.integers(0, 2, shape)
+    numbers = rng.integers(0, 2, shape)
     if datatype == "BYTES":
-        return np.array([str(number) for number in whole.ravel()], dtype=kind).reshape(shape)
-    return np.asarray(whole).astype(kind)
+        return np.array([str(number) for number in numbers.ravel()], dtype=kind).reshape(shape)
+    return np.asarray(numbers).astype(kind)
 
 
 def array_names(path: str | Path) -> list[str]:
@@ -106,7 +106,7 @@ def require_arrays(held: Sequence[str], inputs: Iterable[str]) -> None:
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     """Whether *shape* fits the shape *wanted* of an input, in which -1 stands for any size."""
-    return len(shape) == len(wanted) and all(want in (-1, have) for have, want in zip(shape, wanted, strict=True))
+    return len(shape) == len(wanted) and all(size in (-1, actual) for actual, size in zip(shape, wanted, strict=True))
 
 
 def count_rows(inputs: Mapping[str, Array]) -> int:

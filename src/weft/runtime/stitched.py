@@ -21,10 +21,10 @@ from weft.base.jsonfile import first_problem, printable
 from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION, Glance, metadata_value
 from weft.runtime.tensors import Array, TensorSpec
 
-_NOTHING: Mapping[str, float] = MappingProxyType({})
+_NO_PADDING: Mapping[str, float] = MappingProxyType({})
 
 _Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
-_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]
+_Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]  # names in the model -> in the graph
 
 
 class TaskSpec(BaseModel):
@@ -47,6 +47,8 @@ class TaskSpec(BaseModel):
 
 
 class _Stitched(BaseModel):
+    """The JSON under ``STITCHED_KEY``."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Annotated[int, Field(ge=STITCHED_VERSION, le=STITCHED_VERSION)]
@@ -61,13 +63,13 @@ def read_tasks(text: str) -> tuple[TaskSpec, ...]:
         tasks = _Stitched.model_validate_json(text).tasks
     except ValidationError as error:
         raise ModelError(f"its {STITCHED_KEY} cannot be read: {first_problem(error, _Stitched)}") from error
-    for what, names in (
+    for kind, names in (
         ("task", [task.name for task in tasks]),
         ("input", [name for task in tasks for name in task.inputs.values()]),
         ("output", [name for task in tasks for name in task.outputs.values()]),
     ):
         if repeated := [name for name, count in Counter(names).items() if count > 1]:
-            raise ModelError(f"its {STITCHED_KEY} names {what} {repeated[0]!r} twice; stitch it again")
+            raise ModelError(f"its {STITCHED_KEY} names {kind} {repeated[0]!r} twice; stitch it again")
     for task in tasks:
         if unknown := [name for name in task.exits if name not in task.outputs]:
             raise ModelError(f"its {STITCHED_KEY} names exit {unknown[0]!r}, no output of {task.name}; stitch it again")
@@ -85,21 +87,21 @@ def tasks_in(path: Path) -> tuple[TaskSpec, ...]:
 
 def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:
     """Raise ``ModelError`` if tasks do not fit the graph's *inputs* and *outputs*, or their rows are fixed."""
-    for what, tensors, named in (
+    for kind, tensors, named_by_tasks in (
         ("input", inputs, {name for task in tasks for name in task.inputs.values()}),
         ("output", outputs, {name for task in tasks for name in task.outputs.values()}),
     ):
         shapes = {spec.name: spec.shape for spec in tensors}
-        for name in sorted(named ^ shapes.keys()):
+        for name in sorted(named_by_tasks ^ shapes.keys()):
             problem = "is named by no task" if name in shapes else "of a task is not in the graph"
-            raise ModelError(f"{what} {name!r} {problem}; stitch it again")
+            raise ModelError(f"{kind} {name!r} {problem}; stitch it again")
         for name, shape in shapes.items():
             if shape[:1] != (-1,):
                 raise ModelError(
-                    f"{what} {name!r} is stitched with a fixed number of rows, {shape}; stitch it with --dynamic, so "
+                    f"{kind} {name!r} is stitched with a fixed number of rows, {shape}; stitch it with --dynamic, so "
                     "that requests of any of its models can run together"
                 )
-            if what == "input" and -1 in shape[1:] and not any(task.length for task in tasks):
+            if kind == "input" and -1 in shape[1:] and not any(task.length for task in tasks):
                 raise ModelError(f"input {name!r} is {shape}; in a stitched model only the rows may be free")
 
 
@@ -119,7 +121,7 @@ def fills(tasks: Sequence[TaskSpec]) -> dict[str, float]:
 
 
 def mixed(
-    samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array], fill: Mapping[str, float] = _NOTHING
+    samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array], fill: Mapping[str, float] = _NO_PADDING
 ) -> dict[str, Any]:
     """Join samples, each of which has the inputs of its own task only, into one batch of the whole model.
 
@@ -143,7 +145,7 @@ def _pad_arrays(arrays: Sequence[Array], number: float) -> Sequence[Array]:
     largest = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
     padded = []
     for array in arrays:
-        whole = np.full((len(array), *largest), number, array.dtype)
-        whole[tuple(slice(size) for size in array.shape)] = array
-        padded.append(whole)
+        enlarged = np.full((len(array), *largest), number, array.dtype)
+        enlarged[tuple(slice(size) for size in array.shape)] = array
+        padded.append(enlarged)
     return padded

@@ -51,7 +51,7 @@ class Turns:
 
     def faster_than(self, other: Turns) -> bool:
         """Whether the runs were faster than those of *other*, by enough and in enough rounds to exclude chance."""
-        won = sum(mine < theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True))
+        won = sum(own_s < other_s for own_s, other_s in zip(self.seconds, other.seconds, strict=True))
         enough = self.median_s * (1 + LEAST_GAIN) <= other.median_s
         return enough and won >= WON * len(self.seconds)
 
@@ -130,5 +130,5 @@ def clock_for(threads: int) -> Clock:
 
     For one thread its processor time, which other load does not disturb, if that clock is fine enough; else wall time.
     """
-    fine = time.get_clock_info("thread_time").resolution <= 1e-6
-    return time.thread_time if threads == 1 and fine else time.perf_counter
+    is_fine = time.get_clock_info("thread_time").resolution <= 1e-6
+    return time.thread_time if threads == 1 and is_fine else time.perf_counter

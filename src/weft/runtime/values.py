@@ -1,7 +1,7 @@
 """Nodes of a graph whose time depends on the values of its inputs, and not only on their shapes.
 
 The time of a node is known from earlier runs if it follows from the shapes of the inputs: requests of the same shapes
-cost the same. It does not if a number in a request decides how often a loop turns or how large a tensor becomes; such a
+cost the same. It does not if a number in a request decides how often a loop runs or how large a tensor becomes; such a
 node is *unsteady*, and so are all that read its outputs. Weights and shapes of ordinary tensors do not count as values.
 
 Denormal numbers are ignored here, although some processors take a hundred times as long for them: expected times are
@@ -21,12 +21,12 @@ _CONTROL = frozenset({"If", "Loop"})
 
 
 class Fact(NamedTuple):
-    """What of a tensor depends on the values of the graph's inputs."""
+    """Whether a tensor depends on the values of the graph's inputs, and not only on their shapes."""
 
     valued: bool = False
-    """Whether its values do."""
+    """Whether the tensor's values do."""
     loose: bool = False
-    """Whether its shape does."""
+    """Whether the tensor's shape does."""
 
 
 FIXED = Fact()
@@ -75,8 +75,8 @@ class Follower:
             return Fact(valued=True, loose=True)
         if node.op_type in ("Shape", "Size"):  # a shape depends on values only where it is loose
             return Fact(valued=input_facts[0].loose)
-        sizing = (input_facts[place] for place in find(qualified(node)).sized_by if place < len(input_facts))
-        loose = any(fact.loose for fact in input_facts) or any(fact.valued for fact in sizing)
+        size_facts = (input_facts[index] for index in find(qualified(node)).sized_by if index < len(input_facts))
+        loose = any(fact.loose for fact in input_facts) or any(fact.valued for fact in size_facts)
         loose = loose or any(self._unsteady_inside(body, loose, facts) for body in bodies(node))
         return Fact(valued=loose or any(fact.valued for fact in input_facts) or bool(bodies(node)), loose=loose)
 

@@ -232,7 +232,7 @@ def test_who_would_write_to_a_region_meets_a_worker_that_is_being_started_as_eve
 
 def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:
     worker = model.group.worker_for(model.number)
-    line = worker._lane(lane)
+    line = worker._lane_line(lane)
     sent = line.line.send
 
     def losing(head: Any, pieces: Any = (), files: Any = (), *, wait: bool) -> None:
@@ -313,7 +313,7 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     worker._freed.append(7)  # while something else was under way
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     assert isinstance(heard[1].end().error, WorkerDied) and kept
-    worker._flush()
+    worker._send_freed()
     assert 7 in [number for _, freed in told for number in freed]
     assert lane.close(PATIENCE_S)
 

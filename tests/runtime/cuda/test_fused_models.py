@@ -165,7 +165,7 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
     assert len(tuned) == 2, "one and two rows"
     again = opened(file, CUT, tmp_path, learn=False)
     assert len(tuned) == 2
-    layers = again._sessions[0]._round.module.fused_layers
+    layers = again._device_segments[0]._round.module.fused_layers
     assert [layer.shape.warps for layer in layers] == list(range(1, len(layers) + 1))
     assert layers[0].shape.flat is True
 

@@ -431,7 +431,7 @@ def test_answers_that_a_model_cannot_give_are_the_end_of_who_sent_them(
 ) -> None:
     one = backend(made)
     model, lane = opened(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
-    model._kinds = {"z": np.dtype(np.float32)}
+    model._output_types = {"z": np.dtype(np.float32)}
     error = run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error
     assert isinstance(error, WorkerDied) and "answers ['y'] where ['z'] were due" in str(error)
 
@@ -575,7 +575,7 @@ def test_a_model_that_is_closed_while_a_spare_opens_it_stays_in_no_worker(
 ) -> None:
     one, path = backend(made, spare=True), loop_model(tmp_path / "turning.onnx")
     with monkeypatch.context() as patch:
-        patch.setattr(WorkerGroup, "_keep", lambda _: None)
+        patch.setattr(WorkerGroup, "_start_keeper", lambda _: None)
         first, second = whole(one, path), whole(one, path)
     call, closed = WorkerProcess.call, threading.Event()
 
@@ -587,7 +587,7 @@ def test_a_model_that_is_closed_while_a_spare_opens_it_stays_in_no_worker(
         return found
 
     monkeypatch.setattr(WorkerProcess, "call", closing)
-    first.group._keep()
+    first.group._start_keeper()
     assert closed.wait(live.PATIENCE_S)
     spare = spare_of(first.group)
     assert spare.opened == {first.number} and spare.call("held")[0] == 1
@@ -598,7 +598,7 @@ def test_nothing_is_left_when_a_backend_is_closed_while_a_spare_is_made(
 ) -> None:
     one, path, reached = backend(made, spare=True), live.mlp(tmp_path / "mlp.onnx"), threading.Event()
     with monkeypatch.context() as patch:
-        patch.setattr(WorkerGroup, "_keep", lambda _: None)
+        patch.setattr(WorkerGroup, "_start_keeper", lambda _: None)
         model = whole(one, path)
     call, pids = WorkerProcess.call, [pid(model.group)]
 
@@ -610,7 +610,7 @@ def test_nothing_is_left_when_a_backend_is_closed_while_a_spare_is_made(
 
     monkeypatch.setattr(WorkerProcess, "call", waiting)
     monkeypatch.setattr(process, "PATIENCE_S", 0.01)
-    model.group._keep()
+    model.group._start_keeper()
     assert reached.wait(live.PATIENCE_S)
     one.close()
     assert_gone(*pids)

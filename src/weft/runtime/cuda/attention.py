@@ -39,7 +39,7 @@ from weft.models.onnx_graph import (
 )
 from weft.models.onnx_import.infer import write_defaults
 
-DOMAIN = "com.microsoft"
+DOMAIN = "com.microsoft"  # of ONNX Runtime's own operators
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Orders of axes: heads before rows; the same with keys transposed; transposition alone."""
 
@@ -47,20 +47,20 @@ LAST_AXIS = 13
 """From this opset on, a softmax without an axis is over the last one."""
 
 SMALL = 64
-"""Weights of at most this many numbers may be sizes, so their values are needed to infer shapes."""
+"""Weights of at most this many numbers may be sizes, so that shape inference needs their values."""
 
 Size = int | str | None
 """Size of an axis: a number, the name of a free axis, or None if it is unknown."""
 
 
 class _Heads(NamedTuple):
-    """A tensor before its heads were split off."""
+    """A tensor (samples, rows, heads * width) from which the heads of an attention are split off."""
 
     source: str
     outer: tuple[Size, ...]
-    """Number of samples, and rows of each."""
-    heads: int
-    width: int
+    """Its sizes before the last: samples, and rows of each."""
+    heads: int  # their number
+    width: int  # columns of one head
 
     @property
     def rows(self) -> Size:
@@ -73,8 +73,8 @@ class _Match(NamedTuple):
     queries: _Heads
     keys: _Heads
     values: _Heads
-    scale: float
-    mask: str | None
+    scale: float  # factor of the scores before the softmax
+    mask: str | None  # its name
     end: OnnxNode
     """The node that joins the heads."""
 
@@ -87,7 +87,7 @@ def with_attention(path: Path, folder: Path) -> Path:
     if not fuse_attention(model):
         return path
     target = folder / "attention.onnx"
-    save(model, target, outside=model.ByteSize() > 1 << 30)
+    save(model, target, outside=model.ByteSize() > 1 << 30)  # a file of protocol buffers has at most 2 GiB
     return target
 
 
@@ -95,8 +95,8 @@ def fuse_attention(model: OnnxModel) -> int:
     """Replace every attention pattern by one operator; returns the number of replacements."""
     graph = _Graph(model)
     matches = [match for node in graph.nodes if node.op_type == "Softmax" and (match := graph.attention_at(node))]
-    kept = [(match, mask) for match in matches if (mask := graph.mask_for(match)) is not None]
-    for match, mask in kept:
+    usable = [(match, mask) for match in matches if (mask := graph.mask_for(match)) is not None]
+    for match, mask in usable:
         names = [match.queries.source, match.keys.source, match.values.source]
         fused = make_node(
             "MultiHeadAttention",
@@ -108,10 +108,10 @@ def fuse_attention(model: OnnxModel) -> int:
             scale=match.scale,
         )
         graph.replace(match.end, fused)
-    if kept:
+    if usable:
         graph.write_to(model)
         add_opset(model, DOMAIN, 1)
-    return len(kept)
+    return len(usable)
 
 
 class _Graph:
@@ -125,32 +125,34 @@ class _Graph:
         self._weights = initializers(graph)
         self._input_names = {tensor.name for tensor in graph.input}
         modern = opsets(model).get("", 1) >= LAST_AXIS
-        self._usual_axis = -1 if modern else 1
+        self._default_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
         outline = _make_outline(model)
         write_defaults(outline)
         known = inferred(outline).graph
         self._sizes, self._types = dict(_sizes(known)), dict(_types(known))
-        self._zeros: dict[tuple[str, int], str] = {}
-        self._added: list[OnnxNode] = []
+        self._repeated_masks: dict[tuple[str, int], str] = {}
+        """Mask of one row, and a number of rows -> the mask repeated to that many rows."""
+        self._mask_nodes: list[OnnxNode] = []
 
-    # Looking
+    # Matching
 
     def attention_at(self, softmax: OnnxNode) -> _Match | None:
         """Match the attention around a softmax; None if there is no attention, or a variant that is not fused."""
         product = self._only_reader(softmax, "MatMul")
-        joined = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
-        if joined is None or product is None or product.input[0] != softmax.output[0]:
+        join_heads = self._only_reader(self._only_reader(product, "Transpose", SPLIT), "Reshape")
+        if join_heads is None or product is None or product.input[0] != softmax.output[0]:
             return None
-        if _attribute(softmax, "axis", self._usual_axis) not in self._last_axes:
+        if _attribute(softmax, "axis", self._default_axis) not in self._last_axes:
             return None
         scores, mask = self._split_mask(softmax.input[0])
         scores, scale = self._split_scale(scores)
-        multiplied = self._maker_of(scores, "MatMul")
-        if multiplied is None:
+        score_product = self._maker_of(scores, "MatMul")
+        if score_product is None:
             return None
-        (left, left_scale), (right, right_scale) = (self._split_scale(name) for name in multiplied.input)
+        (left, left_scale), (right, right_scale) = (self._split_scale(name) for name in score_product.input)
         keys = self._heads(right, KEYS)
+        # Some exporters split the heads of the keys off first, and transpose them afterwards.
         if keys is None and (transposed := self._maker_of(right, "Transpose", TURNED)) is not None:
             right, inner_scale = self._split_scale(transposed.input[0])
             keys, right_scale = self._heads(right, SPLIT), right_scale * inner_scale
@@ -159,13 +161,13 @@ class _Graph:
             return None
         consistent = queries.heads == keys.heads == values.heads and queries.width == keys.width
         consistent = consistent and keys.outer == values.outer and queries.outer[0] == keys.outer[0] is not None
-        sizes = self._sizes.get(joined.output[0], ())
+        sizes = self._sizes.get(join_heads.output[0], ())
         if not consistent or len(sizes) != 3 or sizes[1:] != (queries.rows, values.heads * values.width):
             return None
         scale *= left_scale * right_scale
         if not np.isfinite(scale) or not np.float32(scale):  # to the operator, 0 means its default scale
             return None
-        return _Match(queries, keys, values, scale, mask, joined)
+        return _Match(queries, keys, values, scale, mask, join_heads)
 
     def mask_for(self, match: _Match) -> str | None:
         """The name of the mask with a row per query, as the operator takes it; empty: no mask; None: unusable mask."""
@@ -198,10 +200,10 @@ class _Graph:
 
     def _split_mask(self, name: str) -> tuple[str, str | None]:
         """Split the tensor *name* into the scores before a mask was added, and the mask (None: no mask)."""
-        added = self._maker_of(name, "Add")
-        if added is None:
+        addition = self._maker_of(name, "Add")
+        if addition is None:
             return name, None
-        first, second = added.input
+        first, second = addition.input
         return (first, second) if self._maker_of(self._split_scale(first)[0], "MatMul") else (second, first)
 
     def _split_scale(self, name: str) -> tuple[str, float]:
@@ -240,46 +242,45 @@ class _Graph:
             return None
         return _Heads(split.input[0], before[:2], count, width)
 
-    # Changing
+    # Rewriting
 
     def _repeat_mask(self, mask: str, rows: int) -> str:
-        """Repeat a mask of one row to *rows* rows; returns the name of the new tensor."""
-        if (mask, rows) not in self._zeros:
-            name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
+        """Repeat a mask of one row to *rows* rows, by an addition of zeros; returns the name of the new tensor."""
+        if (mask, rows) not in self._repeated_masks:
+            name = self._repeated_masks[mask, rows] = f"{mask}/rows{rows}"
             kind = numpy_dtype(self._types.get(mask, ElementType.FLOAT))
             zeros = to_tensor(np.zeros((1, 1, rows, 1), kind), f"{name}/zeros")
             self._weights[zeros.name] = zeros
-            self._added.append(make_node("Add", [mask, zeros.name], [name], name))
-        return self._zeros[mask, rows]
+            self._mask_nodes.append(make_node("Add", [mask, zeros.name], [name], name))
+        return self._repeated_masks[mask, rows]
 
     def replace(self, node: OnnxNode, by: OnnxNode) -> None:
         self.nodes[self.nodes.index(node)] = by
 
     def write_to(self, model: OnnxModel) -> None:
         """Write the nodes that are still needed to *model*, producers before their readers."""
-        graph, wanted, needed = model.graph, set(self._outputs), list[OnnxNode]()
-        masks = {node.output[0]: node for node in self._added}
+        graph, wanted_names, needed_nodes = model.graph, set(self._outputs), list[OnnxNode]()
+        masks = {node.output[0]: node for node in self._mask_nodes}
         for node in reversed(self.nodes):
-            if wanted.intersection(node.output):
-                needed.append(node)
-                wanted |= names_read(node)
+            if wanted_names.intersection(node.output):
+                needed_nodes.append(node)
+                wanted_names |= names_read(node)
                 for name in [source for source in node.input if source in masks]:
-                    wanted |= {*masks[name].input}
-        needed.reverse()
-        for mask in (adder for name, adder in masks.items() if name in wanted):
-            producers = [index for index, node in enumerate(needed) if mask.input[0] in node.output]
-            needed.insert(producers[0] + 1 if producers else 0, mask)
-        fill(graph.node, needed)
-        fill(
-            graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._input_names]
-        )
+                    wanted_names |= {*masks[name].input}
+        needed_nodes.reverse()
+        for mask in (adder for name, adder in masks.items() if name in wanted_names):
+            producers = [index for index, node in enumerate(needed_nodes) if mask.input[0] in node.output]
+            needed_nodes.insert(producers[0] + 1 if producers else 0, mask)
+        fill(graph.node, needed_nodes)
+        weight_names = wanted_names | self._input_names
+        fill(graph.initializer, [weight for name, weight in self._weights.items() if name in weight_names])
 
 
 def _make_outline(model: OnnxModel) -> OnnxModel:
     """The model with its large weights replaced by inputs, which is enough to infer shapes."""
     graph = model.graph
-    named = {tensor.name for tensor in graph.input}
-    large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in named]
+    input_names = {tensor.name for tensor in graph.input}
+    large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in input_names]
     small = [weight for weight in graph.initializer if prod(weight.dims) <= SMALL]
     inputs = [*graph.input, *(declared(weight.name, weight.data_type, weight.dims) for weight in large)]
     outline = make_model(graph.node, graph.name, inputs, graph.output, small, like=model)

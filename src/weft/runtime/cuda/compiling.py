@@ -50,10 +50,10 @@ def compiler() -> None:
         return
     # one row first, then the largest batch: they serve most requests
     sizes = sorted(job.rows, key=lambda rows: (rows != 1, -rows))
-    alone = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
+    single_jobs = [job.model_copy(update={"rows": (rows,)}).model_dump_json() for rows in sizes]
     with ThreadPoolExecutor(processes) as pool:
-        codes = list(pool.map(lambda size: subprocess.call(_command(folder, size)), alone))
-    sys.exit(max(codes, key=abs))
+        exit_codes = list(pool.map(lambda single: subprocess.call(_command(folder, single)), single_jobs))
+    sys.exit(max(exit_codes, key=abs))  # 0 if all succeeded
 
 
 def _command(folder: Path, job: str, processes: int = 1) -> list[str]:
@@ -90,28 +90,28 @@ def compile_model(job: CompileJob, cache: Path, limits: CompileLimits) -> Path:
     """
     check_tools(job.device)
     try:
-        place = _own(cache) / job.folder(cache).name
-        if find(place) is not None:
-            os.utime(place)  # the time of its last use, for ``_make_room``
-            return place
+        target = _private_folder(cache) / job.folder(cache).name
+        if find(target) is not None:
+            os.utime(target)  # the time of its last use, for ``_make_room``
+            return target
         folder = make_folder(".compiling-", cache)
     except OSError as error:
         raise NotCompiled(f"packages cannot be kept in {cache}: {reason_of(error)}") from error
     try:
-        reason = _run(job, folder, limits)
+        reason = _run_compiler(job, folder, limits)
         if find(folder) is None:
             raise NotCompiled(reason or "the compiler left no package")
         _clear(folder)
         _make_room(cache, _bytes_in(folder))
-        remove(place)  # if it exists, it is damaged or belongs to another user
-        folder.rename(place)
-        release(folder, now_at=place)
+        remove(target)  # if it exists, it is damaged or belongs to another user
+        folder.rename(target)
+        release(folder, now_at=target)
     except OSError as error:
         raise NotCompiled(f"packages cannot be kept in {cache}: {reason_of(error)}") from error
     finally:
         if folder.exists():
             remove(folder)
-    return place
+    return target
 
 
 def check_tools(device: str) -> None:
@@ -124,15 +124,15 @@ def check_tools(device: str) -> None:
         raise NotCompiled("triton is not installed; pip install triton")
 
 
-def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
+def _run_compiler(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
     """Run the compiler, which writes packages to *folder*; returns why it failed, or an empty text."""
     processes = limits.processes(job)
     threads = str(max(1, limits.threads // processes))
     scratch = folder / "scratch"
     scratch.mkdir(mode=0o700)
-    places = ("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    folder_variables = ("TMPDIR", "HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     environment = bare_environment(("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME"))
-    environment |= dict.fromkeys(places, str(scratch)) | {
+    environment |= dict.fromkeys(folder_variables, str(scratch)) | {
         "OMP_NUM_THREADS": threads,
         "TORCHINDUCTOR_COMPILE_THREADS": threads,
         # else ten test programs of 3 s each find the vector instructions of the processor, for code that no GPU runs
@@ -150,17 +150,17 @@ def _run(job: CompileJob, folder: Path, limits: CompileLimits) -> str:
             start_new_session=True,
         )
         try:
-            reason = _watched(process, limits)
+            reason = _await_compiler(process, limits)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all processes that it has started
             process.wait()
         log.seek(0)
-        said = log.read().decode("utf-8", "replace").strip().splitlines()
-    return reason or (said[-1] if process.returncode and said else "")
+        log_lines = log.read().decode("utf-8", "replace").strip().splitlines()
+    return reason or (log_lines[-1] if process.returncode and log_lines else "")
 
 
-def _watched(process: subprocess.Popen[bytes], limits: CompileLimits) -> str:
+def _await_compiler(process: subprocess.Popen[bytes], limits: CompileLimits) -> str:
     """Wait for a compiler; returns in words the limit that it exceeded, or an empty text when it ended by itself."""
     ends_s = time.monotonic() + limits.seconds
     while True:
@@ -178,13 +178,14 @@ def _group_bytes(group: int) -> int:
     pages = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
+            # After the name in parentheses, which may hold spaces: field 2 is the group, 21 the resident pages.
             fields = (process / "stat").read_text("ascii", "replace").rpartition(")")[2].split()
             if int(fields[2]) == group:
                 pages += int(fields[21])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def _own(cache: Path) -> Path:
+def _private_folder(cache: Path) -> Path:
     """Create the folder of all packages; PermissionError if other users may write to it."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(cache):
@@ -193,7 +194,7 @@ def _own(cache: Path) -> Path:
 
 
 def _clear(folder: Path) -> None:
-    """Remove the files that only the compiler needed."""
+    """Remove the files of a compiler's *folder* that only the compiler needed."""
     manifest = find(folder) or Manifest(inputs=(), outputs=())
     kept = {MANIFEST, WEIGHTS, LOCK, *map(manifest.folder, manifest.constants)}
     for path in folder.iterdir():
@@ -202,12 +203,13 @@ def _clear(folder: Path) -> None:
 
 
 def _make_room(cache: Path, wanted_bytes: int) -> None:
-    """Remove least recently used packages until *wanted_bytes* more fit into the limit."""
-    kept = sorted((path for path in cache.iterdir() if path.name[0] != "."), key=lambda path: path.stat().st_mtime)
-    total = wanted_bytes + sum(map(_bytes_in, kept))
-    while kept and total > MOST_BYTES:
-        total -= _bytes_in(kept[0])
-        shutil.rmtree(kept.pop(0))
+    """Remove least recently used packages until *wanted_bytes* more fit into ``MOST_BYTES``."""
+    folders = [path for path in cache.iterdir() if path.name[0] != "."]
+    folders.sort(key=lambda path: path.stat().st_mtime)
+    total = wanted_bytes + sum(map(_bytes_in, folders))
+    while folders and total > MOST_BYTES:
+        total -= _bytes_in(folders[0])
+        shutil.rmtree(folders.pop(0))
 
 
 def _bytes_in(folder: Path) -> int:

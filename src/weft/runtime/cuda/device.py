@@ -36,7 +36,7 @@ REPEATS = 5
 
 
 class Mark(Protocol):
-    """A point in the order of the work that was started."""
+    """A point in the queue of a device's work, like an event of CUDA."""
 
     def wait(self) -> None:
         """Wait until all work before the mark has ended, without holding Python's lock."""
@@ -46,7 +46,7 @@ class Mark(Protocol):
 ALIGNED_BYTES = 256
 """Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same alignment."""
 LEFT = 0xFF
-"""Byte that fills evicted memory of the twin, so that a test that reads it sees wrong numbers."""
+"""Byte that overwrites evicted memory of the twin, so that a model that still reads it gives wrong answers."""
 
 
 class BorrowedTensor(NamedTuple):
@@ -111,7 +111,7 @@ class Movable(Protocol):
 
 
 def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return aligned offsets for tensors of these sizes (bytes) one after another, and the total size."""
+    """Lay out tensors of these sizes (bytes) in one memory: their aligned offsets, and the total size."""
     offsets, end = [], 0
     for size in sizes:
         offsets.append(end)
@@ -172,11 +172,11 @@ class Device(Protocol):
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
-        """Copy between tensors of one shape, in the order of computing."""
+        """Copy between tensors of one shape, in the order of the lane's work."""
         ...
 
     def clone(self, tensor: Tensor) -> Tensor:
-        """A copy, in the order of computing."""
+        """A copy, made in the order of the lane's work."""
         ...
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
@@ -292,7 +292,7 @@ class HostDevice:
     def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
         """cuts: how the twin can be partitioned. uncut: why it has no parts."""
         self.building, self.cuts, self.uncut = threading.RLock(), cuts, uncut
-        self._here = threading.local()
+        self._here = threading.local()  # the part that a thread works for
 
     @property
     def part(self) -> int:
@@ -356,11 +356,11 @@ class HostDevice:
 
     @contextmanager
     def on(self, lane: int = 0) -> Iterator[None]:
-        before, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+        previous_part, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
         try:
             yield
         finally:
-            self._here.part = before
+            self._here.part = previous_part
 
     def finish(self) -> None:
         """Do nothing: all work has ended."""

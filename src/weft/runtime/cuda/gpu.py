@@ -111,9 +111,11 @@ class Gpu:
         # Sessions share a stream and its scratch memory, so they run one by one: in captures and in uncaptured steps.
         self.building = threading.RLock()
         self._device = torch.device("cuda", index)
-        self._inward, self._pinned = torch.cuda.Stream(), set[int]()
-        self._here = threading.local()
-        """The lane that a thread works for."""
+        self._inward = torch.cuda.Stream()
+        """The stream for copies of inputs, of all lanes."""
+        self._pinned = set[int]()
+        """Addresses of registered host buffers."""
+        self._here = threading.local()  # the streams and the part of the lane that a thread works for
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
         """Empty until the GPU is partitioned; then one entry: sizes of the parts, the parts, and why there are none.
@@ -123,20 +125,20 @@ class Gpu:
         self._create_session_stream(torch.cuda.Stream())
 
     def _create_session_stream(self, sessions: Any, part: Part | None = None) -> None:
-        """Take *sessions* as the stream on which sessions run, and create scratch memory for it.
+        """Run sessions on the stream *sessions* from now on, and create scratch memory for it.
 
         part: the part that the stream belongs to; None: the whole GPU.
         """
-        self._sessions, self._stays_on = sessions, part
+        self._sessions, self._session_part = sessions, part
         self._owned: dict[int, Gpu] = {}
         """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
         """Scratch memory of graphs that are replayed one at a time, so that all of them can use the same memory."""
-        self._first = torch.cuda.CUDAGraph()  # a graph that uses the memory, so that torch keeps it
+        self._pool_user = torch.cuda.CUDAGraph()  # torch keeps the pool as long as a graph uses it
         with self.building, torch.cuda.stream(sessions):
-            self._first.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+            self._pool_user.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             torch.zeros(1, device=self._device)
-            self._first.capture_end()
+            self._pool_user.capture_end()
 
     # Shares
 
@@ -165,21 +167,21 @@ class Gpu:
         try:
             with torch.cuda.device(self.index):
                 self.memory()  # any call gives this thread a context, which the driver needs
-                both = [cut(self.index, round(sms * part)) for part in CUT_AT]
-            cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both))
+                partitions = [cut(self.index, round(sms * share)) for share in CUT_AT]
+            cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in partitions))
         except (NoPartitions, ValueError) as error:
             return GpuCuts(sms=sms), [], str(error).splitlines()[0]
-        return cuts, [part for small, large in both for part in (large, small)], ""
+        return cuts, [part for small, large in partitions for part in (large, small)], ""
 
     def own(self, part: int = 0) -> Gpu:
         """A view with a session stream and scratch memory of its own; views of parts are created once."""
         if part in self._owned:
             return self._owned[part]
         self.memory()  # any call gives this thread a context, which the driver needs
-        stays_on = self._cut_once()[1][part - 1] if part else None
-        handle = another_stream(stays_on) if stays_on else _new_stream()
-        owned = copy(self)
-        owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
+        session_part = self._cut_once()[1][part - 1] if part else None
+        handle = another_stream(session_part) if session_part else _new_stream()
+        owned = copy(self)  # shares the lanes, the partition and the registered buffers
+        owned._create_session_stream(torch.cuda.ExternalStream(handle, device=self._device), session_part)
         if part:
             self._owned[part] = owned
         return owned
@@ -188,11 +190,11 @@ class Gpu:
         """The streams of a lane, created when they are first used."""
         with self.building:
             if lane not in self._lanes:
-                self._lanes[lane] = _LaneStreams(self._new_lane(lane), torch.cuda.Stream())
+                self._lanes[lane] = _LaneStreams(self._new_compute_stream(lane), torch.cuda.Stream())
             return self._lanes[lane]
 
-    def _new_lane(self, lane: int) -> Any:
-        """Create the compute stream of a lane; the last plain stream of a shared GPU has high priority."""
+    def _new_compute_stream(self, lane: int) -> Any:
+        """Create the compute stream of a lane; of the plain streams of a shared GPU, the last has high priority."""
         return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
 
     # Sessions and memory
@@ -201,7 +203,7 @@ class Gpu:
         options = {
             "device_id": self.index,
             "user_compute_stream": str(self._sessions.cuda_stream),
-            "use_tf32": 0,
+            "use_tf32": 0,  # TF32 rounds factors to 10 bits
             "prefer_nhwc": int(channels_last),
             "arena_extend_strategy": "kSameAsRequested",
             "cudnn_conv_algo_search": "HEURISTIC",
@@ -228,7 +230,7 @@ class Gpu:
         return tensor.clone()
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        for tensor, _, _ in sources:
+        for tensor, _, _ in sources:  # they may have been made on another lane
             tensor.record_stream(torch.cuda.current_stream())
         picked = [source[:count] if rows is None else source[list(rows)] for source, rows, count in sources]
         return torch.cat(picked)
@@ -280,6 +282,7 @@ class Gpu:
                 run()
             self._sessions.synchronize()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
+            # Relaxed: other threads may allocate memory during the capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 run()
@@ -288,7 +291,7 @@ class Gpu:
             check_replayable(graph.raw_cuda_graph())
             graph.instantiate()
             self._sessions.synchronize()
-        return _Replay(graph, self._stays_on, self._device)
+        return _Replay(graph, self._session_part, self._device)
 
     def kernels(self, captured: Callable[[], None]) -> int:
         return captured.kernels if isinstance(captured, _Replay) else 1
@@ -305,7 +308,7 @@ class Gpu:
     @contextmanager
     def on(self, lane: int = 0) -> Iterator[None]:
         """Make the streams of a lane the calling thread's, as a context."""
-        before = getattr(self._here, "streams", None), self.part
+        previous = getattr(self._here, "streams", None), self.part
         with torch.cuda.device(self.index):
             streams = self._streams(lane)
             self._here.streams, self._here.part = streams, self._part_of(lane)
@@ -313,7 +316,7 @@ class Gpu:
                 with torch.cuda.stream(streams.compute), torch.inference_mode():
                     yield
             finally:
-                self._here.streams, self._here.part = before
+                self._here.streams, self._here.part = previous
 
     def _part_of(self, lane: int) -> int:
         """The part of a lane; the first lane is the whole GPU and needs no partition."""
@@ -354,7 +357,7 @@ class Gpu:
     def bandwidth(self) -> float:
         source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self._device)
         target = torch.empty_like(source)
-        self.timed(lambda: target.copy_(source))
+        self.timed(lambda: target.copy_(source))  # a warm-up
         return 2 * _COPIED_BYTES / self.timed(lambda: target.copy_(source))
 
 

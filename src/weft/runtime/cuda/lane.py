@@ -19,7 +19,7 @@ class Launched(NamedTuple):
     """A step that was started on the device."""
 
     outputs: Sequence[StepOutput]
-    computed: Mark
+    computed: Mark  # reached when the work of the step has ended
     answered: Mark
     """Reached when the arrays of answers are complete."""
     onward: bool
@@ -56,16 +56,16 @@ class DeviceRun(NamedTuple):
 class _Flight(NamedTuple):
     """A started step whose end has not been reported."""
 
-    began: int
+    began: int  # when it was started, in ns; work on the device may begin later
     launched: Launched | None
     error: Exception | None
     ended: Ended
-    before: Mark | None
+    awaited_first: Mark | None
     """Awaited first: the return of the step's model after an eviction, or the remaining work of a failed step."""
 
 
 class CudaLane:
-    """Starts steps on a device, on the calling thread."""
+    """A lane of a device: starts steps in order on the calling thread, reports their ends on its own thread."""
 
     ahead, apart, able = DEVICE_AHEAD, True, True
 
@@ -81,9 +81,9 @@ class CudaLane:
         """lost: called with an error that the device cannot recover from. share: number of the device's share, or 0."""
         self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
-        self._last = 0
-        self._returned: Mark | None = None
-        self._threads = threading.local()
+        self._last_end = 0  # of the last step, on the lane's clock in ns
+        self._returned: Mark | None = None  # reached when the model of the next step is back in memory
+        self._threads = threading.local()  # the device context that a thread has entered
         self._flights: SimpleQueue[_Flight | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._report_ends, name=f"device-lane-{index}", daemon=True)
         self.thread.start()
@@ -91,21 +91,21 @@ class CudaLane:
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
         """Start a step; its end is reported on the lane's own thread."""
         began, launched, error = self._now(), None, None
-        before, self._returned = self._returned, None
+        awaited_first, self._returned = self._returned, None
         try:
             self._bind_thread()
             launched = model.launch(step)
         except Exception as problem:  # fails this step only; the lane goes on
             error = problem
-            before = self._device.mark()
-        self._flights.put(_Flight(began, launched, error, ended, before))
+            awaited_first = self._device.mark()
+        self._flights.put(_Flight(began, launched, error, ended, awaited_first))
         return DeviceRun(launched.outputs if launched and launched.onward else None, error)
 
     def _bind_thread(self) -> None:
         """Bind the calling thread to the lane once: entering and leaving its stream takes as long as a step."""
-        if not hasattr(self._threads, "settled"):
-            self._threads.settled = self._device.on(self._share)
-            self._threads.settled.__enter__()
+        if not hasattr(self._threads, "context"):
+            self._threads.context = self._device.on(self._share)
+            self._threads.context.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
         """Evict the models *leaving*, none of whose steps runs, and bring back *coming* before the next step."""
@@ -140,19 +140,19 @@ class CudaLane:
                 flight.ended(end)
             except Exception:
                 log.exception("the end of a step could not be told")
-            del flight, end
+            del flight, end  # an idle lane must not keep values alive
 
     def _await_end(self, flight: _Flight) -> StepEnd:
         """Wait for the end of a step; it began when the step before it had ended."""
-        launched, began = flight.launched, max(flight.began, self._last)
+        launched, began = flight.launched, max(flight.began, self._last_end)
         try:
-            if flight.before is not None:
-                flight.before.wait()
+            if flight.awaited_first is not None:
+                flight.awaited_first.wait()
                 began = max(began, self._now())
             if launched is None:
                 return StepEnd(flight.began, max(flight.began, self._now()), error=flight.error)
             launched.computed.wait()
-            self._last = ended = max(began, self._now())
+            self._last_end = ended = max(began, self._now())
             launched.answered.wait()
         except Exception as error:  # such as an illegal address: the device cannot run anything any more
             self._lost(error)

@@ -30,7 +30,7 @@ def captured_on_parts(device: Device, rung: Rung) -> str:
 
 
 def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
-    """Measure a captured batch size on all parts.
+    """Measure a captured batch size on all parts: its speed relative to the whole device, and its time per kernel.
 
     *bandwidth*: of the device's memory, in bytes per second. The share of it that the model uses is estimated from the
     bytes of its weights and cuts.
@@ -41,9 +41,9 @@ def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> 
     for part, sms in zip(rung.parts, device.cuts.parts, strict=False):
         part_s = max(1e-9, sum(rung.timed(segment, part) for segment in segments))
         speeds[sms] = min(MOST_SPEED, max(LEAST_SPEED, whole_s / part_s))
-    moved = weight_bytes + 2 * rung.memory.byte_size
+    moved_bytes = weight_bytes + 2 * rung.memory.byte_size  # what crosses cuts is written and read
     kernel_us = max(0.1, whole_s * 1e6 / rung.kernels)
-    return GpuLikeness(speeds=speeds, kernel_us=min(1e6, kernel_us), memory=min(1.0, moved / whole_s / bandwidth))
+    return GpuLikeness(speeds=speeds, kernel_us=min(1e6, kernel_us), memory=min(1.0, moved_bytes / whole_s / bandwidth))
 
 
 class PartsBudget:

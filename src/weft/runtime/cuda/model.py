@@ -1,4 +1,4 @@
-"""A model on a device: picks the rung of each batch, manages its memory, and returns answers."""
+"""A model on a device: picks the rung (captured batch size) of each batch, manages memory, and returns answers."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class DeviceModel(BlueprintModel):
         rungs: Sequence[Rung],
     ) -> None:
         super().__init__(blueprint)
-        self._device, self._sessions, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
+        self._device, self._device_segments, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
         # Held while memory is evicted, brought back or freed, so that none of these happens half-way through another.
-        self._moving, self._in_memory = threading.Lock(), True
-        self._live = live_after(blueprint)
+        self._memory_lock, self._in_memory = threading.Lock(), True
+        self._live_names = live_after(blueprint)  # of the values that are needed after each segment
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device; *here* has no effect."""
@@ -73,14 +73,14 @@ class DeviceModel(BlueprintModel):
 
     def close(self) -> None:
         """Free the model's memory; no step of it may be running."""
-        with self._moving:
+        with self._memory_lock:
             memories = self._memories()
-            self._rungs, self._sessions, self._weights = [], [], DeviceWeights(self._device)
+            self._rungs, self._device_segments, self._weights = [], [], DeviceWeights(self._device)
             gc.collect()
             for memory in memories:
                 memory.close()
 
-    # Coming and going
+    # Eviction
 
     def rest(self) -> None:
         """Evict the model, and measure how long it takes to bring it back; updates ``residency``."""
@@ -97,7 +97,7 @@ class DeviceModel(BlueprintModel):
 
     def leave(self) -> None:
         """Evict the weights and the memory of the rungs; no step of the model may be running."""
-        with self._moving:
+        with self._memory_lock:
             self._evict()
 
     def _evict(self) -> None:
@@ -107,7 +107,7 @@ class DeviceModel(BlueprintModel):
 
     def come_back(self) -> None:
         """Bring all memory back before work that starts later; if that fails, all memory is evicted again."""
-        with self._moving:
+        with self._memory_lock:
             try:
                 for memory in self._memories():
                     memory.come_back()
@@ -129,13 +129,13 @@ class DeviceModel(BlueprintModel):
         if not self._in_memory:
             raise MemoryError("the model is not in the device's memory")
         # Batches that cannot be joined at this cut are computed one after another.
-        together = step.segment == 0 or self.batching.mergeable
-        groups = [list(step.parts)] if together else [[part] for part in step.parts]
+        is_joined = step.segment == 0 or self.batching.mergeable
+        groups = [list(step.parts)] if is_joined else [[part] for part in step.parts]
         outputs = [self._advance(step.segment, group) for group in groups]
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
-        ends = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
-        return Launched(outputs, computed, answered, not ends)
+        has_answers = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
+        return Launched(outputs, computed, answered, not has_answers)
 
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Start a segment on *parts*, which are computed as one batch."""
@@ -188,46 +188,47 @@ class DeviceModel(BlueprintModel):
 
     def _gather(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
         """The values of all samples that continue as one batch; inputs of the segment are in the memory of its rung."""
-        wanted = self._sessions[segment].spec.inputs
+        read_names = self._device_segments[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
-            for name in wanted:
+            for name in read_names:
                 if values.tensors[name] is not values.rung.tensors[name]:
                     self._copy_to_rung(values, name, values.tensors[name])
             return values
-        return self._join(wanted, parts)
+        return self._join(read_names, parts)
 
-    def _join(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
-        """Join the samples of *parts* that continue into one batch; *wanted*: tensors that the next segment reads."""
-        old = [part.values for part in parts]
-        rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in zip(old, parts, strict=True))
+    def _join(self, read_names: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
+        """Join the samples of *parts* that continue into one batch; *read_names*: tensors that the segment reads."""
+        batches = [part.values for part in parts]
+        pairs = list(zip(batches, parts, strict=True))
+        rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in pairs)
         rung = self._rung(rows)
         assert rung is not None, "batches are joined up to the largest that is captured"
         values = DeviceValues(rung, rows, {})
-        for name in old[0].tensors:
-            sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in zip(old, parts, strict=True)]
+        for name in batches[0].tensors:
+            sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in pairs]
             values.tensors[name] = self._device.taken(sources)
-        for name in wanted:
-            self._copy_to_rung(values, name, values.tensors[name], old)
+        for name in read_names:
+            self._copy_to_rung(values, name, values.tensors[name], batches)
         return values
 
     def _compute_segment(self, segment: int, values: DeviceValues) -> StepOutput:
         """Start a segment on values in the memory of their rung; returns the values that later segments need."""
         rung = values.rung
-        for name in self._sessions[segment].spec.outputs:
+        for name in self._device_segments[segment].spec.outputs:
             rung.secure(name, (values,))
         rung.run(segment)
-        outputs = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
-        live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live[segment]}
+        outputs = {name: rung.tensors[name] for name in self._device_segments[segment].spec.outputs}
+        live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live_names[segment]}
         if segment == len(self.segments) - 1:
             return StepOutput({}, self._answers(values, live))
-        left = values.onward(live)
+        next_values = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
-                rung.own(name, left)
+                rung.own(name, next_values)
         exit_name = self._exit_at.get(segment)
         return StepOutput(
-            left, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
+            next_values, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
         )
 
     def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -243,15 +244,15 @@ class DeviceModel(BlueprintModel):
     def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Run a segment by calls, as its shapes were not captured as a graph, and wait for it."""
         values = dict(self._loose_values(segment, parts))
-        session = self._sessions[segment]
-        self._device.plainly(lambda: values.update(session.run_loose(values)))
+        runner = self._device_segments[segment]
+        self._device.plainly(lambda: values.update(runner.run_loose(values)))
         self._device.finish()
         rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
         if segment == len(self.segments) - 1:
-            return StepOutput({}, {spec.name: session.array(values[spec.name]) for spec in self.outputs})
+            return StepOutput({}, {spec.name: runner.array(values[spec.name]) for spec in self.outputs})
         exit_name = self._exit_at.get(segment)
-        left = LooseValues({name: values[name] for name in self._live[segment]}, rows)
-        return StepOutput(left, {} if exit_name is None else {exit_name: session.array(values[exit_name])})
+        next_values = LooseValues({name: values[name] for name in self._live_names[segment]}, rows)
+        return StepOutput(next_values, {} if exit_name is None else {exit_name: runner.array(values[exit_name])})
 
     def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
         """The values of all rows that continue, in the form that ``run_loose`` takes."""
@@ -259,13 +260,13 @@ class DeviceModel(BlueprintModel):
             loose: Mapping[str, Any] = parts[0].values.values
             return loose
         arrays = [self._as_arrays(part.values) for part in parts]
-        kept = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
-        return self._sessions[segment].loose(join(kept, {}))
+        selected = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
+        return self._device_segments[segment].loose(join(selected, {}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         """Values of any kind as arrays on the host."""
         if isinstance(values, LooseValues):
-            return {name: self._sessions[0].array(value) for name, value in values.values.items()}
+            return {name: self._device_segments[0].array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
             arrays = {name: self._answer(values.rung, tensor, values.rows) for name, tensor in values.tensors.items()}
             self._device.finish()

@@ -18,15 +18,19 @@ from weft.runtime.cuda.borrowed import Exposed
 from weft.runtime.cuda.captured import driver
 
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
-"""The driver's numbers for a kind of memory, of place and of access."""
+"""The driver's numbers for the kind of memory, its location and the access to it."""
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of cuda.h
 
 
 class _Location(ctypes.Structure):
+    """The driver's ``CUmemLocation``."""
+
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class _Properties(ctypes.Structure):
+    """The driver's ``CUmemAllocationProp``."""
+
     _fields_ = (
         ("type", ctypes.c_int),
         ("handle_types", ctypes.c_int),
@@ -37,6 +41,8 @@ class _Properties(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
+    """The driver's ``CUmemAccessDesc``."""
+
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
 
@@ -46,36 +52,37 @@ class _Range:
     def __init__(self, device: torch.device, byte_size: int) -> None:
         self._device, self._place = device, _Location(_ON_DEVICE, device.index)
         self._properties = _Properties(_PINNED, 0, self._place)
-        piece = ctypes.c_size_t(0)
-        _check_result(driver().cuMemGetAllocationGranularity(ctypes.byref(piece), ctypes.byref(self._properties), 0))
-        self.byte_size = max(1, -(-byte_size // piece.value)) * piece.value
-        self._size, self._memory, none = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0), ctypes.c_uint64(0)
-        self.address, self.there = ctypes.c_uint64(0), False
-        _check_result(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, piece, none, none))
+        granularity = ctypes.c_size_t(0)
+        properties = ctypes.byref(self._properties)
+        _check_result(driver().cuMemGetAllocationGranularity(ctypes.byref(granularity), properties, 0))
+        self.byte_size = max(1, -(-byte_size // granularity.value)) * granularity.value
+        self._size, self._memory, zero = ctypes.c_size_t(self.byte_size), ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.address, self.mapped = ctypes.c_uint64(0), False
+        _check_result(driver().cuMemAddressReserve(ctypes.byref(self.address), self._size, granularity, zero, zero))
         try:
-            self.take()
+            self.map_memory()
         except BaseException:
             self.close()
             raise
 
-    def take(self) -> None:
+    def map_memory(self) -> None:
         """Allocate memory and map it to the addresses; ``MemoryError`` if there is too little."""
-        access, none = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
+        access, zero = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
         _check_result(
-            driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none)
+            driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), zero)
         )
         try:
-            _check_result(driver().cuMemMap(self.address, self._size, ctypes.c_size_t(0), self._memory, none))
-            self.there = True
+            _check_result(driver().cuMemMap(self.address, self._size, ctypes.c_size_t(0), self._memory, zero))
+            self.mapped = True
             _check_result(driver().cuMemSetAccess(self.address, self._size, ctypes.byref(access), ctypes.c_size_t(1)))
         except BaseException:
-            self.give()
+            self.unmap_memory()
             raise
 
-    def give(self) -> None:
+    def unmap_memory(self) -> None:
         """Unmap and free the memory."""
-        mapped, self.there = self.there, False
-        if mapped:
+        was_mapped, self.mapped = self.mapped, False
+        if was_mapped:
             _check_result(driver().cuMemUnmap(self.address, self._size))
         _check_result(driver().cuMemRelease(self._memory))
 
@@ -83,9 +90,9 @@ class _Range:
         """Free memory and addresses; further calls do nothing."""
         if not self.address.value:
             return
-        if self.there:
+        if self.mapped:
             torch.cuda.synchronize(self._device)
-            self.give()
+            self.unmap_memory()
         _check_result(driver().cuMemAddressFree(self.address, self._size))
         self.address = ctypes.c_uint64(0)
 
@@ -115,20 +122,20 @@ class GpuMovable:
 
     def leave(self) -> None:
         """Evict the memory; contents that come back are copied to the host once, as they never change."""
-        if not self._range.there:
+        if not self._range.mapped:
             return
         if self._kept and self._copy is None:
             copy = torch.empty(self.byte_size, dtype=torch.uint8, pin_memory=True)
             copy.copy_(self._bytes)
             self._copy = copy
         self._inward.synchronize()  # the last return may still be copying, if its step was stopped
-        self._range.give()
+        self._range.unmap_memory()
 
     def come_back(self) -> None:
         """Map memory again and start to copy the contents back; later work of the calling thread waits for the copy."""
-        if self._range.there:
+        if self._range.mapped:
             return
-        self._range.take()
+        self._range.map_memory()
         if self._copy is not None:
             with torch.cuda.stream(self._inward):
                 self._bytes.copy_(self._copy, non_blocking=True)

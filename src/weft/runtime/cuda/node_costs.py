@@ -29,16 +29,16 @@ def _estimate_s(
 ) -> float:
     """Estimated seconds of a node; *weights*: name -> shape and element type."""
     output_bytes = sum(tensors[name].size_bytes for name in node.output if name in tensors)
-    moved = output_bytes + sum(tensors[name].size_bytes for name in node.input if name in tensors)
+    moved_bytes = output_bytes + sum(tensors[name].size_bytes for name in node.input if name in tensors)
     products, is_product = 0.0, find(qualified(node)).product
     for name in node.input:
         if name in weights:
             dims, kind = weights[name]
-            item = numpy_dtype(kind).itemsize
-            moved += math.prod(dims) * item
+            item_bytes = numpy_dtype(kind).itemsize
+            moved_bytes += math.prod(dims) * item_bytes
             if is_product and len(dims) > 1:  # each output element sums over the weight's other dimensions
-                products = max(products, output_bytes / item * math.prod(dims) / max(dims[0], dims[-1]))
-    return guess_s(moved, products)
+                products = max(products, output_bytes / item_bytes * math.prod(dims) / max(dims[0], dims[-1]))
+    return guess_s(moved_bytes, products)
 
 
 def guess_s(moved_bytes: float, products: float) -> float:

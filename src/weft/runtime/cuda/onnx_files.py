@@ -72,36 +72,36 @@ class OnnxFile:
 
     def built(self) -> DeviceModel:
         """Read, cut, capture and measure the model as the device will serve it."""
-        free = self.device.memory()[0]
-        blueprint, wanted, host = self._read_meaning()
-        workshop = self.workshop(blueprint)
-        own_kernels = workshop.model is not self  # a tool's own kernels compute every row by itself
-        verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host)
-        return workshop.built(blueprint, verdict, wanted, free)
+        free_bytes = self.device.memory()[0]
+        blueprint, expected, host_graph = self._read_meaning()
+        preparation = self.workshop(blueprint)
+        own_kernels = preparation.model is not self  # a tool's own kernels compute every row by itself
+        verdict = Verdict(None) if own_kernels else self._judge_rows(blueprint, host_graph)
+        return preparation.built(blueprint, verdict, expected, free_bytes)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
         if blueprint.segments[0].file is None:  # a tool prepared it, and is not installed any more
             raise ModelError(f"{self.path}: it was prepared in the form fused: {NO_TOOL}")
-        free = self.device.memory()[0]
-        return open_pieces(self.device, blueprint, self.folder).assembled(free)
+        free_bytes = self.device.memory()[0]
+        return open_pieces(self.device, blueprint, self.folder).assembled(free_bytes)
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model, which decides how it is run; tools for a kind of ONNX file override this."""
-        workshop = self.onnx_workshop(blueprint)
+        preparation = self.onnx_workshop(blueprint)
         if blueprint.tasks:
-            workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
-        return workshop
+            preparation.remarks.append(f"not in the form fused: {NO_TOOL}")
+        return preparation
 
     def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The preparation of the model to run in ONNX Runtime: optimises its graph and observes its tensors."""
         self.graph = self._optimise()
-        forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
+        exit_cuts = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
             self._use_rounds(blueprint)
         else:
             self.tensors = self._observe_tensors(blueprint)
-        return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, forced)
+        return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, exit_cuts)
 
     def forget_graph(self) -> None:
         """Free the graph and its tensors, which only ONNX Runtime needs, if a tool's kernels run the model."""
@@ -116,10 +116,10 @@ class OnnxFile:
         """
         target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
-        host = normalised(load(target), session)
-        _check_fit(session, host)
+        host_graph = normalised(load(target), session)
+        _check_fit(session, host_graph)
         self.exits = named_exits(self.options, session)
-        blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
+        blueprint = with_tasks(whole_blueprint(session, self.path, host_graph), session, self.exits)
         if any(task.length for task in blueprint.tasks):
             raise Unfit(f"its models take rows of any length together: {NO_TOOL}")
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
@@ -128,26 +128,26 @@ class OnnxFile:
         blueprint = blueprint.model_copy(update={"warm_shapes": shapes, "values": dict(self.options.values)})
         try:
             names = [spec.name for spec in blueprint.outputs]
-            wanted = dict(zip(names, self.allowance.run(session, names, unseen(blueprint)), strict=True))
+            expected = dict(zip(names, self.allowance.run(session, names, unseen(blueprint)), strict=True))
         except OutOfTime:
             raise
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             raise Unfit(f"it fails on made-up inputs: {first_line(error)}") from error
-        check_answers(self.exits, wanted)
+        check_answers(self.exits, expected)
         if not self.options.independent_rows and says_independent(session):
             self.options = dataclasses.replace(self.options, independent_rows=True)
-        return blueprint.model_copy(update={"outputs": with_ranks(blueprint.outputs, wanted)}), wanted, host
+        return blueprint.model_copy(update={"outputs": with_ranks(blueprint.outputs, expected)}), expected, host_graph
 
-    def _judge_rows(self, blueprint: Blueprint, host: OnnxModel) -> Verdict:
+    def _judge_rows(self, blueprint: Blueprint, host_graph: OnnxModel) -> Verdict:
         """Whether rows may be computed together."""
         reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
         never_batched = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
         if reason is not None or self.options.independent_rows or never_batched:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        verdict = judge_rows(host, [random_batch(blueprint, rows) for rows in (2, 3)], tracer, tasks)
+        verdict = judge_rows(host_graph, [random_batch(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if verdict.mixing is None and verdict.by_size:
-            verdict = judge_rows(host, [random_batch(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            verdict = judge_rows(host_graph, [random_batch(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
             verdict = verdict._replace(by_size=True)
         return verdict
 
@@ -182,13 +182,13 @@ class OnnxFile:
 
     def _observe_tensors(self, blueprint: Blueprint) -> dict[str, cutting.SeenTensor]:
         """Run the graph once on the device; returns its tensors by name."""
-        last = any(node.domain == NHWC for node in self.graph.graph.node)
+        channels_last = any(node.domain == NHWC for node in self.graph.graph.node)
 
-        def profiled(path: Path, trace: Path) -> Any:
-            return open_on(self.device, path, optimise=False, channels_last=last, profile=trace)
+        def open_profiled(path: Path, trace: Path) -> Any:
+            return open_on(self.device, path, optimise=False, channels_last=channels_last, profile=trace)
 
         try:
-            return seen_tensors(self.graph, self.folder, random_batch(blueprint, 1), profiled)
+            return seen_tensors(self.graph, self.folder, random_batch(blueprint, 1), open_profiled)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             if lacks_memory(error):
                 raise
@@ -214,7 +214,7 @@ class OnnxFile:
             raise Unfit(f"what follows from its rows cannot be worked out: {first_line(error)}") from error
         return outputs
 
-    # As the workshop cuts it
+    # The members of ``Divisible``
 
     def guessed_s(self) -> list[float]:
         return node_costs.guessed_s(self.graph.graph, self.tensors)
@@ -222,10 +222,10 @@ class OnnxFile:
     def crossing(self) -> list[int | None]:
         """For each cut, the bytes that cross it; only floats that depend on the inputs' values may cross."""
         computed = _tensors_of_values(self.graph)
-        fit = {
+        crossable = {
             name: tensor for name, tensor in self.tensors.items() if tensor.element_type in FLOATS and name in computed
         }
-        return cutting.crossing_bytes(self.graph.graph, fit)
+        return cutting.crossing_bytes(self.graph.graph, crossable)
 
     def whole_because(self) -> str | None:
         return cutting.whole_because(self.graph.graph)
@@ -270,9 +270,9 @@ def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPiece
     """The segments of a model, for all batch sizes, whose files are in *folder*; sessions are opened on first use."""
     specs = list(dict.fromkeys(spec for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)))
     files = [load(folder / spec.file) for spec in blueprint.segments if spec.file]
-    last = any(node.domain == NHWC for piece in files for node in piece.graph.node)
-    sessions, weights = open_segments(device, folder, specs, channels_last=last)
-    return OpenPieces(device, blueprint, dict(zip(specs, sessions, strict=True)), weights)
+    channels_last = any(node.domain == NHWC for piece in files for node in piece.graph.node)
+    segments, weights = open_segments(device, folder, specs, channels_last=channels_last)
+    return OpenPieces(device, blueprint, dict(zip(specs, segments, strict=True)), weights)
 
 
 def _check_fit(session: Any, graph: OnnxModel) -> None:
@@ -302,7 +302,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
 
 
 def _tensors_of_values(graph: OnnxModel) -> frozenset[str]:
-    """Names of the tensors that depend on the inputs' values; all others depend on shapes alone: the host has them."""
+    """Names of the tensors that depend on the inputs' values; others depend on shapes alone, and are on the host."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)
     return frozenset(name for name, fact in facts.items() if fact.valued)

@@ -54,8 +54,8 @@ class Packager:
         try:
             folder = cache.absolute() / FOLDER
             if not compile_now:
-                place = job.folder(folder)
-                return None if find(place) is None else place
+                packages_folder = job.folder(folder)
+                return None if find(packages_folder) is None else packages_folder
             threads = max(1, min(8, (os.cpu_count() or 1) // 2))
             memory_bytes = min(MEMORY_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
             return compile_model(job, folder, CompileLimits(options.compile_s, memory_bytes, threads))

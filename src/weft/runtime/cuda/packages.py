@@ -56,12 +56,12 @@ class CompileJob(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: Path
+    model: Path  # its ONNX file
     shapes: Mapping[str, tuple[int, ...]]
     """Input -> its shape for one row."""
     rows: tuple[int, ...]
     """Batch sizes; only 1 for a model that is not batched."""
-    precision: str
+    precision: str  # as in ``LoadOptions``
     device: str
     """torch's name of the device."""
     device_name: str
@@ -74,8 +74,8 @@ class CompileJob(BaseModel):
     def folder(self, cache: Path) -> Path:
         """The folder for its packages in *cache*."""
         versions = [_version(package) for package in ("torch", "triton")]
-        about = self.model_dump(mode="json", exclude={"model", "device"})
-        return caching.entry(cache, self.model, json.dumps([FORMAT, about, versions], sort_keys=True))
+        settings = self.model_dump(mode="json", exclude={"model", "device"})
+        return caching.entry(cache, self.model, json.dumps([FORMAT, settings, versions], sort_keys=True))
 
 
 def find(folder: Path) -> Manifest | None:

@@ -76,17 +76,17 @@ def another_stream(part: Part) -> int:
 
 def _make_part(driver: Any, device: Any, resource: Any) -> Part:
     """Create the green context of a part, its two streams and its event; *resource*: its multiprocessors."""
-    (described,) = _checked_values(driver.cuDevResourceGenerateDesc([resource], 1))
+    (description,) = _checked_values(driver.cuDevResourceGenerateDesc([resource], 1))
     flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-    (context,) = _checked_values(driver.cuGreenCtxCreate(described, device, flags))
+    (context,) = _checked_values(driver.cuGreenCtxCreate(description, device, flags))
     least, greatest = _checked_values(driver.cuCtxGetStreamPriorityRange())
     non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
     streams = [
         _checked_values(driver.cuGreenCtxStreamCreate(context, non_blocking, priority))[0]
         for priority in (least, greatest)
     ]
-    (own,) = _checked_values(driver.cuCtxFromGreenCtx(context))
-    _checked_values(driver.cuCtxPushCurrent(own))
+    (ordinary,) = _checked_values(driver.cuCtxFromGreenCtx(context))
+    _checked_values(driver.cuCtxPushCurrent(ordinary))  # an event belongs to the current context
     try:
         (ended,) = _checked_values(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
     finally:

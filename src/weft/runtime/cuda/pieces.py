@@ -37,9 +37,9 @@ class OpenPieces(NamedTuple):
 
     def model(self, rungs: Sequence[Rung], **changes: Any) -> DeviceModel:
         """The model as it is served, with *changes* to fields of its blueprint."""
-        kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
+        model_class = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
         segments = [self.segments[spec] for spec in self.blueprint.segments]
-        return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
+        return model_class(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
     def assembled(self, free_before: int) -> DeviceModel:
         """Capture a prepared model at every batch size; *free_before*: free device memory before opening, in bytes."""
@@ -48,8 +48,8 @@ class OpenPieces(NamedTuple):
             if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
                 log.warning("batches of %d rows run on no part of their device: %s", rung.rows, why)
         self.device.finish()
-        used = max(self.weights.bytes, free_before - self.device.memory()[0])
-        return self.model(rungs, memory_bytes=used)
+        used_bytes = max(self.weights.bytes, free_before - self.device.memory()[0])
+        return self.model(rungs, memory_bytes=used_bytes)
 
 
 _UNSEEN = 2

@@ -30,7 +30,7 @@ FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 BF16_OPSET = 13
 """The first opset in which most operators take bfloat16."""
 _HALVES = (ElementType.FLOAT16, ElementType.BFLOAT16)
-_SIZED = frozenset({"Resize", "Upsample"})
+_TAKE_SIZES = frozenset({"Resize", "Upsample"})
 """Operators whose inputs after the first are sizes, always in float32."""
 WITHIN = 1e-4
 """Largest difference between float32 on a device and the CPU, relative to the largest output, without a remark."""
@@ -44,10 +44,10 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
     if precision == FP32:
         return path
     try:
-        whole = load(path, weights=True)
-        half = with_bfloat16(whole) if precision == BF16 else _with_float16(whole)
+        model = load(path, weights=True)
+        half = with_bfloat16(model) if precision == BF16 else _with_float16(model)
         target = folder / "half.onnx"
-        save(half, target, outside=half.ByteSize() > 1 << 30)
+        save(half, target, outside=half.ByteSize() > 1 << 30)  # a file of protocol buffers has at most 2 GiB
     except Exception as error:  # the converter raises several unrelated kinds
         raise ModelError(f"cannot be converted to {precision}: {first_line(error)}") from error
     return target
@@ -66,18 +66,19 @@ def with_bfloat16(model: OnnxModel) -> OnnxModel:
     opset = opsets(model).get("", 0)
     if opset < BF16_OPSET:
         raise ModelError(f"opset {opset} has no bfloat16; export it with {BF16_OPSET} or later, or use fp16")
-    kept = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
+    float32_names = {name for node in graph.node if node.op_type in _TAKE_SIZES for name in node.input[1:]}
     for weight in graph.initializer:
-        if weight.data_type == ElementType.FLOAT and weight.name not in kept:
+        if weight.data_type == ElementType.FLOAT and weight.name not in float32_names:
             weight.CopyFrom(_narrow(weight))
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i == ElementType.FLOAT:
                 attribute.i = ElementType.BFLOAT16
-            if attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT and node.output[0] not in kept:
+            is_float = attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT
+            if is_float and node.output[0] not in float32_names:
                 attribute.t.CopyFrom(_narrow(attribute.t))
-    inward = [_rename_at_border(graph, value.name, coming=True) for value in graph.input if _is_float(value)]
-    outward = [_rename_at_border(graph, value.name, coming=False) for value in graph.output if _is_float(value)]
+    inward = [_rename_at_border(graph, value.name, is_input=True) for value in graph.input if _is_float(value)]
+    outward = [_rename_at_border(graph, value.name, is_input=False) for value in graph.output if _is_float(value)]
     fill(graph.node, [*inward, *graph.node, *outward])
     del graph.value_info[:]
     return model
@@ -92,16 +93,16 @@ def _is_float(value: OnnxValue) -> bool:
     return bool(value.type.tensor_type.elem_type == ElementType.FLOAT)
 
 
-def _rename_at_border(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
-    """Rename an input (*coming*) or output inside the graph; return the cast between its two names."""
+def _rename_at_border(graph: OnnxGraph, name: str, *, is_input: bool) -> Any:
+    """Rename an input or an output inside the graph, where it is bfloat16; return the cast between the two names."""
     inside = f"{name}/bfloat16"
     for node in graph.node:
         for index, tensor in enumerate(node.input):
             node.input[index] = inside if tensor == name else tensor
         for index, tensor in enumerate(node.output):
             node.output[index] = inside if tensor == name else tensor
-    kind = ElementType.BFLOAT16 if coming else ElementType.FLOAT
-    names = ([name], [inside]) if coming else ([inside], [name])
+    kind = ElementType.BFLOAT16 if is_input else ElementType.FLOAT
+    names = ([name], [inside]) if is_input else ([inside], [name])
     return make_node("Cast", *names, f"{name}/cast", to=kind)
 
 
@@ -124,8 +125,8 @@ def _difference(wanted: Any, actual: Any) -> float:
         return float("inf")
     if not wanted.size or wanted.dtype.kind not in "fiu":
         return 0.0 if np.array_equal(wanted, actual) else float("inf")
-    largest = np.abs(np.float64(wanted) - np.float64(actual)).max()
-    return float(largest / (np.abs(np.float64(wanted)).max() or 1.0))
+    largest_error = np.abs(np.float64(wanted) - np.float64(actual)).max()
+    return float(largest_error / (np.abs(np.float64(wanted)).max() or 1.0))
 
 
 def remark(precision: str, far: float) -> str | None:

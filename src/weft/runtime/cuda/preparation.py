@@ -34,7 +34,7 @@ from weft.runtime.samples import sample
 from weft.runtime.tensors import Array
 
 WRONG = 0.05
-"""Difference of float32 results from the CPU's, relative to the largest output, from which they count as wrong."""
+"""Difference of float32 results from the CPU's, relative to the largest output, above which they count as wrong."""
 LARGEST_UNASKED = 32
 """The largest batch that is tried if the options name none; larger batches gain little and take memory."""
 
@@ -74,7 +74,7 @@ class Divisible(Protocol):
 
 @dataclass(slots=True)
 class ModelPreparation:
-    """Prepares one model."""
+    """Prepares one model for a device: finds its largest batch and its cuts, captures it and measures it."""
 
     device: Device
     model: Divisible
@@ -105,28 +105,28 @@ class ModelPreparation:
         whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
         return self.model.opened(whole).rung(1).timed(0)
 
-    # How far it is batched
+    # The largest batch
 
     def _find_largest_batch(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
         """Find the largest batch with the model in one piece; returns the blueprint, and seconds by batch size."""
-        asked, tasks = self.options.max_batch, len(blueprint.tasks)
+        requested, tasks = self.options.max_batch, len(blueprint.tasks)
         if verdict.mixing is not None:
             if tasks:
                 raise Unfit(f"its models cannot be run together: {verdict.mixing}")
-            if asked is not None and asked > 1:
-                raise ModelError(f"max_batch is {asked}, but the model cannot be batched: {verdict.mixing}")
-            if asked is None:
+            if requested is not None and requested > 1:
+                raise ModelError(f"max_batch is {requested}, but the model cannot be batched: {verdict.mixing}")
+            if requested is None:
                 self.remarks.append(f"not batched: {verdict.mixing}")
         batched = verdict.mixing is None
-        most = (asked or max(tasks, LARGEST_UNASKED)) if batched else 1
+        most = (requested or max(tasks, LARGEST_UNASKED)) if batched else 1
         largest = busiest(most, tasks) if tasks else most
         changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
         blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
-        sizes, reason = self._try_batches(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
+        sizes, reason = self._try_batches(blueprint, ladder(largest), while_it_pays=requested is None or tasks > 0)
         if tasks:
-            changes = {"max_batch": asked or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
-        elif asked is not None and max(sizes) < asked and batched:
-            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
+            changes = {"max_batch": requested or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
+        elif requested is not None and max(sizes) < requested and batched:
+            raise ModelError(f"max_batch is {requested}, but the model cannot be batched so far: {reason}")
         else:
             changes = {"max_batch": max(sizes)}
         if reason is not None:
@@ -136,12 +136,12 @@ class ModelPreparation:
         return blueprint.model_copy(update=changes), sizes
 
     def _try_batches(
-        self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
+        self, blueprint: Blueprint, tried: Sequence[int], *, while_it_pays: bool
     ) -> tuple[dict[int, float], str | None]:
         """Time a model in one piece at the batch sizes *tried*, in order, until a size fails or does not pay off.
 
-        as_it_pays: stop at a size that gains too little. Returns seconds by batch size, and why larger sizes were left
-        out (None: none was).
+        while_it_pays: stop at a size that gains too little. Returns seconds by batch size, and why larger sizes were
+        left out (None: none was).
         """
         pieces = self.model.opened(blueprint)
         sizes: dict[int, float] = {}
@@ -152,7 +152,7 @@ class ModelPreparation:
             if (reason := self._compare_rows(blueprint, rung, rows_alone)) is not None:
                 return sizes, reason
             took_s = rung.timed(0)
-            if as_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
+            if while_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
                 return sizes, f"batch {rows} gains less than {LEAST_GAIN:.0%}"
             sizes[rows] = took_s
         return sizes, None
@@ -172,8 +172,8 @@ class ModelPreparation:
         outputs = self._run_whole(blueprint, rung, random_batch(blueprint, rung.rows))
         for name, got in outputs.items():
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
-            wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
-            if not close_enough(wanted.astype(kind), got.astype(kind)):
+            expected = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
+            if not close_enough(expected.astype(kind), got.astype(kind)):
                 return f"output {name!r} of batch {rung.rows} is not that of its samples"
         return None
 
@@ -187,14 +187,14 @@ class ModelPreparation:
         device.finish()
         return outputs
 
-    # Where it is cut
+    # Cuts
 
     def _choose_cuts(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
         """Cut the model if it is worth cutting: by estimates, then again by the measured times of these segments.
 
         sizes: seconds of the whole model by batch size.
         """
-        grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
+        grain_s, max_pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
         length_s = _length_s(whole, sizes[1], sizes[max(sizes)])
@@ -203,34 +203,34 @@ class ModelPreparation:
         if (reason := self.model.whole_because()) is not None:
             self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
             return whole
-        guesses = node_costs.scaled(self.model.guessed_s(), (), [length_s])
-        cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
+        guesses_s = node_costs.scaled(self.model.guessed_s(), (), [length_s])
+        cuts = cutting.choose_cuts(guesses_s, crossing, grain_s, max_pieces, self.forced)
         if whole.tasks and not cuts:
             self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
         blueprint = self.model.in_pieces(whole, cuts)
         lengths_s = self._segment_lengths_s(blueprint)
         if cuts and max(lengths_s) > grain_s:
-            rescaled = node_costs.scaled(guesses, cuts, lengths_s)
-            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, pieces, self.forced)
+            rescaled = node_costs.scaled(guesses_s, cuts, lengths_s)
+            cuts = cutting.choose_cuts(rescaled, crossing, grain_s, max_pieces, self.forced)
             blueprint = self.model.in_pieces(whole, cuts)
         return self._add_exits(blueprint, cuts) if self.exits else blueprint
 
     def _segment_lengths_s(self, blueprint: Blueprint) -> list[float]:
         """Measure the length of each segment that is compared with the grain, in seconds."""
-        pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
-        rungs = {rows: pieces.rung(rows) for rows in {1, most}}
+        pieces, largest = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
+        rungs = {rows: pieces.rung(rows) for rows in {1, largest}}
         indices = range(len(blueprint.segments))
-        return [_length_s(blueprint, rungs[1].timed(index), rungs[most].timed(index)) for index in indices]
+        return [_length_s(blueprint, rungs[1].timed(index), rungs[largest].timed(index)) for index in indices]
 
     def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         """The blueprint with exits at the forced cuts, of all *cuts*; only the last exit remains an output."""
-        ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
-        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        exit_segments = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, exit_segments, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)
 
-    # How long it takes
+    # Measured times
 
     def _measure_model(self, blueprint: Blueprint) -> DeviceModel:
         """The model as it will be served, with measured times of every batch size."""
@@ -239,10 +239,10 @@ class ModelPreparation:
         segment_times = {
             rung.rows: tuple(rung.timed(index) for index in range(len(blueprint.segments))) for rung in rungs
         }
-        like = self._likeness(rungs, pieces.weights.bytes)
+        likeness = self._likeness(rungs, pieces.weights.bytes)
         if tasks:  # not mergeable, as tensors at its cuts have rows of several tasks; other shapes never come
             times_s = round_times(segment_times, blueprint.max_batch, tasks)
-            return pieces.model(rungs, times_s=times_s, like=like, mergeable=False)
+            return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=False)
         times_s = {
             rows: segment_times[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)
         }
@@ -252,7 +252,7 @@ class ModelPreparation:
             raise Unfit("what crosses its exits is not one row per sample")
         for segment in pieces.segments.values():
             segment.open()  # now, because the files will be moved
-        return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
+        return pieces.model(rungs, times_s=times_s, like=likeness, mergeable=mergeable)
 
     def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
         """Measure each batch size on parts of the device, if the options ask for that."""
@@ -261,19 +261,19 @@ class ModelPreparation:
         return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _check_answers(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
-        """Remark how far results differ from the CPU's in float32; raises ``Unfit`` if they are wrong."""
+        """Add a remark on how far results differ from *wanted*, those of the CPU; ``Unfit`` if they are wrong."""
         try:
             outputs = model.run(unseen(model.blueprint))
         except Exception as error:  # sessions raise several unrelated kinds
             if lacks_memory(error):
                 raise
             raise Unfit(f"it fails on other inputs than the first: {first_line(error)}") from error
-        right = {name: wanted[name] for name in outputs}
-        far = difference(right, outputs)
-        wrong = difference({name: right[name] for name in _float_outputs(right)}, outputs)
-        if self.options.precision == FP32 and wrong > WRONG:
-            raise Unfit(f"its answers there are others: off by up to {wrong:.1e} of the largest output")
-        if (sentence := remark(self.options.precision, far)) is not None:
+        expected = {name: wanted[name] for name in outputs}
+        deviation = difference(expected, outputs)
+        float_deviation = difference({name: expected[name] for name in _float_outputs(expected)}, outputs)
+        if self.options.precision == FP32 and float_deviation > WRONG:
+            raise Unfit(f"its answers there are others: off by up to {float_deviation:.1e} of the largest output")
+        if (sentence := remark(self.options.precision, deviation)) is not None:
             self.remarks.append(sentence)
 
 

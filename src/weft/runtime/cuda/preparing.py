@@ -62,14 +62,14 @@ def prepare_on(
 
 def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
     """Load a model from the cache, or prepare it within the time limit."""
-    place = _entry_path(device, path, options, cache) if cache is not None and path.is_file() else None
-    if place is not None and (blueprint := caching.find(place)) is not None:
-        return _open_cached(device, path, options, cache, place, blueprint)
+    entry_folder = _entry_path(device, path, options, cache) if cache is not None and path.is_file() else None
+    if entry_folder is not None and (blueprint := caching.find(entry_folder)) is not None:
+        return _open_cached(device, path, options, cache, entry_folder, blueprint)
     if not (learn or kind_of(path, CUDA).about.get("takes_over")):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
-            return _prepare_file(device, path, options, cache, place, allowance, learn=learn)
+            return _prepare_file(device, path, options, cache, entry_folder, allowance, learn=learn)
         except OutOfTime as error:
             raise NotLearned(f"{path}: was not cut and captured within {options.learn_s:g} s; raise learn_s") from error
 
@@ -77,7 +77,7 @@ def _load_or_prepare(device: Device, path: Path, options: LoadOptions, cache: Pa
 def _entry_path(device: Device, path: Path, options: LoadOptions, cache: Path) -> Path:
     """The path of the model's entry in the cache; ``ModelError`` if the model's files cannot be read."""
     settings = dataclasses.asdict(options)
-    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # they do not change what it is
+    for name in ("learn_s", "isolation", "rests", "engine", "compile_s", "packages"):  # not a part of the model
         del settings[name]
     key: list[Any] = [device.name, settings, *([device.cuts.model_dump()] if options.shares else [])]
     try:
@@ -97,21 +97,21 @@ def _installed_version(package: str) -> str | None:
 
 
 def _open_cached(
-    device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
+    device: Device, path: Path, options: LoadOptions, cache: Path | None, entry_folder: Path, blueprint: Blueprint
 ) -> Prepared:
-    """Open a model from its cache entry *place*, on the device or on the CPU."""
+    """Open a model from its cache entry, on the device or on the CPU."""
     first = blueprint.segments[0]
     if first.file is None and first.nodes is None:  # as ``_prepare_on_host`` stores it
         return ModelOnHost(prepare(path, _host_options(options), cache, learn=False), blueprint.remarks[-1])
     if options.packages is not None:
-        return _open_compiled(device, path, options, cache, place, blueprint)
+        return _open_compiled(device, path, options, cache, entry_folder, blueprint)
     with device.on():
-        file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
+        file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, entry_folder, Allowance())
         return file.reopened(blueprint)
 
 
 def _open_compiled(
-    device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
+    device: Device, path: Path, options: LoadOptions, cache: Path | None, entry_folder: Path, blueprint: Blueprint
 ) -> Prepared:
     """The compiled model; or if that is refused, the model in ONNX Runtime, with a remark."""
     from weft.runtime.cuda.torch_engine import compiled_model
@@ -121,7 +121,7 @@ def _open_compiled(
             return compiled_model(device, path, options, blueprint)
     except Exception as error:  # compiled code raises several unrelated kinds
         reason = first_line(error)
-    model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, place, blueprint)
+    model = _open_cached(device, path, dataclasses.replace(options, packages=None), cache, entry_folder, blueprint)
     model.remarks = (*model.remarks, f"stays with ONNX Runtime: {reason}")
     return model
 
@@ -136,12 +136,12 @@ def _prepare_file(
     path: Path,
     options: LoadOptions,
     cache: Path | None,
-    place: Path | None,
+    entry_folder: Path | None,
     allowance: Allowance,
     *,
     learn: bool,
 ) -> Prepared:
-    """Prepare a model in a new folder, and store it in the cache entry *place*, if any.
+    """Prepare a model in a new folder, and store it in its cache entry, if any.
 
     On the CPU, with a remark, if the device cannot run it. ``NotLearned``: *learn* is false, and it must be learned.
     """
@@ -151,21 +151,21 @@ def _prepare_file(
         with device.on():
             model = file.built()
         file.clear(model.blueprint)
-        if place is not None:
-            caching.store(folder, model.blueprint, place)
+        if entry_folder is not None:
+            caching.store(folder, model.blueprint, entry_folder)
         return model
     except Unfit as reason:
         if CPU not in kind.about["devices"]:
             raise ModelError(f"{path}: {reason}") from reason
         if not learn:
             raise NotLearned(f"{path}: is cut and measured for the CPU before it is served: {reason}") from reason
-        return _prepare_on_host(path, options, cache, place, str(reason))
+        return _prepare_on_host(path, options, cache, entry_folder, str(reason))
     except NotLearned:
         raise
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     finally:
-        if place is None or folder.exists():
+        if entry_folder is None or folder.exists():
             remove(folder)
 
 
@@ -174,23 +174,23 @@ def _open_file(
 ) -> DeviceFile:
     """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed."""
     try:
-        opens: OpensDeviceFile = kind.load()
+        open_file: OpensDeviceFile = kind.load()
     except InputError as error:
         raise Unfit(str(error)) from error
     if learn:
-        return opens(device, path, options, folder, allowance)
-    return opens(device, path, options, folder, allowance, learn=False)
+        return open_file(device, path, options, folder, allowance)
+    return open_file(device, path, options, folder, allowance, learn=False)
 
 
 def _prepare_on_host(
-    path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str
+    path: Path, options: LoadOptions, cache: Path | None, entry_folder: Path | None, reason: str
 ) -> ModelOnHost:
     """Prepare the model for the CPU; an entry in the device's cache notes this and the *reason*."""
     model = ModelOnHost(prepare(path, _host_options(options), cache), reason)
-    if place is not None:
+    if entry_folder is not None:
         whole = SegmentSpec(name="whole", inputs=(), outputs=())
         blueprint = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
         folder = caching.new_folder(cache)
-        if not caching.store(folder, blueprint, place):
+        if not caching.store(folder, blueprint, entry_folder):
             remove(folder)
     return model

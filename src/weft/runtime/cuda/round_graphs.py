@@ -51,17 +51,17 @@ class RoundGraphs:
 
     def __init__(self, model: OnnxModel, run: RunGraph) -> None:
         self._model, self._run = model, run
-        self._known = _constants_of_rows(model)
+        self._row_constants = _constants_of_rows(model)
         """Tensors that depend on the numbers of rows alone, and are read by nodes that compute with samples."""
         self._values: dict[int, Sequence[Array]] = {}
         """Rows of each task -> the values of these tensors."""
-        self._uneven: dict[str, list[list[int]]] = {}
-        """Concat outputs with inputs of different sizes -> the padding of each input."""
+        self._concat_pads: dict[str, list[list[int]]] = {}
+        """Output of a Concat of different sizes -> the padding of each input, before and behind for each axis."""
 
     def at(self, rows: int) -> OnnxModel:
         """The graph for *rows* rows of each task."""
         model = copied(self._model)
-        graph, names = model.graph, {name: f"{name}@{rows}" for name in self._known}
+        graph, names = model.graph, {name: f"{name}@{rows}" for name in self._row_constants}
         rename_inputs(graph.node, names)
         values = zip(names.values(), self._constant_values(rows), strict=True)
         graph.initializer.extend(to_tensor(np.asarray(value), name) for name, value in values)
@@ -72,7 +72,8 @@ class RoundGraphs:
     def _constant_values(self, rows: int) -> Sequence[Array]:
         """The values, for *rows* rows of each task, of the tensors that depend on the rows alone."""
         if rows not in self._values:
-            self._values[rows] = self._run(_submodel(self._model, self._known), rows) if self._known else ()
+            names = self._row_constants
+            self._values[rows] = self._run(_submodel(self._model, names), rows) if names else ()
         return self._values[rows]
 
     def even(self, tensors: Mapping[str, SeenTensor]) -> dict[str, SeenTensor]:
@@ -80,25 +81,25 @@ class RoundGraphs:
 
         tensors: seen in a run with one row of each task.
         """
-        filled: dict[str, SeenTensor] = {}
+        padded: dict[str, SeenTensor] = {}
         for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
             if node.op_type == "Concat" and (pads := _concat_padding(node, tensors)):
-                self._uneven[node.output[0]] = pads
-                filled |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])
-        return filled
+                self._concat_pads[node.output[0]] = pads
+                padded |= dict.fromkeys(_padded_names(node), tensors[node.output[0]])
+        return padded
 
     def _pad_concats(self, graph: OnnxGraph) -> None:
         """Replace Concats with inputs of different sizes by the sum of the padded inputs."""
         nodes = list[OnnxNode]()
         for node in graph.node:
-            if (pads := self._uneven.get(node.output[0])) is None:
+            if (pads := self._concat_pads.get(node.output[0])) is None:
                 nodes.append(node)
                 continue
-            filled = _padded_names(node)
-            for source, name, ends in zip(node.input, filled, pads, strict=True):
+            padded_names = _padded_names(node)
+            for source, name, ends in zip(node.input, padded_names, pads, strict=True):
                 graph.initializer.append(to_tensor(np.array(ends, np.int64), f"{name}.pads"))
                 nodes.append(make_node("Pad", [source, f"{name}.pads"], [name], name))
-            nodes.append(make_node("Sum", filled, node.output, node.name))
+            nodes.append(make_node("Sum", padded_names, node.output, node.name))
         fill(graph.node, nodes)
 
 
@@ -111,12 +112,12 @@ def weights_outside(model: OnnxModel, folder: Path) -> None:
 
 
 def _constants_of_rows(model: OnnxModel) -> list[str]:
-    """Tensors that do not depend on the values of inputs, but are read by nodes whose results do."""
+    """Names of tensors that do not depend on the values of inputs, but are read by nodes whose results do."""
     graph, facts = model.graph, inputs_of(model.graph)
     Follower(model.functions).through(graph.node, facts)
-    steady = {name for node in graph.node for name in node.output if name and not facts[name].valued}
-    computing = [node for node in graph.node if not steady.issuperset(filter(None, node.output))]
-    return list(dict.fromkeys(name for node in computing for name in node.input if name in steady))
+    row_constants = {name for node in graph.node for name in node.output if name and not facts[name].valued}
+    computing = [node for node in graph.node if not row_constants.issuperset(filter(None, node.output))]
+    return list(dict.fromkeys(name for node in computing for name in node.input if name in row_constants))
 
 
 def _submodel(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
@@ -133,7 +134,7 @@ def _submodel(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
 
 def _padded_names(node: OnnxNode) -> list[str]:
     """Names of the padded inputs of a node."""
-    return [f"{node.output[0]}@{place}" for place in range(len(node.input))]
+    return [f"{node.output[0]}@{index}" for index in range(len(node.input))]
 
 
 def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[list[int]] | None:
@@ -151,8 +152,8 @@ def _concat_padding(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[l
     if axis == 0 or len(set(sizes)) == 1:
         return None
     pads = []
-    for place in range(len(sizes)):
-        ends = [0] * (2 * rank)
-        ends[axis], ends[rank + axis] = sum(sizes[:place]), sum(sizes[place + 1 :])
-        pads.append(ends)
+    for index in range(len(sizes)):
+        padding = [0] * (2 * rank)
+        padding[axis], padding[rank + axis] = sum(sizes[:index]), sum(sizes[index + 1 :])
+        pads.append(padding)
     return pads

@@ -1,4 +1,4 @@
-"""A stitched model on a device, computed in rounds: as many rows of every task at a time.
+"""A stitched model on a device, computed in rounds: the same number of rows of every task at a time.
 
 Captured graphs have fixed shapes, but a batch has rows of any of the tasks. So a rung of a stitched model is a *round*
 with the same number of rows for each task. A batch goes to the smallest round that holds the rows of its busiest task,
@@ -57,11 +57,11 @@ def busiest(rows: int, tasks: int) -> int:
     Each row belongs to any task with the same probability, so that the rows of a task are nearly Poisson-distributed.
     """
     load = rows / tasks
-    term = below = exp(-load)
+    term = below = exp(-load)  # the Poisson probability of just ``most`` rows, and of at most ``most``
     for most in range(1, rows if tasks > 1 else 1):
         term *= load / most
         below += term
-        if below**tasks >= 0.5:
+        if below**tasks >= 0.5:  # the probability that no task has more rows
             return most
     return rows
 
@@ -69,8 +69,8 @@ def busiest(rows: int, tasks: int) -> int:
 def rounds(most: int, sizes: Sequence[int]) -> list[int]:
     """The sizes of the rounds for a batch whose busiest task has *most* rows; *sizes*: captured sizes, ascending."""
     full, rest = divmod(most, sizes[-1])
-    last = [next(size for size in sizes if size >= rest)] if rest or not full else []
-    return [sizes[-1]] * full + last
+    remainder = [next(size for size in sizes if size >= rest)] if rest or not full else []
+    return [sizes[-1]] * full + remainder
 
 
 def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dict[int, Times]:
@@ -84,7 +84,7 @@ def round_times(by_size: Mapping[int, Times], max_batch: int, tasks: int) -> dic
 
 
 def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
-    """Rows of a batch -> measurements on parts of the device, as of the captured size that computes such a batch."""
+    """Rows of a batch -> measurements on parts of the device, those of the captured size that computes such a batch."""
     sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
     captured = {
         rows: rounds(busiest(rows, tasks), sizes)[0] if tasks else next(size for size in sizes if size >= rows)
@@ -150,21 +150,21 @@ class StitchedDeviceModel(DeviceModel):
 
     def _begin_rounds(self, parts: list[BatchPart]) -> Iterator[RoundValues]:
         """Yield the rounds of a new batch; each is copied to the memory of its rung when it is reached."""
-        arrays_of: dict[str, list[Any]] = {}
+        arrays_by_input: dict[str, list[Any]] = {}
         for part in parts:
             for name, array in part.values.items():
-                arrays_of.setdefault(name, []).append(array if part.rows is None else as_array(array)[list(part.rows)])
+                rows = array if part.rows is None else as_array(array)[list(part.rows)]
+                arrays_by_input.setdefault(name, []).append(rows)
         tensors: dict[str, Tensor] = {}
-        for group in _group_by_kind(arrays_of):
-            together = self._device.copy_in([array for arrays in group.values() for array in arrays])
-            tensors |= _split_rows(together, group)
-        first, most = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
-        for size in rounds(most, [rung.rows for rung in self._rungs]):
-            round_inputs = {
-                name: tensor[first : first + size] for name, tensor in tensors.items() if tensor.shape[0] > first
-            }
+        for group in _group_by_kind(arrays_by_input):
+            concatenated = self._device.copy_in([array for arrays in group.values() for array in arrays])
+            tensors |= _split_rows(concatenated, group)
+        first_row, most_rows = 0, max([tensor.shape[0] for tensor in tensors.values()], default=0)
+        for size in rounds(most_rows, [rung.rows for rung in self._rungs]):
+            longer = {name: tensor for name, tensor in tensors.items() if tensor.shape[0] > first_row}
+            round_inputs = {name: tensor[first_row : first_row + size] for name, tensor in longer.items()}
             yield self._enter_round(size, round_inputs)
-            first += size
+            first_row += size
 
     def _enter_round(self, size: int, tensors: Mapping[str, Tensor]) -> RoundValues:
         """A round of *size* rows with *tensors* as its first rows; the other rows of the memory stay as they are."""
@@ -192,26 +192,27 @@ class StitchedDeviceModel(DeviceModel):
         answers = dict(self._empty_outputs)
         for group in _group_by_kind(rows):
             first, *others = [piece for pieces in group.values() for piece in pieces]
-            whole = self._device.taken([(one, None, one.shape[0]) for one in (first, *others)]) if others else first
-            answers |= _split_rows(self._device.copy_out(whole), group)
+            if others:
+                first = self._device.taken([(piece, None, piece.shape[0]) for piece in (first, *others)])
+            answers |= _split_rows(self._device.copy_out(first), group)
         return answers
 
 
-def _group_by_kind(given: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
+def _group_by_kind(tensors_by_name: Mapping[str, Sequence[Any]]) -> list[dict[str, Sequence[Any]]]:
     """Group tensors that can be concatenated: of the same type, and shape except for rows; empty ones are left out."""
     by_kind: dict[Any, dict[str, Sequence[Any]]] = {}
-    for name, tensors in given.items():
+    for name, tensors in tensors_by_name.items():
         if any(tensor.shape[0] for tensor in tensors):
             by_kind.setdefault((tuple(tensors[0].shape[1:]), tensors[0].dtype), {})[name] = tensors
     return list(by_kind.values())
 
 
-def _split_rows(together: Any, tensors: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """Split the concatenation *together* into one tensor per name; *tensors*: the pieces of each name, in order."""
+def _split_rows(concatenated: Any, tensors: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Split a concatenation of tensors into one tensor per name; *tensors*: the pieces of each name, in order."""
     separated, first = {}, 0
     for name, pieces in tensors.items():
-        rows = sum(one.shape[0] for one in pieces)
-        separated[name] = together[first : first + rows]
+        rows = sum(piece.shape[0] for piece in pieces)
+        separated[name] = concatenated[first : first + rows]
         first += rows
     return separated
 

@@ -50,7 +50,7 @@ class Rung:
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
         """Segments that could not be captured, and why."""
-        self.types: dict[str, int] = {}
+        self.types: dict[str, int] = {}  # tensor -> ONNX element type
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
         """Tensor -> the values of the batch that its content belongs to; weak, as values are freed with their batch."""
@@ -58,26 +58,26 @@ class Rung:
         """Sessions and their bindings, kept because captured graphs use their memory."""
         self._segments = segments
         # Sessions of its own: a session that meets other shapes would invalidate its captures.
-        own = [segment.again(device) for segment in segments]
-        self._allocate(own, feed)
-        self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(own)]}
+        instances = [segment.again(device) for segment in segments]
+        self._allocate(instances, feed)
+        self._runs = {WHOLE: [self._capture_or_run(index, segment) for index, segment in enumerate(instances)]}
         """Part -> for each segment, the function that runs it on that part."""
 
     def _allocate(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to learn the shapes, and allocate memory for them."""
         device, values = self._device, segments[0].loose(feed)
-        seen = segments[0].seen(values, list(feed))
+        layouts = segments[0].seen(values, list(feed))  # tensor -> its shape and ONNX element type
 
         def run() -> None:
             for segment in segments:
                 values.update(segment.run_loose(values))
-                seen.update(segment.seen(values, segment.spec.outputs))
+                layouts.update(segment.seen(values, segment.spec.outputs))
 
         device.plainly(run)
         device.finish()
-        offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in seen.values()])
+        offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in layouts.values()])
         self.memory = device.movable(size, kept=False)
-        for (name, (shape, kind)), offset in zip(seen.items(), offsets, strict=True):
+        for (name, (shape, kind)), offset in zip(layouts.items(), offsets, strict=True):
             self.types[name], self.tensors[name] = kind, self.memory.tensor(offset, shape, kind)
         for name, array in feed.items():
             device.copy(self.tensors[name], device.copy_in([array]))
@@ -89,8 +89,8 @@ class Rung:
             return self._capture(segment, self._device)
         except Exception as error:  # a segment that cannot be captured is run without a graph
             self.uncaptured[index] = first_line(error)
-            plain = segment.bound(self.tensors, self.types)
-            return lambda: self._device.plainly(plain.run)
+            bound = segment.bound(self.tensors, self.types)
+            return lambda: self._device.plainly(bound.run)
 
     def _capture(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
         """Capture a segment; returns the function that replays it."""
@@ -103,7 +103,7 @@ class Rung:
 
     def add_parts(self, parts: Sequence[Device]) -> None:
         """Capture all segments on each part of the device; if one capture fails, keep none of them."""
-        whole, part_runs, before = self._runs[WHOLE], {}, len(self._bound)
+        whole, part_runs, bound_before = self._runs[WHOLE], {}, len(self._bound)
         try:
             for part, device in enumerate(parts, 1):
                 part_runs[part] = [
@@ -111,7 +111,7 @@ class Rung:
                     for index, segment in enumerate(self._segments)
                 ]
         except BaseException:
-            del self._bound[before:]  # the new sessions, which take memory
+            del self._bound[bound_before:]  # the new sessions, which take memory
             raise
         self._runs |= part_runs
 
@@ -154,11 +154,11 @@ class Rung:
             values.tensors[name] = self._device.clone(self.tensors[name])
 
     def own(self, name: str, values: DeviceValues) -> None:
-        """Note that the content of the tensor *name* now belongs to *values*."""
+        """Record that the content of the tensor *name* now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
 
     def clear(self, names: Collection[str]) -> None:
-        """Fill the tensors of these names with zeros, in the order of computing."""
+        """Fill the tensors of these names with zeros, in the order of the lane's work."""
         for name in names:
             self.tensors[name][...] = 0
 

@@ -27,7 +27,8 @@ SHARED_FROM_BYTES = 1024
 COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 """Nodes that ONNX Runtime inserts between host and device."""
 _COPIES_KEY = "weft.copies"
-_SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})
+"""Metadata key of a segment's file that is set if the segment copies between host and device."""
+_SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})  # weights of other types may be sizes
 
 
 class DeviceWeights:
@@ -43,16 +44,16 @@ class DeviceWeights:
     def of(self, path: Path) -> dict[str, Any]:
         """The large weights of the model in a file, by name; weights that are not on the device yet are uploaded."""
         model = load(path)
-        wanted = [weight for weight in model.graph.initializer if _is_shared(weight)]
-        if new := [weight for weight in wanted if weight.name not in self._values]:
-            self._add(new, path.parent)
-        return {weight.name: self._values[weight.name] for weight in wanted}
+        shared = [weight for weight in model.graph.initializer if _is_shared(weight)]
+        if missing := [weight for weight in shared if weight.name not in self._values]:
+            self._add(missing, path.parent)
+        return {weight.name: self._values[weight.name] for weight in shared}
 
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
         """Upload weights; *folder*: of their external files."""
         arrays = [read_tensor(weight, folder) for weight in weights]
-        rooms = self.room([(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)])
-        for name, array, tensor in zip([weight.name for weight in weights], arrays, rooms, strict=True):
+        tensors = self.room([(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)])
+        for name, array, tensor in zip([weight.name for weight in weights], arrays, tensors, strict=True):
             self._device.fill(tensor, array)
             self._values[name] = self._device.shared(tensor)
         self._device.finish()
@@ -125,11 +126,11 @@ class DeviceSegment(Protocol):
         ...
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment bound to tensors of the device, by name."""
+        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
         ...
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Arrays as inputs of ``run_loose``."""
+        """Convert arrays to inputs of ``run_loose``."""
         ...
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
@@ -166,7 +167,7 @@ def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = F
 
 
 def mark_copies(model: OnnxModel) -> None:
-    """Note in the metadata of a segment's model that it copies between host and device."""
+    """Mark in the metadata of a segment's model that it copies between host and device."""
     entry = model.metadata_props.add()
     entry.key, entry.value = _COPIES_KEY, "1"
 
@@ -229,8 +230,8 @@ class SegmentSession:
     def open(self) -> None:
         """Open the session, if it is not open."""
         if self._opened is None:
-            path, weights, last = self._file
-            self._opened = open_on(self._device, path, channels_last=last, weights=weights)
+            path, weights, channels_last = self._file
+            self._opened = open_on(self._device, path, channels_last=channels_last, weights=weights)
 
     @property
     def copies(self) -> bool:
@@ -244,8 +245,8 @@ class SegmentSession:
         """
         if self._device.kind == HOST_KIND:
             return []
-        where = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
-        return [value.name for value, memory in where if memory.name.lower() == HOST_KIND]
+        placed = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
+        return [value.name for value, memory in placed if memory.name.lower() == HOST_KIND]
 
     def again(self, device: Device) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
@@ -266,29 +267,30 @@ class SegmentSession:
         with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
             source.write(model.SerializeToString())
             source.flush()
-            path, weights, last = Path(source.name), self._file.weights, self._file.channels_last
-            if copies_in(self._device, path, channels_last=last, fold=True):
+            path, (_, weights, channels_last) = Path(source.name), self._file
+            if copies_in(self._device, path, channels_last=channels_last, fold=True):
                 raise StillCopies("it copies between host and device in its middle")
-            session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
+            session = open_on(self._device, path, fold=True, channels_last=channels_last, weights=weights)
         segment = SegmentSession(self._device, self.spec, self._file, session)
         if names := segment._read_on_host():
             raise StillCopies(f"it reads {', '.join(names)} on the host")
         return segment
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment bound to tensors of the device, by name."""
+        """Bind the inputs and outputs of the segment to tensors of the device, by name; *types*: as for ``fixed``."""
         device, binding = self._device, self._session.io_binding()
 
         def bind(names: Sequence[str], bind_tensor: Callable[..., None]) -> None:
             for name in names:
                 tensor = tensors[name]
+                # numpy has no bfloat16, so ONNX's number of the type is passed instead
                 kind = types[name] if types[name] == ElementType.BFLOAT16 else numpy_dtype(types[name])
                 bind_tensor(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
 
         bind(self.spec.inputs, binding.bind_input)
         bind(self.spec.outputs, binding.bind_output)
-        stale, bound = self._read_on_host(), BoundSegment(self._session, binding, self._options)
-        return ReboundSegment(device, bound, partial(bind, stale, binding.bind_input)) if stale else bound
+        read_on_host, bound = self._read_on_host(), BoundSegment(self._session, binding, self._options)
+        return ReboundSegment(device, bound, partial(bind, read_on_host, binding.bind_input)) if read_on_host else bound
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
         """Run the segment on values of ONNX Runtime, of any shapes; the outputs are on the device."""
@@ -303,7 +305,7 @@ class SegmentSession:
         return dict(zip(self.spec.outputs, binding.get_outputs(), strict=True))
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Arrays as values of ONNX Runtime on the device."""
+        """Convert arrays to values of ONNX Runtime on the device."""
         kind, index = self._device.kind, self._device.index
         return {name: ort.OrtValue.ortvalue_from_numpy(array, kind, index) for name, array in arrays.items()}
 

@@ -25,36 +25,37 @@ def with_attention(steps: Sequence[TorchStep], outputs: Sequence[str], weights: 
     outputs: names of the outputs of the graph.
     """
     graph = _Steps(steps, outputs, weights)
-    kept, wanted = list[TorchStep](), set(outputs)
+    kept_steps, needed = list[TorchStep](), set(outputs)
     for step in reversed(steps):
-        if not wanted.isdisjoint(step.outputs):
-            kept.append(graph.attention_at(step) or step)
-            wanted.update(name for name in kept[-1].arguments if isinstance(name, str))
-    return kept[::-1]
+        if not needed.isdisjoint(step.outputs):
+            kept_steps.append(graph.attention_at(step) or step)
+            needed.update(name for name in kept_steps[-1].arguments if isinstance(name, str))
+    return kept_steps[::-1]
 
 
 class _Steps:
-    """Steps by the tensors that they produce."""
+    """The steps of a graph, by the tensors that they produce."""
 
     def __init__(self, steps: Sequence[TorchStep], outputs: Sequence[str], weights: Mapping[str, Array]) -> None:
         self._weights = weights
-        self._makers = {step.outputs[0]: step for step in steps}
+        self._producers = {step.outputs[0]: step for step in steps}
         self._reads = Counter([*outputs, *(name for step in steps for name in step.arguments)])
 
     def attention_at(self, last: TorchStep) -> TorchStep | None:
         """The fused step for the attention that ends with the step *last*; None if there is no attention."""
-        softmax = self._maker(last.arguments[0], "Softmax") if last.operator == "MatMul" else None
+        softmax = self._producer(last.arguments[0], "Softmax") if last.operator == "MatMul" else None
         if softmax is None:
             return None
-        scores, mask = self._product(softmax.arguments[0]), None
-        if scores is None and (added := self._maker(softmax.arguments[0], "Add")) is not None:
-            products = [self._product(name) for name in added.arguments]
-            if (place := next((at for at, product in enumerate(products) if product is not None), None)) is None:
+        scaled, mask = self._scaled_product(softmax.arguments[0]), None
+        if scaled is None and (addition := self._producer(softmax.arguments[0], "Add")) is not None:
+            products = [self._scaled_product(name) for name in addition.arguments]
+            if (side := next((index for index, product in enumerate(products) if product is not None), None)) is None:
                 return None
-            scores, mask = products[place], added.arguments[1 - place]
-        if scores is None:
+            scaled, mask = products[side], addition.arguments[1 - side]
+        if scaled is None:
             return None
-        product, scale = scores
+        product, scale = scaled
+        # The default axis of Softmax, since opset 13 and before.
         axis = softmax.context.get("axis", -1 if softmax.context.version >= 13 else 1)
         attributes = {"scale": scale, "axis": axis, "softmax": partial(softmax.function, softmax.context)}
         return last._replace(
@@ -64,15 +65,15 @@ class _Steps:
             arguments=(*product.arguments, last.arguments[1], mask),
         )
 
-    def _maker(self, name: Any, *operators: str) -> TorchStep | None:
+    def _producer(self, name: Any, *operators: str) -> TorchStep | None:
         """The step that produces *name*, if it is one of *operators* and only one step reads the tensor; else None."""
-        step = self._makers.get(name)
+        step = self._producers.get(name)
         return step if step is not None and step.operator in operators and self._reads[name] == 1 else None
 
-    def _product(self, name: Any) -> tuple[TorchStep, float] | None:
+    def _scaled_product(self, name: Any) -> tuple[TorchStep, float] | None:
         """The MatMul whose result, times a constant factor, is the tensor *name*, and that factor; else None."""
         scale = 1.0
-        while (step := self._maker(name, "Mul", "Div")) is not None:
+        while (step := self._producer(name, "Mul", "Div")) is not None:
             name, factor = step.arguments
             if step.operator == "Mul" and name in self._weights:
                 name, factor = factor, name
@@ -80,21 +81,22 @@ class _Steps:
             if number is None or number.size != 1 or number.ndim > 1 or not number.item():
                 return None
             scale = scale * number.item() if step.operator == "Mul" else scale / number.item()
-        product = self._maker(name, "MatMul")
+        product = self._producer(name, "MatMul")
         return None if product is None else (product, scale)
 
 
-def scaled_attention(t: TorchNode, queries: Any, turned_keys: Any, values: Any, mask: Any) -> Any:
+def scaled_attention(t: TorchNode, queries: Any, transposed_keys: Any, values: Any, mask: Any) -> Any:
     """Softmax of the scaled product of queries and transposed keys plus the mask, times the values."""
     rank = queries.dim()
-    alike = queries.shape[:-2] == turned_keys.shape[:-2] == values.shape[:-2] and rank > 2
-    alike = alike and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)
-    if alike and mask is not None:
-        sizes = (*queries.shape[:-1], turned_keys.shape[-1])
-        alike = all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(sizes), strict=False))
-        mask = mask.expand(sizes) if alike else mask
-    if alike:
-        keys = turned_keys.transpose(-1, -2)
+    supported = queries.shape[:-2] == transposed_keys.shape[:-2] == values.shape[:-2] and rank > 2
+    supported = supported and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)
+    if supported and mask is not None:
+        sizes = (*queries.shape[:-1], transposed_keys.shape[-1])
+        pairs = zip(reversed(mask.shape), reversed(sizes), strict=False)
+        supported = all(size in (1, full_size) for size, full_size in pairs)
+        mask = mask.expand(sizes) if supported else mask
+    if supported:
+        keys = transposed_keys.transpose(-1, -2)
         return t.nn.scaled_dot_product_attention(queries, keys, values, mask, scale=t.get("scale"))
-    scores = t.torch.matmul(queries, turned_keys) * t.get("scale")
+    scores = t.torch.matmul(queries, transposed_keys) * t.get("scale")
     return t.torch.matmul(t.get("softmax")(scores if mask is None else scores + mask), values)

@@ -53,21 +53,21 @@ class PackageWriter:
         dtype = PRECISIONS[job.precision]
         model = folded(load(job.model, weights=True), job.shapes_at(rows))
         module = OnnxModule(model, dtype, channels_last=dtype is not None).to(job.device)
-        inputs, outputs = (tuple(name for name, _ in ends) for ends in (module.inputs, module.outputs))
-        names = Manifest(inputs=inputs, outputs=outputs)
+        inputs, outputs = (tuple(name for name, _ in named) for named in (module.inputs, module.outputs))
+        empty_manifest = Manifest(inputs=inputs, outputs=outputs)
         with torch.no_grad():
             exported = torch.export.export(module, example(job, module, rows), strict=False)
             tensors = {**exported.state_dict, **exported.constants}
             with self._locked():
-                manifest = self._read() or names
+                manifest = self._read() or empty_manifest
                 weights = dict(manifest.weights)
                 digests = {name: self._store(tensor, weights) for name, tensor in tensors.items()}
                 self._write(manifest.model_copy(update={"weights": weights}))
-            archive = self._folder / f"{names.folder(rows)}.pt2"
+            archive = self._folder / f"{empty_manifest.folder(rows)}.pt2"
             aoti_compile_and_package(exported, package_path=str(archive), inductor_configs=SETTINGS)
-        unpack(archive, self._folder / names.folder(rows))
+        unpack(archive, self._folder / empty_manifest.folder(rows))
         with self._locked():
-            manifest = self._read() or names
+            manifest = self._read() or empty_manifest
             self._write(manifest.model_copy(update={"constants": {**manifest.constants, rows: digests}}))
 
     @contextmanager
@@ -93,13 +93,13 @@ class PackageWriter:
         if not (tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)):
             raise ValueError(f"a weight of the shape {list(tensor.shape)} lies with strides {tensor.stride()}")
         content = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-        about = (NUMBERED[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
-        digest = hashlib.sha256(repr(about).encode() + content.tobytes()).hexdigest()
+        layout = (NUMBERED[tensor.dtype], tuple(tensor.shape), tuple(tensor.stride()))
+        digest = hashlib.sha256(repr(layout).encode() + content.tobytes()).hexdigest()
         if digest not in weights:
             with (self._folder / WEIGHTS).open("ab") as file:
-                place = file.tell()
+                offset = file.tell()
                 file.write(content.tobytes())
-            weights[digest] = StoredWeight(offset=place, kind=about[0], shape=about[1], strides=about[2])
+            weights[digest] = StoredWeight(offset=offset, kind=layout[0], shape=layout[1], strides=layout[2])
         return digest
 
 

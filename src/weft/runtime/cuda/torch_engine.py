@@ -46,19 +46,21 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     pieces = OpenPieces(device, whole, {segment.spec: segment}, segment.weights)
     rungs = [pieces.rung(rows) for rows in sizes]
     times_s = {rung.rows: rung.timed(0) for rung in rungs}
-    taken_s = {rows: (next(times_s[size] for size in sizes if size >= rows),) for rows in range(1, sizes[-1] + 1)}
-    used = max(0, free_bytes - device.memory()[0])
-    model = pieces.model(rungs, times_s=taken_s, memory_bytes=used)
-    far = _far(model, path, options, sizes)
-    if far > WITHIN[options.precision]:
+    # A batch takes as long as the next larger size that was compiled.
+    by_rows_s = {rows: (next(times_s[size] for size in sizes if size >= rows),) for rows in range(1, sizes[-1] + 1)}
+    used_bytes = max(0, free_bytes - device.memory()[0])
+    model = pieces.model(rungs, times_s=by_rows_s, memory_bytes=used_bytes)
+    deviation = _deviation(model, path, options, sizes)
+    if deviation > WITHIN[options.precision]:
         model.close()
-        raise ModelError(f"compiled, it differs from float32 by {far:.1e} of the largest output")
-    gain, compared = _gain(blueprint, times_s)
-    if gain <= 1 and options.engine != COMPILED:
+        raise ModelError(f"compiled, it differs from float32 by {deviation:.1e} of the largest output")
+    speedup, comparison = _speedup(blueprint, times_s)
+    if speedup <= 1 and options.engine != COMPILED:
         model.close()
-        raise ModelError(f"compiled, it is slower: {compared}")
+        raise ModelError(f"compiled, it is slower: {comparison}")
     model.timing = replace(model.timing, engine="compiled")
-    model.remarks = (*blueprint.remarks, f"compiled, in one piece: {compared}; differs from float32 by {far:.1e}")
+    remark = f"compiled, in one piece: {comparison}; differs from float32 by {deviation:.1e}"
+    model.remarks = (*blueprint.remarks, remark)
     return model
 
 
@@ -79,26 +81,27 @@ def _segment(
     return segment
 
 
-def _far(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[int]) -> float:
+def _deviation(model: DeviceModel, path: Path, options: LoadOptions, sizes: Sequence[int]) -> float:
     """The largest difference of answers from float32 on the CPU, for one row and for the largest batch."""
     session = open_model(path, max(4, options.threads))
     names = [spec.name for spec in model.outputs]
 
-    def far(feed: dict[str, Array]) -> float:
+    def deviation_of(feed: dict[str, Array]) -> float:
         outputs = model.run(feed)
         return difference(dict(zip(names, session.run(names, feed), strict=True)), outputs)
 
+    # ``sizes[1:][-1:]``: the largest size, and nothing if 1 is the only one.
     feeds = [unseen(model.blueprint), *(random_batch(model.blueprint, rows) for rows in sizes[1:][-1:])]
-    return max(map(far, feeds))
+    return max(map(deviation_of, feeds))
 
 
-def _gain(blueprint: Blueprint, times_s: Mapping[int, float]) -> tuple[float, str]:
+def _speedup(blueprint: Blueprint, times_s: Mapping[int, float]) -> tuple[float, str]:
     """How many times faster the compiled model is than ONNX Runtime (geometric mean), and both times in words.
 
     times_s: rows of a batch -> seconds of the compiled model.
     """
-    before_s = {rows: sum(blueprint.times_s[rows]) for rows in times_s}
-    ratios = [before_s[rows] / max(1e-9, took_s) for rows, took_s in times_s.items()]
-    ends = dict.fromkeys((min(times_s), max(times_s)))
-    compared = [f"{times_s[n] * 1e3:.3g} ms for {n} rows, {before_s[n] * 1e3:.3g} in ONNX Runtime" for n in ends]
-    return exp(sum(map(log, ratios)) / len(ratios)), "; ".join(compared)
+    ort_s = {rows: sum(blueprint.times_s[rows]) for rows in times_s}
+    ratios = [ort_s[rows] / max(1e-9, took_s) for rows, took_s in times_s.items()]
+    extremes = dict.fromkeys((min(times_s), max(times_s)))
+    comparisons = [f"{times_s[n] * 1e3:.3g} ms for {n} rows, {ort_s[n] * 1e3:.3g} in ONNX Runtime" for n in extremes]
+    return exp(sum(map(log, ratios)) / len(ratios)), "; ".join(comparisons)

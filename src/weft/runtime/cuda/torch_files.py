@@ -93,7 +93,7 @@ class ProgramSegment:
         return _BoundProgram(self._program, self._piece, sources, targets)
 
     def _view(self, name: str, tensor: Tensor) -> Any:
-        """A tensor between segments in torch's memory layout."""
+        """A tensor between segments as torch computed it: with the channels last in memory, if they were."""
         value = as_torch(tensor)
         if name not in self._program.channels_last:
             return value
@@ -118,17 +118,18 @@ class ProgramSegment:
 
 def _place_weights(program: TorchProgram, device: Device) -> DeviceWeights:
     """Move the weights of a program to a device, into memory that can be evicted; the program uses them from now on."""
-    weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
-    last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
-    shapes = {name: tuple(weight.shape) for name, weight in held.items()}
-    shapes |= {name: tuple(held[name].permute(0, 2, 3, 1).shape) for name in last}
-    rooms = weights.room([(shapes[name], numbered(weight)) for name, weight in held.items()]) if held else []
-    for name, room in zip(held, rooms, strict=True):
-        place = as_torch(room).permute(0, 3, 1, 2) if name in last else as_torch(room)
-        place.copy_(held[name])
-        held[name] = place
+    weights, placed = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
+    channels_last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
+    shapes = {name: tuple(weight.shape) for name, weight in placed.items()}
+    # Memory in the order that convolutions want, seen in torch's order of axes.
+    shapes |= {name: tuple(placed[name].permute(0, 2, 3, 1).shape) for name in channels_last}
+    tensors = weights.room([(shapes[name], numbered(weight)) for name, weight in placed.items()]) if placed else []
+    for name, tensor in zip(placed, tensors, strict=True):
+        target = as_torch(tensor).permute(0, 3, 1, 2) if name in channels_last else as_torch(tensor)
+        target.copy_(placed[name])
+        placed[name] = target
     device.finish()
-    program.hold(held)
+    program.hold(placed)
     return weights
 
 
@@ -146,28 +147,28 @@ class ProgramFile:
 
     def built(self) -> DeviceModel:
         """Read, cut, capture and measure the program as the device will serve it."""
-        free = self.device.memory()[0]
+        free_bytes = self.device.memory()[0]
         if self.options.exits:
             raise ModelError("exits are for ONNX files; export it as one")
         exported = read_program(self.path)
-        plain = TorchProgram(exported, "cpu")
-        blueprint = self._meaning(plain)
-        wanted = self._expected_outputs(plain, unseen(blueprint))
-        self._place(exported, random_batch(blueprint, 1))
-        workshop = ModelPreparation(self.device, self, self.options, self.allowance)
-        return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
+        host_program = TorchProgram(exported, "cpu")
+        blueprint = self._read_blueprint(host_program)
+        expected = self._expected_outputs(host_program, unseen(blueprint))
+        self._move_to_device(exported, random_batch(blueprint, 1))
+        preparation = ModelPreparation(self.device, self, self.options, self.allowance)
+        return preparation.built(blueprint, self._judge_rows(blueprint), expected, free_bytes)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """The model of a blueprint from the cache."""
-        free = self.device.memory()[0]
-        self._place(read_program(self.path), random_batch(blueprint, 1))
-        return self.opened(blueprint).assembled(free)
+        free_bytes = self.device.memory()[0]
+        self._move_to_device(read_program(self.path), random_batch(blueprint, 1))
+        return self.opened(blueprint).assembled(free_bytes)
 
     def clear(self, blueprint: Blueprint) -> None:
         """Do nothing: no files were written."""
 
-    def _meaning(self, program: TorchProgram) -> Blueprint:
-        """The blueprint in one piece."""
+    def _read_blueprint(self, program: TorchProgram) -> Blueprint:
+        """The blueprint of the program, without segments; ``ModelError`` if it cannot be served."""
         inputs, outputs = (tuple(map(_spec, tensors)) for tensors in (program.inputs, program.outputs))
         shapes, missing = warm_shapes(program.inputs, self.options.shapes)
         if missing:
@@ -179,52 +180,52 @@ class ProgramFile:
 
     def _bound_rows(self, program: TorchProgram) -> None:
         """Limit batches to the rows that the program was exported for."""
-        most, asked = program.most_rows(), self.options.max_batch
-        if asked is not None and most is not None and asked > most:
-            raise ModelError(f"max_batch is {asked}, but it was exported for at most {most} rows")
-        if asked is None and most is not None and most < LARGEST_UNASKED:
+        most, requested = program.most_rows(), self.options.max_batch
+        if requested is not None and most is not None and requested > most:
+            raise ModelError(f"max_batch is {requested}, but it was exported for at most {most} rows")
+        if requested is None and most is not None and most < LARGEST_UNASKED:
             self.options = dataclasses.replace(self.options, max_batch=most)
 
-    def _expected_outputs(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
+    def _expected_outputs(self, program: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of the unconverted program on the CPU."""
         self.allowance.check()
-        plain.hold({name: weight.cpu() for name, weight in plain.weights.items()})
-        given = {name: torch.from_numpy(array) for name, array in feed.items()}
+        program.hold({name: weight.cpu() for name, weight in program.weights.items()})
+        tensors = {name: torch.from_numpy(array) for name, array in feed.items()}
         try:
             with torch.inference_mode():
-                outputs = plain.run(plain.piece(0, len(plain.nodes)), given)
+                outputs = program.run(program.piece(0, len(program.nodes)), tensors)
         except Exception as error:  # operators raise whatever they like
             raise ModelError(f"it fails on made-up inputs: {first_line(error)}") from error
         return {name: output.numpy() for name, output in outputs.items()}
 
-    def _place(self, exported: Any, feed: Mapping[str, Array]) -> None:
+    def _move_to_device(self, exported: Any, feed: Mapping[str, Array]) -> None:
         """Move the program to the device, and observe the tensors between its nodes."""
         self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
         self.weights = _place_weights(self.program, self.device)
-        given = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
+        tensors = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:
             with torch.inference_mode():
-                self._sizes_bytes, self._guesses = self.program.observed(given)
+                self._sizes_bytes, self._guesses_s = self.program.observed(tensors)
         except Exception as error:  # operators raise whatever they like
             precision = self.options.precision
             raise ModelError(f"it fails on {self.device.name} in {precision}: {first_line(error)}") from error
         self.device.finish()
 
-    def _verdict(self, blueprint: Blueprint) -> Verdict:
+    def _judge_rows(self, blueprint: Blueprint) -> Verdict:
         """Whether rows may be computed together; only the options can state that, as programs are not analysed."""
         reason = unbatchable(blueprint, blueprint.warm_shapes or {})
         if reason is None and not self.options.independent_rows and self.options.max_batch != 1:
             reason = 'whether rows depend on one another is not seen in programs; say rows = "independent" if not'
         return Verdict(reason)
 
-    # As the workshop cuts it
+    # The members of ``Divisible``
 
     @property
     def half(self) -> bool:
         return self.program.half
 
     def guessed_s(self) -> list[float]:
-        return self._guesses
+        return self._guesses_s
 
     def crossing(self) -> list[int | None]:
         return self.program.crossing(self._sizes_bytes)

@@ -58,7 +58,7 @@ def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
             value.type.tensor_type.ClearField("shape")
     del model.graph.value_info[:]
     model = _without_constants(model)
-    # functions are inlined after the first folding
+    # ONNX Runtime inlines functions only after it has folded constants, so what they contain needs a second pass.
     return _without_constants(model) if any(node.op_type == "Shape" for node in model.graph.node) else model
 
 
@@ -93,7 +93,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         self.steps = with_attention(steps, [name for name, _ in self.outputs], self._arrays)
         read = {argument for step in self.steps for argument in step.arguments if isinstance(argument, Name)}
         for name in sorted(self._arrays.keys() & (read | {name for name, _ in self.outputs})):
-            self._hold(name, self._arrays[name])
+            self._register_weight(name, self._arrays[name])
         del self._arrays
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         tensors |= zip((name for name, _ in self.inputs), map(self._cast, inputs), strict=True)
         device = inputs[0].device if inputs else None
         for step in self.steps:
-            arguments = [self._argument(step, place, tensors, device) for place in range(len(step.arguments))]
+            arguments = [self._argument(step, position, tensors, device) for position in range(len(step.arguments))]
             try:
                 result = step.function(step.context, *arguments)
             except ModelError as error:
@@ -115,36 +115,35 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         """The step of a node; *versions*: the opset of each domain."""
         entry = find(qualified(node))
         assert entry.torch is not None
-        attributes = {name: _plain(value) for name, value in Attributes(node).values().items()}
+        attributes = {name: _text_attribute(value) for name, value in Attributes(node).values().items()}
         if entry.name == "Cast" and attributes.get("to") == ElementType.FLOAT and self.dtype is not None:
             attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
         if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
             attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
             attributes |= {} if index.ndim else {"place": int(index)}
-        arguments = tuple(self._given(name, place in entry.torch_numbers) for place, name in enumerate(node.input))
+        numbers = entry.torch_numbers
+        arguments = tuple(self._parse_argument(name, place in numbers) for place, name in enumerate(node.input))
         context = TorchNode(torch, attributes, len(node.output), versions.get(node.domain, 1))
-        return TorchStep(
-            node_name(node), entry.name, entry.torch, context, arguments, entry.torch_numbers, tuple(node.output)
-        )
+        return TorchStep(node_name(node), entry.name, entry.torch, context, arguments, numbers, tuple(node.output))
 
-    def _given(self, name: str, as_numbers: bool) -> Any:
+    def _parse_argument(self, name: str, as_numbers: bool) -> Any:
         """An argument of a step: None if left out, a constant as numbers if *as_numbers*, else the tensor's name."""
         if not name:
             return None
         stored = self._arrays.get(name) if as_numbers else None
         return Name(name) if stored is None else tuple(stored.ravel().tolist())
 
-    def _argument(self, step: TorchStep, place: int, tensors: Mapping[str, Any], device: Any) -> Any:
-        """The value of argument number *place* of a step; ``ModelError`` if a shape depends on computed values."""
-        given = step.arguments[place]
-        if not isinstance(given, Name):
-            return given
-        value = tensors[given]
-        if place not in step.numbers:
+    def _argument(self, step: TorchStep, position: int, tensors: Mapping[str, Any], device: Any) -> Any:
+        """The value of argument number *position* of a step; ``ModelError`` if a shape depends on computed values."""
+        argument = step.arguments[position]
+        if not isinstance(argument, Name):
+            return argument
+        value = tensors[argument]
+        if position not in step.numbers:
             return self._tensor(value, device)
         if not isinstance(value, tuple):
             raise ModelError(
-                f"{step.label} ({step.operator}): its input {given!r} is computed from values, which decide a shape"
+                f"{step.label} ({step.operator}): its input {argument!r} is computed from values, which decide a shape"
             )
         return value
 
@@ -156,10 +155,10 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are no
         """A tensor in the module's number type, and images in its memory layout."""
         if self.dtype is not None and value.dtype == torch.float32:
             value = value.to(self.dtype)
-        spatial = self.channels_last and value.dim() == 4 and value.is_floating_point()
-        return value.contiguous(memory_format=torch.channels_last) if spatial else value
+        is_image = self.channels_last and value.dim() == 4 and value.is_floating_point()
+        return value.contiguous(memory_format=torch.channels_last) if is_image else value
 
-    def _hold(self, name: str, array: Array) -> None:
+    def _register_weight(self, name: str, array: Array) -> None:
         """Register a weight as a buffer of the module."""
         self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
         tensor = as_torch(np.array(array))
@@ -192,6 +191,6 @@ def _type(value: Any) -> Any:
     return TYPES[number]
 
 
-def _plain(value: Any) -> Any:
-    """An attribute's value, with bytes as text."""
+def _text_attribute(value: Any) -> Any:
+    """An attribute's value; bytes are decoded as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -67,23 +67,23 @@ class PackagedSegment:
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
         self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
-        self._tensors = self._placed()
+        self._tensors = self._upload_weights()
         self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
         """Shapes of the inputs -> the package for them."""
         self._module: tuple[Any, Any] = (None, None)
         """The last shapes without a package, and the module that was made for them."""
 
-    def _placed(self) -> dict[str, Any]:
+    def _upload_weights(self) -> dict[str, Any]:
         """The weights in memory of the device that can be evicted, by digest."""
-        stored, content = self._manifest.weights, _mapped(self._folder / WEIGHTS)
+        stored, content = self._manifest.weights, _map_file(self._folder / WEIGHTS)
         sizes = {digest: _bytes_of(weight) for digest, weight in stored.items()}
-        rooms = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
-        placed = {}
-        for (digest, weight), room in zip(stored.items(), rooms, strict=True):
-            self._device.fill(room, np.array(content[weight.offset : weight.offset + sizes[digest]]))
-            placed[digest] = as_torch(room).view(TYPES[weight.kind]).as_strided(weight.shape, weight.strides)
+        tensors = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
+        weights = {}
+        for (digest, weight), tensor in zip(stored.items(), tensors, strict=True):
+            self._device.fill(tensor, np.array(content[weight.offset : weight.offset + sizes[digest]]))
+            weights[digest] = as_torch(tensor).view(TYPES[weight.kind]).as_strided(weight.shape, weight.strides)
         self._device.finish()
-        return placed
+        return weights
 
     def add(self, rows: int, shapes: Shapes) -> None:
         """Load the package of a batch size; *shapes*: of its inputs."""
@@ -143,7 +143,7 @@ class PackagedSegment:
         return array
 
 
-def _mapped(path: Path) -> Any:
+def _map_file(path: Path) -> Any:
     """The bytes of a file, mapped; empty if there is no such file."""
     return np.memmap(path, np.uint8, "r") if path.is_file() and path.stat().st_size else np.empty(0, np.uint8)
 

@@ -61,7 +61,7 @@ class ProgramPiece(NamedTuple):
     outputs: tuple[str, ...]
     sizes: Mapping[str, tuple[str, int]]
     """Size that an earlier node computed -> an input of the piece, and its axis of the same size."""
-    last: bool
+    last: bool  # whether its outputs are those of the program
 
 
 class NoCut(Exception):
@@ -83,13 +83,13 @@ def read_program(path: Path) -> Any:
 
 
 class TorchProgram:
-    """A program on a device; *dtype*: the type that floats are converted to, None: none."""
+    """A program on a device; *dtype*: the type that floats are converted to; None: they stay."""
 
     def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
         self._exported = exported
         self.device, self.dtype = torch.device(device), dtype
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
-        self._given = {tensor.node: tensor for tensor in self.inputs}
+        self._inputs_by_node = {tensor.node: tensor for tensor in self.inputs}
         self.weights: dict[str, Any] = _weights(exported)
         """Node -> its weight; the caller moves the weights to the device (``hold``)."""
         self._constants = _constants(exported)
@@ -97,16 +97,19 @@ class TorchProgram:
         nodes = [node for node in nodes if not _is_check(node)]
         self._fixed = _constant_nodes(nodes, {*self.weights, *self._constants})
         self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
-        self._ended = next(node for node in exported.graph.nodes if node.op == "output")
-        self._position = {node.name: at for at, node in enumerate(self.nodes)}
-        ends = [
-            (source.name, at) for at, node in enumerate((*self.nodes, self._ended)) for source in node.all_input_nodes
+        self._output_node = next(node for node in exported.graph.nodes if node.op == "output")
+        self._position = {node.name: index for index, node in enumerate(self.nodes)}
+        reads = [
+            (source.name, index)
+            for index, node in enumerate((*self.nodes, self._output_node))
+            for source in node.all_input_nodes
         ]
-        self._last_use = dict(ends)
+        self._last_use = dict(reads)
         """Node -> the index of the last node that reads it; the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
         """Tensors whose channels come last in memory, as of the last observed run."""
         self._held: dict[str, Any] = {}
+        """Node -> its value that is the same in every run: weights, constants and what is computed from them alone."""
 
     @property
     def half(self) -> bool:
@@ -122,7 +125,7 @@ class TorchProgram:
         return self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
 
     def spatial(self) -> frozenset[str]:
-        """Names of the weights of two-dimensional convolutions."""
+        """Names of the weights of two-dimensional convolutions, for which the layout in memory matters."""
         users = [node for node in self.nodes if _operator_name(node) in _CONVOLUTIONS]
         names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
@@ -146,69 +149,69 @@ class TorchProgram:
     def piece(self, start: int, end: int) -> ProgramPiece:
         """The nodes from cut *start* to cut *end*; ``NoCut`` if a value crosses that is neither a tensor nor a size."""
         nodes, last = self.nodes[start:end], end == len(self.nodes)
-        read = [source for node in (*nodes, *((self._ended,) if last else ())) for source in node.all_input_nodes]
-        needed = dict.fromkeys(source for source in read if not self._made_in(source, start, end))
+        read = [source for node in (*nodes, *((self._output_node,) if last else ())) for source in node.all_input_nodes]
+        needed = dict.fromkeys(source for source in read if not self._is_available(source, start, end))
         tensors = [source for source in needed if _is_tensor(source)]
         sizes: dict[str, tuple[str, int]] = {}
-        before: dict[str, Node] = {}
+        recomputed: dict[str, Node] = {}
         for value in needed:
             if not _is_tensor(value):
-                self._find(value, tensors, sizes, before)
+                self._recover_size(value, tensors, sizes, recomputed)
         inputs = dict.fromkeys((*(tensor.name for tensor in tensors), *(name for name, _ in sizes.values())))
-        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._leaving(start, end))
-        kept = {output.node for output in self.outputs} if last else set(outputs)
-        return ProgramPiece(_steps([*before.values(), *nodes], kept), tuple(inputs), outputs, sizes, last)
+        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._crossing_tensors(start, end))
+        kept_names = {output.node for output in self.outputs} if last else set(outputs)
+        return ProgramPiece(_steps([*recomputed.values(), *nodes], kept_names), tuple(inputs), outputs, sizes, last)
 
-    def _made_in(self, node: Node, start: int, end: int) -> bool:
-        """Whether a node's value need not cross the cut *start*: it is constant, or computed before *end*."""
+    def _is_available(self, node: Node, start: int, end: int) -> bool:
+        """Whether a node's value need not be passed to the piece: it is constant, or computed from *start* to *end*."""
         held = node.name in self._fixed or node.name in self.weights or node.name in self._constants
         return held or start <= self._position.get(node.name, -1) < end
 
-    def _find(
-        self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], before: dict[str, Node]
+    def _recover_size(
+        self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], recomputed: dict[str, Node]
     ) -> None:
         """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again.
 
-        Adds the size to *sizes* or, with the sizes that it is computed from, to *before*; ``NoCut`` if neither works.
+        Adds the size to *sizes*, or to *recomputed* with the sizes that it is computed from; ``NoCut`` if that fails.
         """
-        if size.name in sizes or size.name in before:
+        if size.name in sizes or size.name in recomputed:
             return
         if not _is_size(size):
             raise NoCut(f"{size.name} is no tensor")
-        wanted = str(size.meta["val"])
-        known = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
-        known += [(tensor.node, tensor.shape) for tensor in self.inputs]
-        for name, shape in known:
-            for at, dimension in enumerate(shape):
-                if str(dimension) == wanted:
-                    sizes[size.name] = (name, at)
+        expression = str(size.meta["val"])
+        known_shapes = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
+        known_shapes += [(tensor.node, tensor.shape) for tensor in self.inputs]
+        for name, shape in known_shapes:
+            for index, dimension in enumerate(shape):
+                if str(dimension) == expression:
+                    sizes[size.name] = (name, index)
                     return
         if not all(map(_is_size, size.all_input_nodes)) or not size.all_input_nodes:
             raise NoCut(f"{size.name} cannot be told from what crosses")
         for dimension in size.all_input_nodes:
-            self._find(dimension, tensors, sizes, before)
-        before[size.name] = size
+            self._recover_size(dimension, tensors, sizes, recomputed)
+        recomputed[size.name] = size
 
-    def _leaving(self, start: int, end: int) -> list[str]:
+    def _crossing_tensors(self, start: int, end: int) -> list[str]:
         """Tensors that nodes from *start* to *end* compute and later nodes read; sizes are recovered from shapes."""
-        leaving = []
+        crossing = []
         for node in self.nodes[start:end]:
             if _is_size(node) or self._last_use.get(node.name, -1) < end:
                 continue
             if not _is_tensor(node):
                 raise NoCut(f"{node.name} is no tensor")
-            leaving.append(node.name)
-        return leaving
+            crossing.append(node.name)
+        return crossing
 
     def crossing(self, sizes_bytes: Mapping[str, int]) -> list[int | None]:
         """For each cut, the two ends included, the bytes that cross it; None where no cut is possible.
 
         sizes_bytes: tensor -> its bytes.
         """
-        change = [0] * (len(self.nodes) + 2)
-        for at, node in enumerate(self.nodes):
-            change[at + 1] += sizes_bytes.get(node.name, 0)
-            change[max(at, self._last_use.get(node.name, at)) + 1] -= sizes_bytes.get(node.name, 0)
+        change = [0] * (len(self.nodes) + 2)  # cut -> bytes computed since the cut before, less those freed
+        for index, node in enumerate(self.nodes):
+            change[index + 1] += sizes_bytes.get(node.name, 0)
+            change[max(index, self._last_use.get(node.name, index)) + 1] -= sizes_bytes.get(node.name, 0)
         sums, last = list(accumulate(change))[:-1], len(self.nodes)
         return [
             crossing_bytes if cut in (0, last) or self._can_cut(cut) else None
@@ -223,15 +226,15 @@ class TorchProgram:
             self.piece(cut, len(self.nodes))
         except NoCut:
             return False
-        strange = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
-        return all(self._last_use.get(node.name, -1) < cut for node in strange)
+        others = [node for node in self.nodes[:cut] if not _is_tensor(node) and not _is_size(node)]
+        return all(self._last_use.get(node.name, -1) < cut for node in others)
 
     # Running
 
     def run(self, piece: ProgramPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece on these values; returns its outputs by name."""
-        env = {name: self.cast(values[name]) if name in self._given else values[name] for name in piece.inputs}
-        env |= {name: env[source].shape[at] for name, (source, at) in piece.sizes.items()}
+        env = {name: self.cast(values[name]) if name in self._inputs_by_node else values[name] for name in piece.inputs}
+        env |= {name: env[source].shape[index] for name, (source, index) in piece.sizes.items()}
         for node, forget in piece.steps:
             env[node.name] = self._value(node, env)
             for name in forget:
@@ -241,6 +244,7 @@ class TorchProgram:
         return {output.name: self._value_of(output.node, env).to(output.dtype) for output in self.outputs}
 
     def _value_of(self, name: str, env: Mapping[str, Any]) -> Any:
+        """The value of a node, from this run (*env*) or, if it is the same in every run, from ``_held``."""
         return env[name] if name in env else self._held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
@@ -253,8 +257,8 @@ class TorchProgram:
                 return self._value_of(value.name, env)
             if isinstance(value, torch.device):
                 return self.device
-            wide = self.dtype is not None and isinstance(value, torch.dtype) and value.is_floating_point
-            return self.dtype if wide else value
+            converted = self.dtype is not None and isinstance(value, torch.dtype) and value.is_floating_point
+            return self.dtype if converted else value
 
         target: Any = node.target
         return target(*map_aggregate(node.args, leaf), **map_aggregate(node.kwargs, leaf))
@@ -265,15 +269,15 @@ class TorchProgram:
         Returns the bytes of all tensors, by name, and the estimated seconds of each node.
         """
         env: dict[str, Any] = {name: self.cast(value) for name, value in values.items()}
-        guesses, last = [], set()
+        guesses_s, channels_last = [], set()
         for node in self.nodes:
             result = env[node.name] = self._value(node, env)
             read = [self._value_of(source.name, env) for source in node.all_input_nodes]
-            guesses.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
+            guesses_s.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
             if isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous():
-                last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
-        self.channels_last = frozenset(last)
-        return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses
+                channels_last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
+        self.channels_last = frozenset(channels_last)
+        return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses_s
 
 
 def _without_writing(exported: Any) -> Any:
@@ -288,6 +292,7 @@ def _without_writing(exported: Any) -> Any:
 
 
 def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
+    """The inputs that a request fills; ``ModelError`` if there are none."""
     named = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
     inputs = []
     for spec in exported.graph_signature.input_specs:
@@ -299,23 +304,25 @@ def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
 
 
 def _describe_tensor(name: str, node: Node, kind: str) -> ProgramTensor:
+    """Describe an input or output (*kind*); ``ModelError`` if it is no tensor of a type in ``DATATYPES``."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
-        what = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ModelError(f"its {kind} {name!r} is {what}; export it with tensors of {', '.join(DATATYPES.values())}")
+        type_name = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+        types = ", ".join(DATATYPES.values())
+        raise ModelError(f"its {kind} {name!r} is {type_name}; export it with tensors of {types}")
     shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
     return ProgramTensor(name, value.dtype, shape, node.name)
 
 
 def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
     """The outputs of a program, named by the keys of the mapping that it returns, else by numbers."""
-    ended = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
-    taken = {named.name for named in exported.graph.nodes}
+    output_node = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
+    taken_names = {named.name for named in exported.graph.nodes}
     outputs = []
-    for name, node in zip(_output_names(exported, len(ended.args[0])), ended.args[0], strict=True):
-        while name in taken and name != ended.name:
+    for name, node in zip(_output_names(exported, len(output_node.args[0])), output_node.args[0], strict=True):
+        while name in taken_names and name != output_node.name:
             name += "_"
-        taken.add(name)
+        taken_names.add(name)
         if not isinstance(node, Node):
             raise ModelError(f"its output {name!r} is {node!r}; export it so that it gives tensors")
         outputs.append(_describe_tensor(name, node, "output"))
@@ -323,11 +330,12 @@ def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
 
 
 def _output_names(exported: Any, count: int) -> list[str]:
+    """The keys of the mapping that the program returns; else ``output``, or ``output_0`` and so on."""
     spec = exported.call_spec.out_spec
     tree = tree_unflatten(list(range(count)), spec) if spec is not None else None
     if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         return [str(key) for key, _ in sorted(tree.items(), key=lambda item: item[1])]
-    return ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
+    return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
 
 
 def _weights(exported: Any) -> dict[str, Any]:
@@ -335,8 +343,8 @@ def _weights(exported: Any) -> dict[str, Any]:
     signature = exported.graph_signature
     sources = {**exported.constants, **exported.state_dict}
     kinds = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
-    wanted = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name in kinds}
-    return {name: sources[target].detach() for name, target in wanted.items()}
+    targets = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name in kinds}
+    return {name: sources[target].detach() for name, target in targets.items()}
 
 
 def _constants(exported: Any) -> dict[str, Any]:
@@ -351,7 +359,7 @@ def _constants(exported: Any) -> dict[str, Any]:
 
 
 def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
-    """Nodes whose values are the same in every run."""
+    """Nodes whose values are the same in every run; *held*: the names of weights and constants."""
     fixed: dict[str, Node] = {}
     for node in nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -362,12 +370,12 @@ def _constant_nodes(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
 
 def _steps(nodes: Sequence[Node], kept: set[str]) -> tuple[NodeStep, ...]:
     """The nodes as steps, each of which forgets the values that no later node reads; *kept*: values to keep."""
-    last = {source.name: at for at, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
+    last = {source.name: index for index, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
     forget: dict[int, list[str]] = {}
-    for name, at in last.items():
+    for name, index in last.items():
         if name not in kept:
-            forget.setdefault(at, []).append(name)
-    return tuple(NodeStep(node, tuple(forget.get(at, ()))) for at, node in enumerate(nodes))
+            forget.setdefault(index, []).append(name)
+    return tuple(NodeStep(node, tuple(forget.get(index, ()))) for index, node in enumerate(nodes))
 
 
 def _operator_name(node: Node) -> str:
@@ -397,13 +405,13 @@ def _bytes(value: Any) -> int:
 
 
 def _products(node: Node, result: Any, read: Sequence[Any]) -> float:
-    """Multiplications of a node: output elements times the terms of each."""
+    """Multiplications of a node: output elements times the terms that are summed for each."""
     called, tensors = _operator_name(node), [value for value in read if isinstance(value, torch.Tensor)]
     if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0
     if called in _CONVOLUTIONS:
         return float(result.numel() * tensors[1][0].numel())
     if called in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"):
-        wide = max(tensor.shape[-1] for tensor in tensors)
-        return float(result.numel() * wide)
+        terms = max(tensor.shape[-1] for tensor in tensors)
+        return float(result.numel() * terms)
     return 0.0

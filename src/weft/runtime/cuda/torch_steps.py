@@ -14,10 +14,10 @@ class Name(str):
 
 
 class TorchStep(NamedTuple):
-    """One node, by its meaning."""
+    """A node of an ONNX graph, with the function that computes it in torch."""
 
-    label: str
-    operator: str
+    label: str  # the name of the node, for errors
+    operator: str  # its ONNX name
     function: Meaning
     context: TorchNode
     arguments: tuple[Any, ...]

@@ -21,6 +21,7 @@ TYPES: Mapping[int, Any] = {
 PRECISIONS: Mapping[str, Any] = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
 """Precision of the options -> the type that floats are converted to; None: they stay."""
 NUMBERED = {kind: int(number) for number, kind in TYPES.items()}
+"""torch's type -> ONNX's number of it."""
 
 
 def as_torch(tensor: Any) -> Any:

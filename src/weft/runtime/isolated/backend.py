@@ -42,11 +42,12 @@ class WatchedRun(Protocol):
 
 
 class KillTimer:
-    """Kills steps that do not stop within a grace period of *kill_s*; one thread, started with the first such step."""
+    """Kills steps that do not stop within *kill_s* seconds; has one thread, which starts with the first such step."""
 
     def __init__(self, kill_s: float) -> None:
         self._kill_s = kill_s
         self._due: list[tuple[float, int, WatchedRun, bool]] = []
+        """A heap of (time in seconds, number for ties, step, whether it is the last check)."""
         self._numbers = itertools.count()
         self._changed = threading.Condition()  # guards _due, _closed and _thread; notified when one of them changes
         self._closed = False
@@ -126,9 +127,9 @@ class IsolatingBackend(BackendDefaults):
         # Guards _groups, _users and _past: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
-        self._users: dict[WorkerGroup, int] = {}
-        """Models that a group has or is about to have."""
-        self._past = WorkerCounts(0, 0)
+        self._model_counts: dict[WorkerGroup, int] = {}
+        """Group -> number of models that it has or is about to have."""
+        self._past_counts = WorkerCounts(0, 0)
         """Deaths and restarts in groups that were closed."""
 
     def open(
@@ -141,13 +142,13 @@ class IsolatingBackend(BackendDefaults):
         learn: bool = True,
     ) -> LoadedModel:
         """Open a model in this process, or in a worker of the group ``options.isolation``; see ``Backend.open``."""
-        more: dict[str, Any] = {} if learn else {"learn": False}
+        keywords: dict[str, Any] = {} if learn else {"learn": False}
         if options.isolation is None or not path.is_file():
-            return self._inner.open(path, options, cache, say, **more)
+            return self._inner.open(path, options, cache, say, **keywords)
         group = self._join_group(options.isolation, cache)
         try:
             file = ModelFile(next(self._numbers), path, options, learn, signature(path))
-            kept = group.open(file)
+            model = group.open(file)
         except OSError as error:
             self._leave_group(group)
             raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -155,7 +156,7 @@ class IsolatingBackend(BackendDefaults):
             self._leave_group(group)
             raise
         breaker = Breaker(self.limits.breaker, self.now)
-        return IsolatedModel(group, kept, breaker, self._close_model)
+        return IsolatedModel(group, model, breaker, self._close_model)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
         self._socket_reader = self._socket_reader or SocketReader()
@@ -169,7 +170,7 @@ class IsolatingBackend(BackendDefaults):
     def counts(self) -> WorkerCounts:
         """Deaths and restarts of workers, including those of groups that have ended."""
         with self._lock:
-            counts = [self._past, *(group.counts for group in self._users)]
+            counts = [self._past_counts, *(group.counts for group in self._model_counts)]
         return WorkerCounts(*map(sum, zip(*counts, strict=True)))
 
     def groups(self) -> dict[str, WorkerGroup]:
@@ -181,7 +182,7 @@ class IsolatingBackend(BackendDefaults):
         """End all workers, and stop the opening of models in this process."""
         self._inner.close()
         with self._lock:
-            groups = list(self._users)
+            groups = list(self._model_counts)
         for group in groups:
             group.close()
         self._kill_timer.close()
@@ -200,20 +201,20 @@ class IsolatingBackend(BackendDefaults):
                     self.now, self._spawner, self._template, self._carrier, self._kill_timer.watch
                 )
                 group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.kept_as)
-            self._users[group] = self._users.get(group, 0) + 1
+            self._model_counts[group] = self._model_counts.get(group, 0) + 1
             return group
 
     def _leave_group(self, group: WorkerGroup) -> bool:
         """Count one model of a group less; after the last, close the group and return True."""
         with self._lock:
-            self._users[group] -= 1
-            if self._users[group]:
+            self._model_counts[group] -= 1
+            if self._model_counts[group]:
                 return False
-            del self._users[group]
+            del self._model_counts[group]
             if self._groups.get(group.name) is group:
                 del self._groups[group.name]
-            past, ended = self._past, group.counts
-            self._past = WorkerCounts(past.deaths + ended.deaths, past.restarts + ended.restarts)
+            past, counts = self._past_counts, group.counts
+            self._past_counts = WorkerCounts(past.deaths + counts.deaths, past.restarts + counts.restarts)
         group.close()
         return True
 

@@ -18,17 +18,17 @@ from typing import Any
 
 from weft.base.errors import reason_of
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
-_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38  # of prctl
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # flags of unshare
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on every machine."""
-_RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3  # Landlock's rights over files
 _FILE_RIGHTS = 0b1100000000000111
 """Landlock's rights that apply to files: run, write, read, truncate and ioctl."""
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Landlock's version -> how many rights over files it knows; 16 from the fifth on."""
 _NET_FROM, _SCOPES_FROM = 4, 6
-"""The first versions of Landlock that restrict TCP, and signals to other processes."""
+"""The first version of Landlock that restricts TCP, and the first that restricts signals to other processes."""
 
 OOM_SCORE = 500
 """Added to the worker's score when the system is out of memory, so that it kills a worker before the server."""
@@ -46,7 +46,7 @@ class Confinement:
 
     server: int
     """Process number of its parent, the server; the worker is killed when the server ends."""
-    memory_bytes: int | None
+    memory_bytes: int | None  # None: no limit
     open_files: int
     readable: tuple[str, ...]
     """Folders of models."""
@@ -85,8 +85,8 @@ def confine(wanted: Confinement) -> Outcome:
         size = wanted.memory_bytes
         outcome.attempt(f"{size >> 20} MiB of memory", lambda: _set_limit(resource.RLIMIT_DATA, size))
     outcome.attempt("no network", _leave_network)
-    written = (*wanted.writable, *wanted.device)
-    outcome.attempt("files of its models only", lambda: _restrict_files(wanted.readable, written, wanted.programs))
+    writable = (*wanted.writable, *wanted.device)
+    outcome.attempt("files of its models only", lambda: _restrict_files(wanted.readable, writable, wanted.programs))
     return outcome
 
 
@@ -137,7 +137,7 @@ def _leave_network() -> None:
     if _libc().unshare(_CLONE_NEWNET) == 0:
         return
     _check_result(_libc().unshare(_CLONE_NEWUSER | _CLONE_NEWNET))
-    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/setgroups").write_text("deny")  # first: without it, gid_map may not be written
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
@@ -152,7 +152,7 @@ class _PathRule(ctypes.Structure):
     """Landlock's ``landlock_path_beneath_attr``: rights over a file or a folder."""
 
     _pack_ = 1
-    _fields_ = (("allowed", ctypes.c_uint64), ("folder", ctypes.c_int32))
+    _fields_ = (("allowed", ctypes.c_uint64), ("file", ctypes.c_int32))
 
 
 def _restrict_files(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
@@ -161,11 +161,12 @@ def _restrict_files(readable: Iterable[str], writable: Iterable[str], programs: 
     Returns what is in force, which depends on the version of Landlock.
     """
     libc = _libc()
-    version = _check_result(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
+    version = _check_result(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))  # flag 1 asks for the version
     rights = (1 << _RIGHTS.get(version, 16)) - 1
-    wanted = _Ruleset(rights, 0b11 if version >= _NET_FROM else 0, 0b11 if version >= _SCOPES_FROM else 0)
-    size = 8 * (1 + (version >= _NET_FROM) + (version >= _SCOPES_FROM))
-    rules = _check_result(libc.syscall(_CREATE_RULESET, ctypes.byref(wanted), ctypes.c_size_t(size), 0))
+    # 0b11: binding and connecting of TCP; abstract sockets and signals.
+    ruleset = _Ruleset(rights, 0b11 if version >= _NET_FROM else 0, 0b11 if version >= _SCOPES_FROM else 0)
+    size = 8 * (1 + (version >= _NET_FROM) + (version >= _SCOPES_FROM))  # bytes of the fields that it knows
+    rules = _check_result(libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), ctypes.c_size_t(size), 0))
     try:
         for path in (*readable, *python_files(), *LIBRARIES, *SYSTEM_FILES):
             _allow(rules, path, (_READ_FILE | _READ_DIR) & rights)
@@ -183,15 +184,15 @@ def _restrict_files(readable: Iterable[str], writable: Iterable[str], programs: 
 def _allow(rules: int, path: str, rights: int) -> None:
     """Add a Landlock rule that grants *rights* over a file, or all files in a folder; a missing path is skipped."""
     try:
-        folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     try:
         granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
-        rule = _PathRule(granted, folder)
+        rule = _PathRule(granted, file)
         _check_result(_libc().syscall(_ADD_RULE, rules, 1, ctypes.byref(rule), 0))
     finally:
-        os.close(folder)
+        os.close(file)
 
 
 def python_files() -> list[str]:

@@ -42,7 +42,7 @@ class CpuEngine:
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         allowance = Allowance(options.learn_s)
         if not learn:
-            allowance.stop()
+            allowance.stop()  # a model that needs trial runs then raises ``NotLearned``
         return prepare(path, options, cache, learn=learn, allowance=allowance)
 
     def lane(self, index: int) -> CpuEngineLane:

@@ -101,8 +101,9 @@ class DeviceBackend(IsolatingBackend):
         part of the cache. number: the device id in clients' shared-memory requests; None: clients cannot share its
         memory. packager: compiles models; None: the device has no compiled engine.
         """
-        own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
-        super().__init__(CpuBackend(), own, device)
+        # No spare: it would need the memory of the device for the same models.
+        device_limits = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
+        super().__init__(CpuBackend(), device_limits, device)
         self.device, self.label, self.kept_as, self._packager = device, label or device, kept_as, packager
         self.default_engine = packager.default if packager is not None else ONNXRUNTIME
         self._kind = device.partition(":")[0]
@@ -123,13 +124,13 @@ class DeviceBackend(IsolatingBackend):
         learn: bool = True,
     ) -> LoadedModel:
         """Open a model in the device's worker, compiled if the options ask for that; see ``Backend.open``."""
-        here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
+        device_options = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
         # A file of a kind with ``takes_over`` may reuse weights that another model has on the device: so the worker
         # tries to open it without learning, and learns it only if that fails.
         learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
-        model = super().open(path, here, cache, say, learn=learn)
+        model = super().open(path, device_options, cache, say, learn=learn)
         if options.engine != ONNXRUNTIME:
-            model = self._with_engine(model, path, here, cache, learn=learn)
+            model = self._with_engine(model, path, device_options, cache, learn=learn)
         if model.shares and not model.shares.cuts.cuts and not self._warned_uncut:
             self._warned_uncut = True
             log.warning("%s cannot be cut: models share it on plain streams; their remarks say why", self.device)
@@ -139,7 +140,10 @@ class DeviceBackend(IsolatingBackend):
     def _with_engine(
         self, model: Any, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool
     ) -> LoadedModel:
-        """The compiled model, if there is compiled code or *learn* is true; else *model*, to be learned later."""
+        """Replace *model*, which runs in ONNX Runtime, by the compiled model.
+
+        Without compiled code: compile it now if *learn* is true, else return *model*, to be learned later.
+        """
         try:
             if self._packager is None:
                 raise ModelError(f"{self.device} has no compiled engine")
@@ -225,10 +229,10 @@ class SeveralDevices(BackendDefaults):
 
         numbers: the device ids in clients' shared-memory requests; packagers: one for each device (``DeviceBackend``).
         """
-        self.labels, together = _labels(names), ",".join(names)
+        self.labels, all_names = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
         self._backends = [
-            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together, number=number, packager=packager)
+            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=all_names, number=number, packager=packager)
             for name, label, number, packager in zip(
                 names, self.labels, self._numbers, packagers or repeat(None, len(names)), strict=True
             )
@@ -236,7 +240,7 @@ class SeveralDevices(BackendDefaults):
         self.region_devices = frozenset(number for number in self._numbers if number is not None)
         first = self._backends[0]
         self.name, self.platform, self.now = first.name, first.platform, first.now
-        self.device, self.grain_s, self.limits, self.memory_bytes = together, first.grain_s, first.limits, memory_bytes
+        self.device, self.grain_s, self.limits, self.memory_bytes = all_names, first.grain_s, first.limits, memory_bytes
         self.default_engine = first.default_engine
         self._folder: Path | None = None
 
@@ -253,12 +257,15 @@ class SeveralDevices(BackendDefaults):
 
         See ``Backend.open``.
         """
-        kept = cache or self._temporary()
-        models = self._open_all(path, options, kept, say, learn=learn)
-        if len({model.timing.engine for model in models}) > 1:  # the engines are about equally fast
+        shared_cache = cache or self._temporary_cache()
+        models = self._open_all(path, options, shared_cache, say, learn=learn)
+        if len({model.timing.engine for model in models}) > 1:
+            # The engines are about equally fast, as the devices chose differently: take one for all.
             for model in models:
                 model.close()
-            models = self._open_all(path, dataclasses.replace(options, engine=ONNXRUNTIME), kept, say, learn=learn)
+            models = self._open_all(
+                path, dataclasses.replace(options, engine=ONNXRUNTIME), shared_cache, say, learn=learn
+            )
         return SpreadModel(models, self.labels)
 
     def _open_all(
@@ -277,7 +284,7 @@ class SeveralDevices(BackendDefaults):
             raise
         return models
 
-    def _temporary(self) -> Path:
+    def _temporary_cache(self) -> Path:
         """A temporary cache that all devices share."""
         if self._folder is None:
             self._folder = make_folder()
@@ -344,10 +351,13 @@ class SpreadModel:
                 # One breaker for all devices: inputs that kill one device's worker would kill the next.
                 model.breaker = first.breaker
         devices = [model.residency or ModelResidency() for model in models]
-        held = devices[0]
-        self.residency = SpreadResidency(held.memory_bytes, held.moving_bytes, held.return_s, devices)
+        first_residency = devices[0]
+        self.residency = SpreadResidency(
+            first_residency.memory_bytes, first_residency.moving_bytes, first_residency.return_s, devices
+        )
 
     def __getattr__(self, name: str) -> Any:
+        """Everything else is the same on all devices, and read from the first."""
         return getattr(self._models[0], name)
 
     def prepare(self, rows: int) -> None:
@@ -365,13 +375,13 @@ class SpreadModel:
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Distinct labels for the devices: a name that occurs again gets a number."""
+    """Distinct labels for devices: ``cuda:0``, and if that name occurs again ``cuda:0#2``."""
     earlier = [list(names[:index]).count(name) for index, name in enumerate(names)]
     return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, earlier, strict=True))
 
 
 def _check_same_cuts(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
-    """Raise ``ModelError`` if the last of *models* is cut differently from the first: the scheduler has one list."""
+    """Raise ``ModelError`` if the last of *models* is cut unlike the first: a scheduler has one list of segments."""
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(

@@ -49,7 +49,10 @@ class WorkerEngine(Protocol):
         ...
 
     def rest(self, asked: Callable[[float], bool]) -> None:
-        """Free idle memory while no step comes; *asked* waits up to the given seconds, and returns True for a step."""
+        """Free idle memory while no step comes.
+
+        asked: waits up to the given number of seconds for a step, and returns whether one has come.
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

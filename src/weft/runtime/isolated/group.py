@@ -59,7 +59,7 @@ interrupted."""
 class GroupResources(NamedTuple):
     """What all workers of a backend share: its clock and its thread pools."""
 
-    now: Callable[[], int]
+    now: Callable[[], int]  # in nanoseconds
     spawner: Executor
     """Its one thread starts processes and threads, which inherit its priority."""
     template: Template
@@ -72,7 +72,7 @@ class GroupResources(NamedTuple):
 class ModelFile(NamedTuple):
     """A model file and its options, to open the same model in another process."""
 
-    number: int
+    number: int  # the model's, unique in the backend
     path: Path
     options: LoadOptions
     learn: bool
@@ -102,7 +102,7 @@ class KeptModel:
 
 
 class WorkerGroup:
-    """The workers of one group of models."""
+    """The worker and the spare of one group of models: starts, replaces and closes them."""
 
     def __init__(
         self, name: str, limits: WorkerLimits, resources: GroupResources, cache: Path | None, kept_as: str | None = None
@@ -155,14 +155,14 @@ class WorkerGroup:
         with self._preparing:
             self.lost = ""
             try:
-                worker, described = self._open_with_retry(file)
+                worker, description = self._open_with_retry(file)
             except WorkerDied as error:
                 raise ModelError(f"{file.path}: cannot be opened: {error}") from error
-            kept = KeptModel(file, described, set())
+            kept = KeptModel(file, description, set())
             with self._lock:
                 self._kept[file.number] = kept
                 worker.opened.add(file.number)
-        self._keep()
+        self._start_keeper()
         return kept
 
     def _open_with_retry(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
@@ -191,10 +191,10 @@ class WorkerGroup:
         """Close a model in all processes of the group."""
         with self._lock:
             self._kept.pop(number, None)
-            having = [process for process in (*self._processes(), *self._building) if number in process.opened]
-            for process in having:
+            holders = [process for process in (*self._processes(), *self._building) if number in process.opened]
+            for process in holders:
                 process.opened.discard(number)
-        for process in having:
+        for process in holders:
             self._close_in(process, number)
 
     def _close_in(self, process: WorkerProcess, number: int) -> None:
@@ -224,7 +224,7 @@ class WorkerGroup:
             raise Failed(kept.lost if kept else "the model is closed")
         if self.lost:
             raise WorkerStarting(self.lost, LONGEST_PAUSE_S)
-        self._keep()
+        self._start_keeper()
         raise WorkerDied("its worker is being started", again_s=STARTING_S)
 
     # Processes
@@ -238,20 +238,20 @@ class WorkerGroup:
         worker = self.worker
         if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
-        fresh = self._start_process([path])
+        replacement = self._start_process([path])
         with self._lock:
-            fit = fresh.alive and not self._closed.is_set()
-            old = [process for process in (self.worker, self.spare) if fit and process is not None]
-            if fit:
-                self.worker, self.spare = fresh, None
-                self._building.discard(fresh)
-                self._building.update(old)
-        if not fit:
-            self._abandon(fresh)
-            raise fresh.death_error()
-        for process in old:
+            usable = replacement.alive and not self._closed.is_set()
+            replaced = [process for process in (self.worker, self.spare) if usable and process is not None]
+            if usable:
+                self.worker, self.spare = replacement, None
+                self._building.discard(replacement)
+                self._building.update(replaced)
+        if not usable:
+            self._abandon(replacement)
+            raise replacement.death_error()
+        for process in replaced:
             self._retire(process)
-        return fresh
+        return replacement
 
     def _retire(self, process: WorkerProcess) -> None:
         """Close a process, on a new thread, when its steps have ended, at the latest after ``RETIRING_S``."""
@@ -279,12 +279,12 @@ class WorkerGroup:
         except WorkerDied as error:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
-    def _start_process(self, more: Iterable[Path] = ()) -> WorkerProcess:
-        """Start a process with all models open, which may also read the folders of *more* files.
+    def _start_process(self, extra_files: Iterable[Path] = ()) -> WorkerProcess:
+        """Start a process with all models open, which may also read the folders of *extra_files*.
 
         The process stays in ``_building`` until the caller makes it the worker or the spare.
         """
-        process = self._new_process([*more, *(kept.file.path for kept in self._models())])
+        process = self._new_process([*extra_files, *(kept.file.path for kept in self._models())])
         try:
             self._open_missing_models(process)
         except BaseException:
@@ -318,16 +318,22 @@ class WorkerGroup:
     def _spawn_process(self, files: Iterable[Path]) -> WorkerProcess:
         """Start a process that is confined to the folders of *files*, of the group and of its engine."""
         folders = frozenset((*self.limits.folders, *self._shared_folders)).union(*map(_folders, files))
-        writable = (str(self.folder), str(self._scratch))
         resources = self._resources
         engine, limits = resources.template.engine, self.limits
         kind = engine_kind(engine)
-        read, device = kind.files(engine)
-        granted = ((*sorted(folders), *read), writable, device, kind.programs(engine))
-        wanted = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, *granted)
+        device_files = kind.files(engine)
+        confinement = Confinement(
+            os.getpid(),
+            limits.memory_bytes,
+            limits.open_files,
+            readable=(*sorted(folders), *device_files.read),
+            writable=(str(self.folder), str(self._scratch)),
+            device=device_files.written,
+            programs=kind.programs(engine),
+        )
         return WorkerProcess(
             self.name,
-            wanted,
+            confinement,
             str(self._scratch),
             limits.device_memory_bytes,
             now=resources.now,
@@ -344,7 +350,7 @@ class WorkerGroup:
 
     def _open_missing_models(self, process: WorkerProcess) -> None:
         """Open the models that a process lacks; a model is given up if ``MOST_REOPENINGS`` processes failed with it."""
-        serves = process is self.worker
+        is_worker = process is self.worker
         for kept in self._models():
             if kept.file.number in process.opened or kept.lost:
                 continue
@@ -353,7 +359,7 @@ class WorkerGroup:
             except ModelError as error:
                 kept.lost = f"it could not be opened again: {error}; load it again"
             except WorkerDied as error:
-                if not serves and not self._closed.is_set():  # nothing else ran in it that may be the cause
+                if not is_worker and not self._closed.is_set():  # nothing else ran in it that may be the cause
                     self._count_failure(kept, error)
                 raise
             except Exception as error:
@@ -373,21 +379,21 @@ class WorkerGroup:
 
         A model that was not learned before must not come from the cache now: it would have other segments.
         """
-        number, described = kept.file.number, kept.description
+        number, description = kept.file.number, kept.description
         if kept.file.changed():
             kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
             return
-        reopened = self._call_open(process, kept.file, cached=described.timing.learned)
-        if reopened.segments != described.segments or reopened.outputs != described.outputs:
+        reopened = self._call_open(process, kept.file, cached=description.timing.learned)
+        if reopened.segments != description.segments or reopened.outputs != description.outputs:
             kept.lost = "it came out otherwise when its worker was started again; load it again"
         for rows in sorted(kept.rows) if not kept.lost else ():
             process.call("prepare", number, rows)
         kept.failures = 0
         with self._lock:
-            wanted = number in self._kept and not kept.lost
-            if wanted:
+            is_still_open = number in self._kept and not kept.lost
+            if is_still_open:
                 process.opened.add(number)
-        if not wanted:
+        if not is_still_open:
             self._close_in(process, number)
 
     def _call_open(self, process: WorkerProcess, file: ModelFile, *, cached: bool = True) -> ModelDescription:
@@ -396,9 +402,9 @@ class WorkerGroup:
         cache = str(self.folder) if cached else ""
         text = process.call("open", file.number, str(file.path), options, cache, file.learn)
         try:
-            described = ModelDescription.model_validate_json(text)
-            process.residency.add(file.number, described.residency.moving_bytes, described.residency.memory_bytes)
-            return described
+            description = ModelDescription.model_validate_json(text)
+            process.residency.add(file.number, description.residency.moving_bytes, description.residency.memory_bytes)
+            return description
         except ValidationError as error:
             process.kill("it told of a model that cannot be")
             raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error
@@ -420,9 +426,9 @@ class WorkerGroup:
             if model.breaker:
                 model.breaker.died()
         log.warning("worker %d of %s died: %s", process.pid, self.name, process.death)
-        self._keep()
+        self._start_keeper()
 
-    def _keep(self) -> None:
+    def _start_keeper(self) -> None:
         """Start the thread that restores worker and spare (the keeper), unless it runs already."""
         with self._lock:
             if self._keeper is None and not self._closed.is_set():
@@ -435,7 +441,7 @@ class WorkerGroup:
                 self._keeper = keeper
 
     def _restore(self) -> None:
-        """Restore worker and spare until nothing is missing; runs on the keeper's thread."""
+        """Start or complete worker and spare until both have all models; runs on the keeper's thread."""
         failures = 0
         while not self._closed.is_set():
             try:
@@ -454,10 +460,11 @@ class WorkerGroup:
         """Start or complete one process; returns False if nothing is missing, and then the thread ends."""
         with self._lock:
             worker, spare = self.worker, self.spare
-            wanted = {number for number, kept in self._kept.items() if not kept.lost}
-            incomplete = [process for process in (worker, spare) if process is not None and wanted - process.opened]
-            whole = worker is not None and (spare is not None or not self.limits.spare)
-            if not self._kept or self._closed.is_set() or (whole and not incomplete):
+            wanted_models = {number for number, kept in self._kept.items() if not kept.lost}
+            processes = [process for process in (worker, spare) if process is not None]
+            incomplete = [process for process in processes if wanted_models - process.opened]
+            complete = worker is not None and (spare is not None or not self.limits.spare)
+            if not self._kept or self._closed.is_set() or (complete and not incomplete):
                 self._keeper = None
                 return False
         if incomplete:
@@ -483,8 +490,8 @@ class WorkerGroup:
             self.lost = ""
             if self.counts.deaths:
                 self.counts = self.counts._replace(restarts=self.counts.restarts + 1)
-            useless = self._closed.is_set() or not process.alive
-            if useless or (self.worker is not None and self.spare is not None):
+            unusable = self._closed.is_set() or not process.alive
+            if unusable or (self.worker is not None and self.spare is not None):
                 unwanted: WorkerProcess | None = process
             elif self.worker is None:
                 self.worker, unwanted = process, None
@@ -528,7 +535,7 @@ def _folders(path: Path) -> frozenset[str]:
 
 
 def _may_read(folders: Iterable[str], readable: frozenset[str]) -> bool:
-    """Whether each of *folders*, or a parent of it, is in *readable*."""
+    """Whether a process with the *readable* folders may read all *folders*: each, or a parent of it, is granted."""
     return all(any(str(parent) in readable for parent in (Path(folder), *Path(folder).parents)) for folder in folders)
 
 

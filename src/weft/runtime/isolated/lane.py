@@ -20,17 +20,17 @@ from weft.runtime.onnxruntime_cpu.lane import CpuLane, ScratchMemory
 class SocketReader:
     """Calls back when a report can be read from a line, on the event loop of the thread that opened the lanes.
 
-    So the end of a step wakes the thread that waits for it, and no other. If no loop runs, a new thread runs one.
+    So a report wakes only the thread that waits for it. If no loop runs, a new thread runs one.
     """
 
     def __init__(self) -> None:
-        self._own: threading.Thread | None = None
+        self._loop_thread: threading.Thread | None = None
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = asyncio.new_event_loop()
-            self._own = threading.Thread(target=self._loop.run_forever, name="socket reader", daemon=True)
-            self._own.start()
+            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="socket reader", daemon=True)
+            self._loop_thread.start()
 
     def add(self, line: Line, read_report: Callable[[], bool]) -> None:
         """Call *read_report* whenever *line* is readable, until it returns False. May be called on any thread."""
@@ -55,11 +55,11 @@ class SocketReader:
 
     def close(self) -> None:
         """Stop and join the thread, if one was started."""
-        if self._own:
+        if self._loop_thread:
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._own.join()
+            self._loop_thread.join()
             self._loop.close()
-            self._own = None
+            self._loop_thread = None
 
 
 TEXT_WEIGHT = 64
@@ -70,11 +70,11 @@ class StepReport(NamedTuple):
     """A lane's report of a step that has ended. It comes from a worker that may be compromised: check every field."""
 
     number: int
-    began: int
+    began: int  # in ns of a monotonic clock, as ``ended``
     ended: int
     outputs: Any
     """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
-    problem: Any
+    problem: Any  # the error as ``encode_error`` returns it, or None
     source: Any
     """The bytes of the tensors; valid until the next step, or the next report if they came in the packet."""
     weight: int
@@ -88,11 +88,12 @@ class StepReport(NamedTuple):
 class LaneLine:
     """The server's end of the connection to a worker's lane.
 
-    Large tensors travel in shared memory; there is one buffer for each step that may be under way, used in turn.
+    Large tensors travel in shared memory, in *slots* buffers per direction: one for each step that may be under way,
+    used in turn.
     """
 
     def __init__(
-        self, line: Line, socket_reader: SocketReader, places: int = 1, kept_bytes: int = packets.KEPT_BYTES
+        self, line: Line, socket_reader: SocketReader, slots: int = 1, kept_bytes: int = packets.KEPT_BYTES
     ) -> None:
         self.line, self.socket_reader = line, socket_reader
         self.reading = threading.Lock()
@@ -100,35 +101,36 @@ class LaneLine:
         that waits for the end of a step, and the one that handles the worker's death."""
         self.handed_over: set[int] = set()
         """Steps whose reports are being read on another thread; later reports wait behind them."""
-        self._places, self._kept_bytes, self._sent = places, kept_bytes, 0
+        self._slots, self._kept_bytes, self._sent = slots, kept_bytes, 0
         self._outward: dict[int, packets.TensorMemory] = {}
+        """Slot -> memory for the tensors of steps; ``_inward``: for those of reports."""
         self._inward: dict[int, packets.TensorMemory] = {}
 
     def send(self, head: list[Any], layout: TensorLayout, lent: Sequence[int] = ()) -> None:
         """Send a step. Large tensors go into shared memory; its file, if it is new, is sent before the files *lent*."""
-        place = self._sent % self._places
+        slot = self._sent % self._slots
         self._sent += 1
         if layout.size <= packets.INLINE_BYTES:
-            head += (place, len(lent))
+            head += (slot, len(lent))
             self.line.send(head, layout.padded_pieces(), lent, wait=False)
             return
         files: list[int] = []
-        memory = self._outward.get(place)
+        memory = self._outward.get(slot)
         if memory is None or memory.size < layout.size:
             memory, file = packets.create_memory(layout.size, self._kept_bytes)
-            self._outward[place] = memory
+            self._outward[slot] = memory
             files.append(file)
         try:
             memory.write(layout.pieces)
-            self.line.send([*head, place, len(files) + len(lent)], files=[*files, *lent], wait=False)
+            self.line.send([*head, slot, len(files) + len(lent)], files=[*files, *lent], wait=False)
         except BaseException:
             if files:  # the other side did not get the new memory
-                del self._outward[place]
+                del self._outward[slot]
             raise
         finally:
             packets.close_all(files)
             if memory.size > self._kept_bytes:
-                self._outward.pop(place, None)
+                self._outward.pop(slot, None)
 
     def receive_report(self) -> StepReport:
         """The next report, without waiting: BlockingIOError if there is none, EOFError if the worker is gone."""
@@ -137,7 +139,7 @@ class LaneLine:
             kind, number, began, ended, outputs, shared, problem = head
             if kind == "over" and not (shared or files):
                 return StepReport(number, began, ended, outputs, problem, tensors, 0)
-            if kind != "over" or len(files) > 1 or shared not in range(1, self._places + 1):
+            if kind != "over" or len(files) > 1 or shared not in range(1, self._slots + 1):
                 raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
             return StepReport(
                 number, began, ended, outputs, problem, self._reply_memory(shared, files), _decoding_cost(outputs)
@@ -146,15 +148,15 @@ class LaneLine:
             if files:
                 packets.close_all(files)  # the files that no report took over
 
-    def _reply_memory(self, place: int, files: list[int]) -> Any:
-        """The shared memory number *place*, counted from 1; its file came with the report if the memory is new."""
+    def _reply_memory(self, slot: int, files: list[int]) -> Any:
+        """The shared memory of *slot*, counted from 1; its file came with the report if the memory is new."""
         if files:
-            self._inward[place] = packets.map_memory(files.pop())
-        memory = self._inward.get(place)
+            self._inward[slot] = packets.map_memory(files.pop())
+        memory = self._inward.get(slot)
         if memory is None:
             raise Garbled("no memory was sent")
         if memory.size > self._kept_bytes:
-            del self._inward[place]
+            del self._inward[slot]
         return memory.bytes
 
 

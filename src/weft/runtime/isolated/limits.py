@@ -12,7 +12,7 @@ from weft.runtime.breaker import BreakerLimits
 class WorkerLimits:
     """The limits of every worker of a server."""
 
-    memory_bytes: int | None = None
+    memory_bytes: int | None = None  # None: no limit
     open_files: int = 1024
     kill_s: float = 0.5
     """Grace period of a step that was asked to stop, in seconds; then its worker is killed."""

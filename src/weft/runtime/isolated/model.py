@@ -40,23 +40,25 @@ class IsolatedModel:
     def __init__(
         self, group: WorkerGroup, kept: KeptModel, breaker: Breaker, closed: Callable[[IsolatedModel], None]
     ) -> None:
-        described, residency = kept.description, kept.description.residency
-        self.group, self._kept, self._closed = group, kept, closed
+        """closed: called when the model is closed."""
+        description, residency = kept.description, kept.description.residency
+        self.group, self._kept, self._on_close = group, kept, closed
         self.number, self.breaker = kept.file.number, breaker
-        self.inputs, self.outputs, self.segments = described.inputs, described.outputs, described.segments
+        self.inputs, self.outputs, self.segments = description.inputs, description.outputs, description.segments
         # No segment runs on the event loop, but the times of those that are steady in the worker can be relied on.
-        unsteady = (False,) * len(described.segments)
-        self.timing = replace(described.timing, steady=unsteady, foreseen=described.timing.steady)
-        self.batching, self.borrows = described.batching, described.borrows
-        self.exits, self.shares, self.tasks = described.exits, described.shares, described.tasks
-        memory_bytes = residency.memory_bytes * (2 if group.limits.spare else 1)
+        unsteady = (False,) * len(description.segments)
+        self.timing = replace(description.timing, steady=unsteady, foreseen=description.timing.steady)
+        self.batching, self.borrows = description.batching, description.borrows
+        self.exits, self.shares, self.tasks = description.exits, description.shares, description.tasks
+        memory_bytes = residency.memory_bytes * (2 if group.limits.spare else 1)  # the spare has it, too
         self.residency = WorkerResidency(
             memory_bytes, residency.moving_bytes, residency.return_s, group=group, number=self.number
         )
-        self.remarks = (*described.remarks, f"runs in a worker process ({group.name})")
-        self._last = len(described.segments) - 1
-        self._exit_outputs = {spec.segment: spec.output for spec in described.exits.specs} if described.exits else {}
-        self._kinds = {spec.name: DATATYPES[spec.datatype] for spec in described.outputs}
+        self.remarks = (*description.remarks, f"runs in a worker process ({group.name})")
+        self._last_segment = len(description.segments) - 1
+        exits = description.exits.specs if description.exits else ()
+        self._exit_outputs = {spec.segment: spec.output for spec in exits}
+        self._output_types = {spec.name: DATATYPES[spec.datatype] for spec in description.outputs}
 
     def prepare(self, rows: int) -> None:
         """Prepare for batches of *rows* rows, in the worker and in its spare."""
@@ -79,9 +81,9 @@ class IsolatedModel:
         return worker.begin(lane, self, step, ended)
 
     def onward(self, step: Step) -> int:
-        """How many values *step* leaves that the next step can be queued with before it ends; 0 at exits and end."""
+        """How many outputs the next step can be queued with before *step* has ended; 0 at exits and at the end."""
         segment = step.segment
-        if segment == self._last or segment in self._exit_outputs:
+        if segment == self._last_segment or segment in self._exit_outputs:
             return 0
         return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
 
@@ -90,19 +92,19 @@ class IsolatedModel:
 
         Otherwise, at exits and at the end, count a success for the circuit breaker.
         """
-        last, exits = segment == self._last, segment in self._exit_outputs
-        wanted = self._kinds if last else {self._exit_outputs[segment]: None} if exits else {}
+        is_last, is_exit = segment == self._last_segment, segment in self._exit_outputs
+        expected = self._output_types if is_last else {self._exit_outputs[segment]: None} if is_exit else {}
         for _, answers in outputs:
-            if answers.keys() != wanted.keys():
-                raise Garbled(f"answers {sorted(answers)} where {sorted(wanted)} were due")
+            if answers.keys() != expected.keys():
+                raise Garbled(f"answers {sorted(answers)} where {sorted(expected)} were due")
             for name, answer in answers.items():
-                if (self.batching.batchable and not answer.ndim) or (last and answer.dtype != wanted[name]):
+                if (self.batching.batchable and not answer.ndim) or (is_last and answer.dtype != expected[name]):
                     raise Garbled(f"{name!r} is {answer.dtype} of shape {answer.shape}")
-                if exits and (answer.ndim != 2 or len(answer) != rows or answer.dtype.kind != "f"):
+                if is_exit and (answer.ndim != 2 or len(answer) != rows or answer.dtype.kind != "f"):
                     raise Garbled(f"exit {name!r} is {answer.dtype} of shape {answer.shape} for {rows} rows")
         if not outputs:
             raise Garbled("a step without a result")
-        if last or exits:  # earlier segments prove nothing: a later one may be the one that kills the worker
+        if is_last or is_exit:  # earlier segments prove nothing: a later one may be the one that kills the worker
             self.breaker.succeeded()
 
     def failed(self) -> None:
@@ -111,4 +113,4 @@ class IsolatedModel:
 
     def close(self) -> None:
         """Close the model in its workers, which end with their last model."""
-        self._closed(self)
+        self._on_close(self)

@@ -21,6 +21,7 @@ KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, NotLearned, Un
 """Names of the exceptions that the server raises as the worker did; all others become a RuntimeError."""
 
 Problem = tuple[str, str]
+"""An error as it is sent: the name of its class and its text."""
 
 
 class ModelDescription(BaseModel):
@@ -80,7 +81,7 @@ def description(model: LoadedModel) -> ModelDescription:
 
 
 def encode_error(error: BaseException) -> Problem:
-    """An error as it is sent: the name of its class and its text."""
+    """Encode an error to send it to the server."""
     return type(error).__name__, str(error)[:LONGEST_TEXT]
 
 
@@ -88,5 +89,5 @@ def decode_error(problem: Any) -> Exception:
     """The exception of an encoded error; RuntimeError for classes that are not in ``KINDS``."""
     kind, text = problem
     message = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
-    known = KINDS.get(kind)
-    return known(message) if known else RuntimeError(f"{kind}: {message}")
+    error_class = KINDS.get(kind)
+    return error_class(message) if error_class else RuntimeError(f"{kind}: {message}")

@@ -32,13 +32,13 @@ LARGEST_HEAD = 16 << 20
 """Bytes of the longest head that is read; a worker that runs hostile models must not make the server allocate more."""
 
 MOST_FILES = 18
-"""File descriptors with one packet: of regions that are new to a worker, of memory for tensors, of a long packet."""
+"""Most file descriptors with a packet: of regions that are new to a worker, memory for tensors, and a long packet."""
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
-_HEAD = 4
-"""Bytes of the length of the head, at the start of a packet."""
-_IN_FILE = (1 << 8 * _HEAD) - 1
-"""Stands for the length of the head in a packet whose contents are in a file."""
+_LENGTH_BYTES = 4
+"""Bytes of the field at the start of a packet that holds the length of the head."""
+_IN_FILE = (1 << 8 * _LENGTH_BYTES) - 1
+"""Value of that field in a packet whose contents are in a file."""
 
 
 ALIGNED = 64
@@ -71,8 +71,8 @@ class TensorMemory:
 
     def write(self, pieces: Iterable[tuple[int, Array]]) -> None:
         """Copy contiguous arrays to their offsets."""
-        for place, piece in pieces:
-            self.bytes[place : place + piece.nbytes] = piece.reshape(-1).view(np.uint8)
+        for offset, piece in pieces:
+            self.bytes[offset : offset + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
 def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
@@ -111,9 +111,9 @@ class Garbled(Exception):
 class Packet(NamedTuple):
     """A received packet; *tensors* is valid until the next packet is received."""
 
-    head: list[Any]
+    head: list[Any]  # the decoded JSON
     tensors: Any
-    files: list[int]
+    files: list[int]  # descriptors that came with it
 
 
 class Line:
@@ -134,41 +134,41 @@ class Line:
         pieces: bytes of tensors, in order. files: descriptors that the other side gets copies of.
         """
         text = orjson.dumps(head)
-        packet = b"".join([len(text).to_bytes(_HEAD, "little"), text, *pieces])
+        packet = b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *pieces])
         if len(packet) <= LARGEST_PACKET:
             if files:
                 self._send_files(packet, files, wait)
             else:
                 self._socket.send(packet, 0 if wait else socket.MSG_DONTWAIT)
             return
-        kept, file = create_memory(len(packet))
+        memory, file = create_memory(len(packet))
         try:
-            kept.write([(0, np.frombuffer(packet, np.uint8))])
-            note = _IN_FILE.to_bytes(_HEAD, "little") + len(packet).to_bytes(8, "little")
-            self._send_files(note, [*files, file], wait)
+            memory.write([(0, np.frombuffer(packet, np.uint8))])
+            reference = _IN_FILE.to_bytes(_LENGTH_BYTES, "little") + len(packet).to_bytes(8, "little")
+            self._send_files(reference, [*files, file], wait)
         finally:
             os.close(file)
 
     def _send_files(self, packet: bytes, files: Sequence[int], wait: bool) -> None:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
-        self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        self._socket.sendmsg([packet], ancillary, 0 if wait else socket.MSG_DONTWAIT)
 
     def receive(self, *, wait: bool = True) -> Packet:
         """The next packet; EOFError when the other side is gone, BlockingIOError without *wait* if there is none."""
         flags = 0 if wait else socket.MSG_DONTWAIT
-        size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
+        size, ancillary, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
         if not size:
             raise EOFError
-        files = _descriptors(rights) if rights else []
+        files = _descriptors(ancillary) if ancillary else []
         try:
             packet = self._view[:size]
-            length = int.from_bytes(packet[:_HEAD], "little")
+            length = int.from_bytes(packet[:_LENGTH_BYTES], "little")
             if length > LARGEST_HEAD:
                 packet, length = _packet_in_file(packet, length, files)
-            head = orjson.loads(packet[_HEAD : _HEAD + length])
+            head = orjson.loads(packet[_LENGTH_BYTES : _LENGTH_BYTES + length])
             if not isinstance(head, list):
                 raise ValueError("a packet without a list")
-            return Packet(head, packet[_HEAD + length :], files)
+            return Packet(head, packet[_LENGTH_BYTES + length :], files)
         except (ValueError, TypeError, IndexError) as error:  # orjson's is a ValueError
             close_all(files)
             raise Garbled(str(error)) from error
@@ -185,16 +185,16 @@ def close_all(files: Iterable[int]) -> None:
 
 def pair() -> tuple[Line, socket.socket]:
     """Create a connection: a line for this process, and the socket for the other, which the caller passes on."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
+    own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (own_end, other_end):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST_PACKET)
-    return Line(ours), theirs
+    return Line(own_end), other_end
 
 
-def _descriptors(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
+def _descriptors(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
     """The file descriptors in the ancillary data of a message."""
     descriptors = array.array("i")
-    for level, kind, data in rights:
+    for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
     return list(descriptors)
@@ -206,9 +206,9 @@ def _packet_in_file(packet: memoryview, length: int, files: list[int]) -> tuple[
     length: the first field of *packet*. ValueError if the head is too long.
     """
     if length == _IN_FILE:
-        size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
+        size = int.from_bytes(packet[_LENGTH_BYTES : _LENGTH_BYTES + 8], "little")
         packet = memoryview(map_memory(files.pop()).bytes)[:size]
-        length = int.from_bytes(packet[:_HEAD], "little")
+        length = int.from_bytes(packet[:_LENGTH_BYTES], "little")
     if length > LARGEST_HEAD:
         raise ValueError(f"a head of {length} bytes")
     return packet, length
@@ -230,21 +230,21 @@ class TensorLayout:
 
     def add(self, piece: Any) -> int:
         """Add a contiguous array; returns its offset."""
-        place = align(self.size) if self.size else 0
-        self.pieces.append((place, piece))
-        self.size = place + piece.nbytes
-        return place
+        offset = align(self.size) if self.size else 0
+        self.pieces.append((offset, piece))
+        self.size = offset + piece.nbytes
+        return offset
 
     def padded_pieces(self) -> list[Any]:
         """The pieces in order, with padding between them."""
         if len(self.pieces) == 1:
             return [self.pieces[0][1]]
         pieces, end = [], 0
-        for place, piece in self.pieces:
-            if place > end:
-                pieces.append(bytes(place - end))
+        for offset, piece in self.pieces:
+            if offset > end:
+                pieces.append(bytes(offset - end))
             pieces.append(piece)
-            end = place + piece.nbytes
+            end = offset + piece.nbytes
         return pieces
 
 
@@ -253,18 +253,18 @@ def describe(values: Mapping[str, Any], layout: TensorLayout) -> list[tuple[str,
 
     The offset of a lent tensor is a pair: the number of its region, and the offset in the region.
     """
-    described: list[tuple[str, str, Sequence[int], Any, int]] = []
+    descriptions: list[tuple[str, str, Sequence[int], Any, int]] = []
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
             layout.lenders.append(value.lender)
-            described.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
+            descriptions.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
             piece = _encode_texts(value)
-        described.append((name, kind, value.shape, layout.add(piece), piece.nbytes))
-    return described
+        descriptions.append((name, kind, value.shape, layout.add(piece), piece.nbytes))
+    return descriptions
 
 
 def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
@@ -274,24 +274,24 @@ def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
     """
     try:
         tensors, length = {}, len(source)
-        for name, kind, shape, place, size in described:
+        for name, kind, shape, offset, size in described:
             if kind == "BYTES":
-                tensors[name] = _restore_texts(shape, place, size, source)
+                tensors[name] = _restore_texts(shape, offset, size, source)
                 continue
-            tensor = np.ndarray(shape, DATATYPES[kind], source, place)
-            if size != tensor.nbytes or not 0 <= place <= length - size:  # numpy does not refuse negative offsets
-                raise ValueError(f"{kind} {shape} at {place} of {length} bytes")
+            tensor = np.ndarray(shape, DATATYPES[kind], source, offset)
+            if size != tensor.nbytes or not 0 <= offset <= length - size:  # numpy does not refuse negative offsets
+                raise ValueError(f"{kind} {shape} at {offset} of {length} bytes")
             tensors[name] = tensor.copy() if copied else tensor
         return tensors
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         raise Garbled(f"no tensors: {error}") from error
 
 
-def _restore_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
+def _restore_texts(shape: list[int], offset: int, size: int, source: Any) -> Array:
     """Restore a tensor of texts; ValueError if the description, which may be forged, does not fit *source*."""
-    if not all(type(number) is int and number >= 0 for number in (place, size, *shape)) or place + size > len(source):
-        raise ValueError(f"texts {shape} at {place}, {size} bytes of {len(source)}")
-    return np.array(_decode_texts(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)
+    if not all(type(number) is int and number >= 0 for number in (offset, size, *shape)) or offset + size > len(source):
+        raise ValueError(f"texts {shape} at {offset}, {size} bytes of {len(source)}")
+    return np.array(_decode_texts(bytes(source[offset : offset + size]), prod(shape)), np.object_).reshape(shape)
 
 
 def _encode_texts(values: Array) -> Array:

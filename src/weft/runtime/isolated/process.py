@@ -55,10 +55,10 @@ UNBOUNDED_BYTES = 1 << 62
 """The memory budget of a device for which no limit is set."""
 
 PARTS_BITS = 20
-"""Values have the number of their step, shifted by these bits, plus the index of their part: fewer than 2 ** 20."""
+"""Number of kept values: the number of their step, shifted by these bits, plus the index of their part in the batch."""
 
 LOOK_S = 0.01
-"""Seconds between checks by a thread that waits for a step while another thread may read its end."""
+"""Seconds between checks by a thread that waits for a step's end, as another thread may read the report."""
 
 
 class WorkerModel(Protocol):
@@ -72,7 +72,7 @@ class WorkerModel(Protocol):
         ...
 
     def onward(self, step: Step) -> int:
-        """How many values *step* leaves that the next step can be queued with before *step* has ended."""
+        """How many outputs the next step can be queued with before *step* has ended; 0 if it must wait for the end."""
         ...
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
@@ -98,7 +98,7 @@ class HeldValues:
         self.worker.residency.end(self.model)
 
 
-_NO_STEP = Step(0, (), 0)
+_NO_STEP = Step(0, (), 0)  # takes the place of an ended step, whose values can be freed then
 
 
 class WorkerRun:
@@ -116,6 +116,7 @@ class WorkerRun:
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
+        """Whether its end was passed to the callback."""
         self.leaving: list[int] | None = None
         """Models that are evicted from the device before the step, to bring back its model; None if that was there."""
         self.moves = model.number in worker.residency.movable
@@ -124,7 +125,7 @@ class WorkerRun:
             worker.residency.begin(model.number)
         self.keep = number << PARTS_BITS
         """The first of the numbers under which the worker keeps the values of the step, one for each part."""
-        self.onward: list[StepOutput] | None = None
+        self.onward: list[StepOutput] | None = None  # see ``StartedStep``
         if lane.ahead:
             promised = range(self.keep, self.keep + model.onward(step))
             self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
@@ -147,14 +148,14 @@ class WorkerRun:
 
     def end(self, end: StepEnd) -> None:
         """Pass the end of the step to its callback; further calls do nothing."""
-        ended, self._ended = self._ended, None
-        if ended is None:
+        callback, self._ended = self._ended, None
+        if callback is None:
             return
         self.step, self.onward = _NO_STEP, None  # the callback may free its values
         if self.moves:
             self.worker.residency.end(self.model.number)
         try:
-            ended(end)
+            callback(end)
         except Exception:
             log.exception("the end of a step could not be told")
         self.over = True
@@ -210,17 +211,17 @@ class WorkerProcess:
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
         """Numbers of the clients' regions that the worker has open."""
-        self._hello: Future[None] = Future()
+        self._hello: Future[None] = Future()  # done when the worker has reported that it is ready
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
         self._idle: threading.Event | None = None
         """Set when no step runs any more; the thread that drains the worker waits for it."""
-        self._line, theirs = packets.pair()
+        self._line, worker_end = packets.pair()
         try:
-            self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
+            self.process = spawner.submit(fork, worker_end.fileno(), confinement, scratch).result()
         finally:
-            theirs.close()
-        self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
+            worker_end.close()
+        self._reader = threading.Thread(target=self._read_packets, name=f"worker-{self.number}", daemon=True)
         try:
             spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
         except RuntimeError:  # there are too many threads; without a reader its death would not be noticed
@@ -267,7 +268,7 @@ class WorkerProcess:
             self._remove_run(run.number)
             run.fail(error)
             return run
-        if layout.size > CARRIED_BYTES or lane.carried:
+        if layout.size > CARRIED_BYTES or lane.carried:  # steps of a lane are sent in order
             lane.carried.add(run.number)
             self._carrier.submit(self._send_on_carrier, run, parts, layout)
         else:
@@ -284,7 +285,7 @@ class WorkerProcess:
         """Send a step with its values (``_describe_parts``); errors end the step, or kill the worker."""
         shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
-        lenders = self._unopened(layout.lenders) if layout.lenders else ()
+        lenders = self._unopened_regions(layout.lenders) if layout.lenders else ()
         terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
@@ -292,9 +293,10 @@ class WorkerProcess:
             if run.moves:
                 run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
             freed = self._pop_freed() if self._freed else ()
+            # ``WorkerLane._run`` unpacks the head.
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
-            self._lane(run.lane).send(head, layout, files)
+            self._lane_line(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
@@ -311,8 +313,8 @@ class WorkerProcess:
 
     # Regions of clients
 
-    def _unopened(self, lenders: Sequence[Lender]) -> list[Lender]:
-        """Those of the regions that the worker has not opened yet, without duplicates."""
+    def _unopened_regions(self, lenders: Sequence[Lender]) -> list[Lender]:
+        """The regions that the worker has not opened yet, without duplicates."""
         unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
         return list({lender.terms.number: lender for lender in unknown}.values())
 
@@ -321,8 +323,8 @@ class WorkerProcess:
 
         Returns whether they were replaced.
         """
-        new = sum(lender.file is not None for lender in self._unopened(lenders))
-        if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
+        new_files = sum(lender.file is not None for lender in self._unopened_regions(lenders))
+        if new_files <= MOST_LENT and new_files + len(self._lent) <= MOST_BORROWED:
             return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
             for name, value in values.items():
@@ -331,11 +333,12 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """Note that the worker has opened the regions of *lenders*; a region is closed when its lender is freed."""
+        """Record the regions of *lenders* as open in the worker, which closes a region when its lender is freed."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
             self._lent.add(lender.terms.number)
+            # Not at exit: the worker ends then, too.
             weakref.finalize(lender, _close_region_in, weakref.ref(self), lender.terms.number).atexit = False
 
     def take_back(self, number: int) -> None:
@@ -343,19 +346,19 @@ class WorkerProcess:
         self._lent.discard(number)
         self.notify(["take_back", number])
 
-    def _lane(self, lane: IsolatingLane) -> LaneLine:
+    def _lane_line(self, lane: IsolatingLane) -> LaneLine:
         """The connection to a lane, opened when it is first used."""
         connection = self._lanes.get(lane.index)
         if connection is None:
-            line, theirs = packets.pair()
+            line, worker_end = packets.pair()
             try:
-                with theirs:
-                    self._line.send(["lane", lane.index, lane.core], files=[theirs.fileno()], wait=False)
+                with worker_end:
+                    self._line.send(["lane", lane.index, lane.core], files=[worker_end.fileno()], wait=False)
             except BaseException:
                 line.close()
                 raise
-            places = 1 + MOST_AHEAD if lane.ahead else 1
-            connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, places, lane.kept_bytes)
+            slots = 1 + MOST_AHEAD if lane.ahead else 1
+            connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, slots, lane.kept_bytes)
             lane.socket_reader.add(line, partial(self._read_report, connection))
             if self.death:  # _handle_death ran before this line was in _lanes
                 lane.socket_reader.remove(line)
@@ -375,7 +378,7 @@ class WorkerProcess:
         """Tell the worker to free the values of this number: with the next step, or at once if no step is running."""
         self._freed.append(number)
         if not self._runs:
-            self._flush()
+            self._send_freed()
 
     def _pop_freed(self) -> Sequence[int]:
         """Remove and return the numbers of the values to free; other threads may append meanwhile."""
@@ -385,8 +388,8 @@ class WorkerProcess:
                 numbers.append(self._freed.popleft())
         return numbers
 
-    def _flush(self) -> None:
-        """Tell the worker to free the values that are not needed any more."""
+    def _send_freed(self) -> None:
+        """Tell the worker to free the values whose handles are garbage (``free``)."""
         if self._freed:
             self.notify(["free", self._pop_freed()])
 
@@ -437,7 +440,7 @@ class WorkerProcess:
             self.process.kill()
             self._reader.join()
 
-    def _read(self) -> None:
+    def _read_packets(self) -> None:
         """Handle the worker's packets until it exits, and then its death; runs on a thread of its own."""
         try:
             while True:
@@ -460,7 +463,7 @@ class WorkerProcess:
             calls, self._calls = list(self._calls.values()), {}
         # Each step that ran is a suspect, unless one of them is known to be the reason.
         blamed = [self._blamed] if self._blamed in runs and self._blamed else runs
-        if self._closing:
+        if self._closing:  # an expected death counts against no model
             blamed = []
         else:
             self._notify_death({run.model for run in blamed})
@@ -517,7 +520,7 @@ class WorkerProcess:
         return bool(poll.poll(timeout_s * 1e3)) and self._read_report(lane)
 
     def _read_report(self, lane: LaneLine) -> bool:
-        """Handle the next report of a lane, if there is one; False if there will be none any more."""
+        """Handle the next report of a lane, if there is one; False if the connection has ended."""
         with lane.reading:
             try:
                 report = lane.receive_report()
@@ -566,10 +569,10 @@ class WorkerProcess:
             if self._idle:
                 self._idle.set()
             if self._freed:
-                self._flush()
+                self._send_freed()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
-        """Check and restore the end of a step. Impossible times of the worker are clamped to the server's clock."""
+        """Check a report and make a ``StepEnd`` of it. Impossible times are clamped to the server's clock."""
         began, ended, now = report.began, report.ended, self.now()
         if not (type(began) is type(ended) is int and run.began <= began <= ended <= now):
             ended = min(max(run.began, int(ended)), now)
@@ -583,8 +586,8 @@ class WorkerProcess:
         promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
         for number, answers in report.outputs:
-            kept = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
-            outputs.append(StepOutput(kept, packets.restore(answers, report.source, copied=True)))
+            values = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
+            outputs.append(StepOutput(values, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.leaving is not None:
             self.residency.came(run.model.number, run.leaving)
@@ -601,11 +604,11 @@ class WorkerProcess:
         else:
             future.set_exception(decode_error(problem))
 
-    def _handle_hello(self, done: list[str], lacking: list[str]) -> None:
-        """Note that the worker is ready; *done*, *lacking*: the restrictions in force, and those that are not."""
-        log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, done)))
-        if lacking:
-            log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, lacking)))
+    def _handle_hello(self, in_force: list[str], missing: list[str]) -> None:
+        """Record that the worker is ready; *in_force*, *missing*: the restrictions that it has, and has not."""
+        log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, in_force)))
+        if missing:
+            log.warning("worker %d of %s could not have: %s", self.pid, self.name, ", ".join(map(str, missing)))
         self._hello.set_result(None)
 
 
@@ -617,9 +620,9 @@ def _close_region_in(worker: weakref.ref[WorkerProcess], number: int) -> None:
 
 
 def _describe_parts(step: Step) -> tuple[TensorLayout, list[Any]]:
-    """Describe the parts of a batch: each by the number of values that the worker holds, or by its tensors.
+    """Describe the parts of a batch for the worker: values that it holds by their number, others by their tensors.
 
-    Returns the layout of the tensors, and the parts as (number, rows, tensors).
+    Returns the layout of the tensors, and the parts as (number or 0, rows or None, tensors or None).
     """
     layout, parts = TensorLayout(), []
     for values, rows in step.parts:

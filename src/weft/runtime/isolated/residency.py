@@ -35,15 +35,15 @@ class Residency:
         """most_bytes: memory that all models together may hold."""
         # The lock guards all fields. It is reentrant: the garbage collector may free values, and so call ``end``, while
         # the same thread holds it.
-        self._most, self._lock = most_bytes, threading.RLock()
+        self._most_bytes, self._lock = most_bytes, threading.RLock()
         self._models: dict[int, _Model] = {}
         self.movable: set[int] = set()
         """Models that can be evicted; all others are always in memory."""
-        self._there: OrderedDict[int, None] = OrderedDict()
+        self._resident: OrderedDict[int, None] = OrderedDict()
         """Models in memory, the least recently used first."""
-        self._unsure: set[int] = set()
+        self._unconfirmed: set[int] = set()
         """Models whose return failed or was not confirmed; their next step brings them back again."""
-        self._leaving_on: dict[int, int] = {}
+        self._evicting_lane: dict[int, int] = {}
         """Model that is being evicted -> the lane of the step that evicts it."""
         self._under_way: Counter[int] = Counter()
         self._claim, self._claimed_until_s = 0, 0.0
@@ -52,7 +52,10 @@ class Residency:
         """How often a model was brought back, for the metrics."""
 
     def add(self, number: int, moving: int, staying: int) -> None:
-        """Add a model that was opened, and evicted if it has *moving* bytes; *staying*: bytes that it always holds."""
+        """Add a model that was just opened; if it can be evicted, it has been.
+
+        moving: bytes that an eviction frees; 0: it is never evicted. staying: bytes that it always holds.
+        """
         with self._lock:
             self._models[number] = _Model(moving, staying)
             if moving:
@@ -64,12 +67,12 @@ class Residency:
             self._models.pop(number, None)
             self.movable.discard(number)
             self._under_way.pop(number, None)
-            self._there.pop(number, None)
-            self._unsure.discard(number)
+            self._resident.pop(number, None)
+            self._unconfirmed.discard(number)
 
     def is_there(self, number: int) -> bool:
         """Whether a model is in the device's memory."""
-        return number not in self.movable or number in self._there
+        return number not in self.movable or number in self._resident
 
     def begin(self, number: int) -> None:
         """Count a step that was sent, or values of a batch that are kept: the model cannot be evicted."""
@@ -84,7 +87,7 @@ class Residency:
                 self._under_way[number] -= 1
 
     def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
-        """Choose the models to evict before a step of model *number* on *lane*, and note that the model returns.
+        """Choose the models to evict before a step of model *number* on *lane*, and record that the model returns.
 
         Returns None if the model is in memory. begins: the step is the first of its batch. Raises ``WorkerDied`` with
         the delay of a retry if the other models are in use, ``Failed`` if the model can never fit.
@@ -94,81 +97,81 @@ class Residency:
         with self._lock:
             if self.is_there(number):
                 return self._mark_used(number, begins)
-            if self._leaving_on.get(number, lane) != lane:
+            if self._evicting_lane.get(number, lane) != lane:
                 raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
             moving = self._models[number].moving
-            room = self._most - sum(model.staying for model in self._models.values())
+            room = self._most_bytes - sum(model.staying for model in self._models.values())
             if moving > room:
                 raise Failed(
                     f"it needs {moving >> 20} MiB of the device's memory, and {max(0, room) >> 20} are left beside "
                     "what models always hold; raise device_memory_bytes, or serve fewer models"
                 )
-            lacking = moving - room + sum(self._models[other].moving for other in self._there)
-            leaving = self._choose_leaving(number, lacking)
-            for other in leaving:
-                del self._there[other]
-                self._unsure.discard(other)
-            self._leaving_on |= dict.fromkeys(leaving, lane)
-            self._there[number] = None
+            lacking = moving - room + sum(self._models[other].moving for other in self._resident)
+            evicted = self._choose_evicted(number, lacking)
+            for other in evicted:
+                del self._resident[other]
+                self._unconfirmed.discard(other)
+            self._evicting_lane |= dict.fromkeys(evicted, lane)
+            self._resident[number] = None
             self.returns += 1
-            return leaving
+            return evicted
 
     def _mark_used(self, number: int, begins: bool) -> list[int] | None:
         """Mark a model that is in memory as the most recently used; returns and raises as ``bring``."""
-        if number not in self._there:
+        if number not in self._resident:
             return None
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
             raise WorkerDied("it gives way to a model that waits for the device's memory", again_s=AGAIN_S)
-        self._there.move_to_end(number)
-        return [] if number in self._unsure else None
+        self._resident.move_to_end(number)
+        return [] if number in self._unconfirmed else None
 
-    def _choose_leaving(self, number: int, lacking: int) -> list[int]:
+    def _choose_evicted(self, number: int, lacking: int) -> list[int]:
         """Choose least recently used models to evict for *lacking* bytes.
 
         If all others are being computed, the first model that lacks room claims it: other models start no new steps
         until it has run, or the claim expires. Raises ``WorkerDied`` with the time of a retry.
         """
-        leaving: list[int] = []
-        for other in self._there:
+        evicted: list[int] = []
+        for other in self._resident:
             if lacking <= 0:
                 break
             if not self._under_way[other]:
-                leaving.append(other)
+                evicted.append(other)
                 lacking -= self._models[other].moving
-        now_s, waits = time.monotonic(), self._claim == number
+        now_s, has_claim = time.monotonic(), self._claim == number
         if lacking > 0:
-            if waits or now_s >= self._claimed_until_s:
+            if has_claim or now_s >= self._claimed_until_s:
                 self._claim, self._claimed_until_s = number, now_s + CLAIM_S
             raise WorkerDied("the device's memory is full of models that are being computed", again_s=AGAIN_S)
-        if waits:
+        if has_claim:
             self._claimed_until_s = 0.0
-        return leaving
+        return evicted
 
-    def _forget_lanes(self, leaving: Sequence[int]) -> None:
-        """Note that these models have been evicted: they may return on any lane."""
-        for other in leaving:
-            self._leaving_on.pop(other, None)
+    def _forget_lanes(self, evicted: Sequence[int]) -> None:
+        """Record that the *evicted* models have left the memory: they may return on any lane."""
+        for other in evicted:
+            self._evicting_lane.pop(other, None)
 
-    def unsent(self, number: int, leaving: list[int]) -> None:
+    def unsent(self, number: int, evicted: list[int]) -> None:
         """Undo ``bring`` for a step that could not be sent."""
         with self._lock:
-            self._forget_lanes(leaving)
-            if number not in self._unsure:
-                self._there.pop(number, None)
-            for other in reversed(leaving):
+            self._forget_lanes(evicted)
+            if number not in self._unconfirmed:  # such a model was counted as in memory before
+                self._resident.pop(number, None)
+            for other in reversed(evicted):  # to the front again, the least recently used first
                 if other in self._models:
-                    self._there[other] = None
-                    self._there.move_to_end(other, last=False)
+                    self._resident[other] = None
+                    self._resident.move_to_end(other, last=False)
 
-    def came(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """Confirm that model *number* came and that *leaving* were evicted, as their step was computed."""
+    def came(self, number: int, evicted: Sequence[int] = ()) -> None:
+        """Confirm that model *number* is in memory, and the *evicted* models are not: their step was computed."""
         with self._lock:
-            self._forget_lanes(leaving)
-            self._unsure.discard(number)
+            self._forget_lanes(evicted)
+            self._unconfirmed.discard(number)
 
-    def failed(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """Note that a step with evictions failed: the model counts as in memory; its next step brings it back again."""
+    def failed(self, number: int, evicted: Sequence[int] = ()) -> None:
+        """Record that a step with evictions failed: the model counts as in memory; its next step brings it back."""
         with self._lock:
-            self._forget_lanes(leaving)
-            if number in self._there:
-                self._unsure.add(number)
+            self._forget_lanes(evicted)
+            if number in self._resident:
+                self._unconfirmed.add(number)

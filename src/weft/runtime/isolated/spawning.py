@@ -101,6 +101,7 @@ class Template:
             raise WorkerDied(f"it could not be started: {reason_of(error)}") from error
 
     def _fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
+        """Ask the template for a worker; OSError or EOFError if it has died."""
         line = self._line or self._start()
         line.send([asdict(confinement), scratch], files=[file], wait=True)
         (pid,) = line.receive().head
@@ -109,21 +110,21 @@ class Template:
     def _start(self) -> Line:
         """Start the template process; returns the connection to it."""
         inherit_orphans()
-        self._line, theirs = packets.pair()
-        with theirs:
+        self._line, template_end = packets.pair()
+        with template_end:
             command = [
                 sys.executable,
                 "-P",  # no modules from the current folder, nor (-s) from a home: models may write to these
                 "-s",
                 "-m",
                 worker.__name__,
-                str(theirs.fileno()),
+                str(template_end.fileno()),
                 self.engine,
             ]
             self._process = subprocess.Popen(
                 command,
                 env=bare_environment(engine_kind(self.engine).variables),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[template_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 cwd="/",

@@ -55,7 +55,7 @@ def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
     ModelWorker(line, engine_kind(engine).make(engine)).serve()
 
 
-class _Unborrowed:
+class _FailedRegion:
     """A region that could not be opened: every step that needs it fails with the reason."""
 
     def __init__(self, error: BadRequest) -> None:
@@ -82,7 +82,7 @@ class ModelWorker:
         self.regions: dict[int, Borrowed] = {}
         """Regions of memory that clients share, by the numbers that the server gave them."""
         self._lanes: dict[int, WorkerLane] = {}
-        self._slow, self._writer = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
+        self._call_pool, self._write_pool = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
         # Guards the check and insertion in regions: several threads open them, and each must be opened once.
         self._borrowing = threading.Lock()
 
@@ -111,7 +111,7 @@ class ModelWorker:
             self._accept_lane(*rest, file=packet.files[0])
         elif kind == "call":
             # Two thread pools: a client waits for writes, and they must not queue behind the opening of a model.
-            pool = self._writer if rest[1] == "write" else self._slow
+            pool = self._write_pool if rest[1] == "write" else self._call_pool
             pool.submit(self._answer_call, *rest)
         elif kind == "bye":
             os._exit(0)
@@ -141,9 +141,9 @@ class ModelWorker:
             try:
                 self.regions[terms.number] = self.engine.borrow(terms, file)
             except BadRequest as error:
-                self.regions[terms.number] = _Unborrowed(error)
+                self.regions[terms.number] = _FailedRegion(error)
             except Exception as error:  # device drivers raise several kinds
-                self.regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
+                self.regions[terms.number] = _FailedRegion(BadRequest(f"the region cannot be used there: {error}"))
 
     def _close_region(self, number: int) -> None:
         """Close the client's region of this number, if it was opened."""
@@ -186,8 +186,10 @@ class ModelWorker:
         Raises ``NotLearned`` if the cache does not have the model and *learn* is false.
         """
         shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
-        chosen = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
-        self.models[number] = model = self.engine.open(Path(path), chosen, Path(cache) if cache else None, learn=learn)
+        load_options = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
+        self.models[number] = model = self.engine.open(
+            Path(path), load_options, Path(cache) if cache else None, learn=learn
+        )
         gc.collect()
         gc.freeze()  # objects of a loaded model stay; without this, each collection would scan them and delay steps
         return description(model).model_dump_json()
@@ -198,7 +200,7 @@ _LOOK_S = 0.0002
 
 
 def main() -> None:
-    """Run the template process: fork a worker for each request of the server, until the server is gone."""
+    """Run the template process, which imports all modules once: fork a worker whenever the server asks for one."""
     server = os.getppid()
     end_with(server)
     line, engine = Line(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
@@ -235,14 +237,14 @@ def _fork_worker(line: Line, packet: Packet, engine: str) -> int:
         os.close(read_end)
 
 
-def _become_worker(file: int, engine: str, wanted: dict[str, Any], scratch: str) -> None:
-    """Serve as a worker in a new session; never returns. *wanted*: the fields of its ``Confinement``."""
+def _become_worker(file: int, engine: str, confinement_fields: dict[str, Any], scratch: str) -> None:
+    """Serve as a worker in a new POSIX session; never returns. *confinement_fields*: of its ``Confinement``."""
     code = 1
     try:
         os.setsid()
         os.environ.update(TMPDIR=scratch, HOME=scratch)
-        confinement = Confinement(**wanted)
-        end_s = time.monotonic() + 10.0
+        confinement = Confinement(**confinement_fields)
+        end_s = time.monotonic() + 10.0  # the process in between exits at once
         while os.getppid() != confinement.server and time.monotonic() < end_s:
             time.sleep(_LOOK_S)
         work(file, confinement, engine)

@@ -45,16 +45,16 @@ class LaneHost(Protocol):
         ...
 
 
-class _Order(NamedTuple):
-    """A step: its number, the buffer of its tensors, and the numbers under which its values are kept."""
+class _Job(NamedTuple):
+    """A step that a lane runs: its number, the slot of its buffers, and the numbers under which its values are kept."""
 
-    run: int
-    place: int
-    keep: int
+    run: int  # number of the step
+    slot: int
+    first_number: int
     onward: bool
     """Whether the next step may refer to its values before this one has ended."""
-    numbers: int
-    """How many numbers, from ``keep`` on, its values may have."""
+    number_count: int
+    """How many numbers, from ``first_number`` on, its values may have."""
     borrowed: frozenset[int] = frozenset()
     """The ids of arrays of this step in memory that a later step overwrites."""
 
@@ -92,9 +92,10 @@ class WorkerLane:
         self._worker, self._index, self._line, self._core = worker, index, line, core
         self._engine = worker.engine
         self._lane = worker.engine.lane(index)
-        self._steps = 0
-        self._current = self._halted = 0
+        self._steps = 0  # started so far
+        self._current = self._halted = 0  # numbers of the running step and of the last one to be stopped
         self._inward: dict[int, packets.TensorMemory] = {}
+        """Slot -> memory for inputs; ``_outward``: for answers."""
         self._outward: dict[int, packets.TensorMemory] = {}
         self._thread: threading.Thread | None = None
 
@@ -114,12 +115,12 @@ class WorkerLane:
             give_way(self._thread)
             self.begin()
 
-    def _serve(self, before: threading.Thread | None) -> None:
-        """Run steps until another thread takes over; begins when the thread *before* has ended."""
+    def _serve(self, predecessor: threading.Thread | None) -> None:
+        """Run steps until another thread takes over; begins when the thread *predecessor* has ended."""
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})
-        if before:
-            before.join()
+        if predecessor:
+            predecessor.join()
         readable, this = select.poll(), threading.current_thread()
         readable.register(self._line.file, select.POLLIN)
 
@@ -131,7 +132,7 @@ class WorkerLane:
                 self._engine.rest(wait_for_step)
                 packet = self._line.receive()
                 self._run(packet)
-                del packet
+                del packet  # its memory is freed while the lane waits
         except (EOFError, OSError):
             os._exit(0)
 
@@ -143,138 +144,140 @@ class WorkerLane:
 
     def _run(self, packet: Packet) -> None:
         """Run the step of a packet; its errors are reported as its end."""
-        _, run, model, segment, parts, rows, shared, freed, keep, onward, lent, leaving, place, sent = packet.head
+        _, run, model, segment, parts, rows, shared, freed, first, onward, lent, leaving, slot, sent = packet.head
         if len(packet.files) != sent:
             raise OSError(f"{sent} files were sent and {len(packet.files)} came: too many are open")
         if freed:
             self._worker.free(freed)
         self._current = run
         began = time.monotonic_ns()
-        order = _Order(run, place, keep, onward, len(parts))
+        job = _Job(run, slot, first, onward, len(parts))
         try:
             if leaving is not None:
                 self._move_models(leaving, model)
             if lent or sent:
-                self._take_files(place, [LendingTerms(*terms) for terms in lent], packet.files)
-            batch = self._batch_parts(parts, packet, place if shared else None)
+                self._take_files(slot, [LendingTerms(*terms) for terms in lent], packet.files)
+            batch = self._batch_parts(parts, packet, slot if shared else None)
             if shared:
-                order = order._replace(borrowed=_array_ids(batch))
+                job = job._replace(borrowed=_array_ids(batch))
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
-            end = _EndAfterValues(partial(self._report_end, order), stored=not onward)
+            end = _EndAfterValues(partial(self._report_end, job), stored=not onward)
             step = Step(segment, batch, rows)
             started = self._worker.models[model].start(step, self._lane, end.report, here=self._engine.here)
             if onward and started.onward is not None:
                 for index, output in enumerate(started.onward):
-                    self._keep(order, index, output.values)
+                    self._keep(job, index, output.values)
             elif onward:
-                self._store_error(order, started.error)
+                self._store_error(job, started.error)
             end.values_stored()
         except Exception as error:
-            self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
+            self._fail(job, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
             self._current = 0
             if shared:
-                self._drop_large(place)
+                self._drop_large(slot)
 
     def _move_models(self, leaving: list[int], coming: int) -> None:
         """Evict the models *leaving*, unless they were closed meanwhile, and bring back the model *coming*."""
         models = self._worker.models
         self._lane.move([models[other] for other in leaving if other in models], models[coming])
 
-    def _take_files(self, place: int, lent: list[LendingTerms], files: list[int]) -> None:
+    def _take_files(self, slot: int, lent: list[LendingTerms], files: list[int]) -> None:
         """Take over the files of a packet: first new memory for tensors, if any, then regions that are lent."""
         lent_files = sum(terms.kind == "file" for terms in lent)
         if len(files) > lent_files:
-            self._take_memory(place, files.pop(0))
+            self._take_memory(slot, files.pop(0))
         for terms in lent:
             self._worker.borrow(terms, files.pop(0) if terms.kind == "file" else None)
 
-    def _take_memory(self, place: int, file: int) -> None:
-        """Map new shared memory as the buffer *place* for inputs, instead of its old memory."""
-        self._drop_memory(place)
-        self._inward[place] = packets.map_memory(file)
-        self._lane.register_buffer(self._inward[place].bytes)
+    def _take_memory(self, slot: int, file: int) -> None:
+        """Map new shared memory as the buffer of *slot* for inputs, instead of its old memory."""
+        self._drop_memory(slot)
+        self._inward[slot] = packets.map_memory(file)
+        self._lane.register_buffer(self._inward[slot].bytes)
 
-    def _drop_memory(self, place: int) -> None:
-        memory = self._inward.pop(place, None)
+    def _drop_memory(self, slot: int) -> None:
+        memory = self._inward.pop(slot, None)
         if memory is not None:
             self._lane.unregister_buffer(memory.bytes)
 
-    def _drop_large(self, place: int) -> None:
-        """Free the buffer *place* if it is too large to be kept for another step."""
-        if place in self._inward and self._inward[place].size > self._engine.kept_bytes:
-            self._drop_memory(place)
+    def _drop_large(self, slot: int) -> None:
+        """Free the buffer of *slot* if it is too large to be kept for another step."""
+        if slot in self._inward and self._inward[slot].size > self._engine.kept_bytes:
+            self._drop_memory(slot)
 
-    def _batch_parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
-        """The parts of a batch: arrays from the packet or the buffer *place*, or values that this worker keeps."""
-        source = packet.tensors if place is None else self._inward[place].bytes
+    def _batch_parts(self, parts: list[Any], packet: Packet, slot: int | None) -> list[BatchPart]:
+        """The parts of a batch: arrays from the packet or the buffer of *slot*, or values that this worker keeps."""
+        source = packet.tensors if slot is None else self._inward[slot].bytes
         batch = []
         for number, rows, tensors in parts:
-            sent = None if tensors is None else self._restore(tensors, source, copied=place is None)
+            sent = None if tensors is None else self._restore(tensors, source, copied=slot is None)
             batch.append(BatchPart(self._worker.kept(number) if sent is None else sent, rows))
         return batch
 
     def _restore(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
         """Arrays from *source* and tensors in clients' regions, in the order of their descriptions *tensors*."""
         regions = self._worker.regions
-        # The place of a lent tensor is a list: the number of its region, and the offset there.
+        # The offset of a lent tensor is a list: the number of its region, and the offset there.
         sent = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
         restored = packets.restore(sent, source, copied=copied)
         if len(sent) == len(tensors):
             return restored
         lent = {
-            name: regions[place[0]].tensor(place[1], tuple(shape), DATATYPES[kind])
-            for name, kind, shape, place, _ in tensors
-            if isinstance(place, list)
+            name: regions[offset[0]].tensor(offset[1], tuple(shape), DATATYPES[kind])
+            for name, kind, shape, offset, _ in tensors
+            if isinstance(offset, list)
         }
         return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
 
-    def _keep(self, order: _Order, index: int, values: Any) -> None:
+    def _keep(self, job: _Job, index: int, values: Any) -> None:
         """Keep the values of an output of a step, which may still run; arrays in reused memory are copied."""
         if values:
-            self._worker.values[order.keep + index] = _copy_borrowed(values, order.borrowed)
+            self._worker.values[job.first_number + index] = _copy_borrowed(values, job.borrowed)
 
-    def _store_error(self, order: _Order, error: Exception | None) -> None:
+    def _store_error(self, job: _Job, error: Exception | None) -> None:
         """Store the error in place of a step's values, so that queued steps that need the values fail with it."""
         why = error or RuntimeError("the step before it left nothing")
-        self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.numbers), why))
+        numbers = range(job.first_number, job.first_number + job.number_count)
+        self._worker.values.update(dict.fromkeys(numbers, why))
 
-    def _fail(self, order: _Order, end: StepEnd) -> None:
+    def _fail(self, job: _Job, end: StepEnd) -> None:
         """Report a step that could not be started."""
-        if order.onward:
-            self._store_error(order, end.error)
-        self._report_end(order, end)
+        if job.onward:
+            self._store_error(job, end.error)
+        self._report_end(job, end)
 
-    def _report_end(self, order: _Order, end: StepEnd) -> None:
+    def _report_end(self, job: _Job, end: StepEnd) -> None:
         """Report the end of a step with its answers, and keep its values."""
         layout, outputs = TensorLayout(), []
         for index, output in enumerate(end.outputs):
-            if output.values and not order.onward:
-                self._keep(order, index, output.values)
-            outputs.append((order.keep + index if output.values else 0, packets.describe(output.answers, layout)))
+            if output.values and not job.onward:
+                self._keep(job, index, output.values)
+            number = job.first_number + index if output.values else 0
+            outputs.append((number, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
-        head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
+        head = ["over", job.run, end.began, end.ended, outputs, 0, problem]  # 0: tensors are in the packet itself
         if layout.size <= packets.INLINE_BYTES:
             self._line.send(head, layout.padded_pieces(), wait=True)
             return
-        head[5] = order.place + 1
-        files = self._write_shared(layout, order.place)
+        head[5] = job.slot + 1  # tensors are in the shared memory of the slot
+        files = self._write_shared(layout, job.slot)
         try:
             self._line.send(head, files=files, wait=True)
         finally:
             packets.close_all(files)
-            if self._outward[order.place].size > self._engine.kept_bytes:
-                del self._outward[order.place]
+            if self._outward[job.slot].size > self._engine.kept_bytes:
+                del self._outward[job.slot]
 
-    def _write_shared(self, layout: TensorLayout, place: int) -> list[int]:
-        """Write tensors to the shared memory *place*; return its file for the server if the memory is new."""
+    def _write_shared(self, layout: TensorLayout, slot: int) -> list[int]:
+        """Write tensors to the shared memory of *slot*; return its file for the server if the memory is new."""
         files: list[int] = []
-        memory = self._outward.get(place)
+        memory = self._outward.get(slot)
         if memory is None or memory.size < layout.size:
             memory, file = packets.create_memory(layout.size, self._engine.kept_bytes)
-            self._outward[place] = memory
+            self._outward[slot] = memory
             files.append(file)
         memory.write(layout.pieces)
         return files

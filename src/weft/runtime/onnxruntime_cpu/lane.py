@@ -25,7 +25,7 @@ from weft.runtime.urgency import give_way
 KEPT_BYTES = 128 << 20
 """Scratch memory below this is kept: it is not worth allocating it anew."""
 LONG_NS = 5_000_000
-"""Memory is not read after shorter runs: they allocate little, and reading it is a system call."""
+"""The process's memory is not read after shorter runs: they allocate little, and reading is a system call."""
 IDLE_S = 1.0
 """Idle time of a lane before it shrinks the arena."""
 _BUSY_NS = 10_000_000_000
@@ -55,7 +55,7 @@ class ScratchMemory:
         self._high = self._low
         """Largest resident memory since then."""
         self._grew, self._shrunk, self._wait = now(), now(), 1
-        """When ``_high`` last rose, when the arena was last shrunk, and the multiple of the waiting times."""
+        """When ``_high`` last rose and when the arena was last shrunk, in ns, and the multiple of the waiting times."""
 
     @property
     def bytes(self) -> int:
@@ -92,7 +92,7 @@ class ScratchMemory:
 
 
 class Computing(Protocol):
-    """A model as a lane sees it."""
+    """The members of a model that a lane uses."""
 
     def compute(self, step: Step, options: ort.RunOptions | None = None) -> Sequence[StepOutput]:
         """Run a step on the calling thread."""

@@ -74,11 +74,11 @@ class Blueprint(BaseModel):
     mergeable: bool = False
     """Whether rows can leave a batch, and batches be joined, at every cut."""
     rowless: dict[str, Counted | None] = {}
-    """Tensors that cross a cut without a row per sample, and how they change with the size of a batch."""
+    """Tensor that crosses a cut without a row per sample -> how it changes with the batch size; None: not at all."""
     tasks: tuple[TaskSpec, ...] = ()
     """The models that were stitched into it; empty for an ordinary model."""
     absent_rows: int = 0
-    """Rows of zeros that stand for each task that a batch has no sample of."""
+    """Rows of zeros that are computed for a task if a batch has no sample of it."""
     round_rows: int = 0
     """Most rows of each task that a device computes at once; 0 for an ordinary model."""
     remarks: tuple[str, ...] = ()
@@ -121,8 +121,8 @@ class CpuModel(BlueprintModel):
         self._absent_zeros = _zeros_for_absent_tasks(blueprint, 1)
         self.sessions = tuple(sessions)
         self._session_steps = _session_steps(blueprint)
-        self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
-        self._seen: set[int] = set()
+        self._text_inputs = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
+        self._warmed_rows: set[int] = set()  # batch sizes
         self._finalizer = weakref.finalize(self, remove, folder) if folder else None
 
     @property
@@ -139,20 +139,20 @@ class CpuModel(BlueprintModel):
 
     def _longest(self, samples: Sequence[dict[str, Any]]) -> int:
         """The largest size that a free dimension, other than the rows, has in the samples; 1 without any."""
-        free = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
-        named = [item for sample in samples for item in sample.items()]
-        sizes = [values.shape[axis] for name, values in named for axis in free[name]]
+        axes = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
+        arrays = [item for sample in samples for item in sample.items()]
+        sizes = [values.shape[axis] for name, values in arrays for axis in axes[name]]
         return int(max(sizes, default=1))
 
     def prepare(self, rows: int) -> None:
         """Warm up with generated samples: ONNX Runtime plans the memory for a new shape in its first run."""
         shapes = self.timing.warm_shapes
-        if rows in self._seen or shapes is None:
+        if rows in self._warmed_rows or shapes is None:
             return
         feed = sample(self.inputs, shapes, 0, self.blueprint.values)
         by_task = [{name: feed[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [feed]
         self.run(self.gather([by_task[row % len(by_task)] for row in range(rows)]))
-        self._seen.add(rows)
+        self._warmed_rows.add(rows)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a step on a lane of this backend."""
@@ -179,7 +179,7 @@ class CpuModel(BlueprintModel):
         """Run a segment; return the values that later segments need, by name, or after the last the outputs."""
         step, session = self._session_steps[index], self.sessions[index]
         if index == 0:
-            texts = self._texts
+            texts = self._text_inputs
             values = {name: to_text(value) if name in texts else aligned(value) for name, value in values.items()}
         outputs = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
         live = {name: values[name] for name in step.carried}
@@ -235,7 +235,7 @@ def _zeros_for_absent_tasks(blueprint: Blueprint, length: int) -> dict[str, Arra
 
 
 class _SessionStep(NamedTuple):
-    """What a segment reads, what it returns, and what passes it by."""
+    """The names of the values that a segment reads, that it returns, and that pass it unused."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -250,7 +250,7 @@ def live_after(blueprint: Blueprint) -> tuple[tuple[str, ...], ...]:
 
 
 def _session_steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
-    """The step of each segment; found backwards, as later segments decide which values are needed."""
+    """The step of each segment; from the last to the first, as later segments decide which values are needed."""
     needed = {spec.name for spec in blueprint.outputs}
     steps = []
     for segment in reversed(blueprint.segments):
@@ -261,11 +261,11 @@ def _session_steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
 
 
 _FIRST, _LAST = 0x10FF80, 0x10FFFF
-"""Characters that stand for the bytes from 0x80 to 0xff."""
+"""The first and the last of the characters that stand for the bytes from 0x80 to 0xff."""
 _LEAD = b"\xf4\x8f"
 """The first two of the four bytes of these characters in UTF-8; other characters begin with them, too."""
 
-_STAND_IN_OF = {0xDC80 + at: _FIRST + at for at in range(128)}
+_STAND_IN_OF = {0xDC80 + index: _FIRST + index for index in range(128)}
 _ESCAPED_BY = {stand_in: escaped for escaped, stand_in in _STAND_IN_OF.items()}
 """Surrogate by which Python escapes a byte that is not UTF-8 <-> the character that stands for the byte."""
 _BYTE_BY_BYTE = {
@@ -301,6 +301,7 @@ def _decode(data: bytes) -> str:
     else:
         if not _may_be_escaped(data):
             return text
+    # First the characters that the data itself has, then the bytes that Python has escaped.
     return text.translate(_BYTE_BY_BYTE).translate(_STAND_IN_OF)
 
 

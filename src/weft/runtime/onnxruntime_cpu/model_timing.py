@@ -28,29 +28,30 @@ from weft.runtime.samples import sample
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.timing import Clock
 
-Feed = dict[str, Array]
+Feed = dict[str, Array]  # input -> its values
 
 SIZES = (2, 4, 8)
 """Batch sizes to try if none is requested."""
-_MANY = 16
-"""Up to this size, batches of every size are followed if numbers decide in the graph where rows go."""
+_MOST_PROVED = 16
+"""Largest batch size up to which independence is proved for every size, if computed indices decide where rows go."""
 CLOCK_STEP_S = 1e-6
-"""Assumed length of a run during which the clock stood still, so that times can be divided by."""
+"""Assumed length of a run that the clock measured as 0 s, to avoid a division by zero."""
 LEAST_GAIN = 0.05
 """The part of the time per sample that a size must save over the one before: less is within noise."""
 _FEWEST, _ENOUGH, _MOST = 3, 5, 25
-"""Repeats of a measurement: of long runs, of ordinary runs, and of very short runs."""
+"""Rounds of a measurement: of long runs, of ordinary runs, and of very short runs."""
 _BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
-"""Time for repeats of short runs; length of a long round; time after which no larger batch is tried by itself."""
+"""Seconds: for the rounds of short runs; of a round that counts as long; after which no larger batch is tried."""
 _TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
-"""How far a batched result may be off, as a part of the output's largest value; other types must be equal."""
+"""Allowed error of a batched result, relative to the output's largest magnitude; other types must be equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """Result of ``measure``."""
+    """Measured times of a model, and how far it is batched: the result of ``measure``."""
 
     times_s: dict[int, tuple[float, ...]]
+    """Rows of a batch -> seconds of each segment."""
     batchable: bool = False
     max_batch: int = 1
     remarks: tuple[str, ...] = ()
@@ -59,12 +60,12 @@ class BatchTimes:
 
 
 class Crossing(NamedTuple):
-    """Result of ``crossing``."""
+    """Whether batches can be shrunk and joined at the cuts of a model: the result of ``crossing``."""
 
     reason: str | None
-    """Why batches cannot be shrunk and joined at the cuts of a model; None if they can."""
+    """Why they cannot; None if they can."""
     rowless: dict[str, Counted | None]
-    """Tensors that cross without a row per sample, and how they change with the size of a batch."""
+    """Tensor that crosses a cut without a row per sample -> how it changes with the batch size; None: not at all."""
 
 
 class _Signature(Protocol):
@@ -91,7 +92,7 @@ class _Measurement:
         self._alone: list[dict[str, Array]] = []
         """The outputs of each sample alone; empty until they are needed."""
         self._verdicts: dict[int, str | None] = {}
-        """Batch size -> result of ``differs``."""
+        """Batch size -> result of ``row_mismatch``."""
 
     def make_batches(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
         """Batches of these *sizes* per task of the model, of samples with *shapes* or the measured shapes."""
@@ -102,7 +103,7 @@ class _Measurement:
     def repeat(self, *sizes: int) -> None:
         """Time batches of these sizes in turns, and add to ``timings``; mixes of tasks of one size are averaged."""
         began_s, rounds = perf_counter(), 0
-        while rounds < _rounds_left(rounds, perf_counter() - began_s):
+        while rounds < _total_rounds(rounds, perf_counter() - began_s):
             for size in sizes:
                 times_s = [_time_segments(self.model, mix, self.clock_s) for mix in self.mixes[size]]
                 self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
@@ -121,7 +122,7 @@ class _Measurement:
         guess_s = self.fastest_s(size // 2) * (2 + 3 * _FEWEST)
         return perf_counter() - self.began_s + guess_s > _ALL_S
 
-    def differs(self, size: int) -> str | None:
+    def row_mismatch(self, size: int) -> str | None:
         """How the rows of batches of *size* differ from samples run alone, or None; the runs also warm up that size."""
         if size not in self._verdicts:
             try:
@@ -135,11 +136,11 @@ class _Measurement:
         self._alone = self._alone or [self._run_alone(index) for index in range(len(self.samples))]
         self.mixes[size] = []
         for first in range(0, self._task_count, size):
-            chosen = [(first + index) % len(self.samples) for index in range(size)]
-            mix = [self.samples[index] for index in chosen]
+            indices = [(first + index) % len(self.samples) for index in range(size)]
+            mix = [self.samples[index] for index in indices]
             self.mixes[size].append(mix)
             outputs = self.model.run(self.model.gather(mix))
-            reason = self._mismatch(outputs, [self._alone[index] for index in chosen])
+            reason = self._mismatch(outputs, [self._alone[index] for index in indices])
             if reason is not None:
                 return reason
         return None
@@ -177,7 +178,7 @@ def measure(
     *judge* decides whether rows are independent. ``ModelError`` if *max_batch* was given and is not possible.
     """
     bench = _Measurement(model, shapes, clock_s)
-    reason = unbatchable(model, shapes) or bench.differs(2)
+    reason = unbatchable(model, shapes) or bench.row_mismatch(2)
     if reason is None and max_batch != 1:
         reason = judge(bench.make_batches([2])).mixing
     if reason is not None:
@@ -202,12 +203,12 @@ def _prove_independence(
 ) -> BatchTimes:
     """Return *times* if rows are independent in batches of 2, 3 and the largest size, else times of single samples.
 
-    2 and 3 have no common factor: a graph that mixes rows may look right where one size divides the other. If numbers
-    in the graph decide where rows go, all sizes up to ``_MANY`` are followed.
+    2 and 3 have no common factor: a graph that mixes rows may look right where one size divides the other. If computed
+    indices decide where rows go, it is proved for all sizes up to ``_MOST_PROVED``.
     """
     reason, by_size = judge(bench.make_batches(sorted({2, 3, times.max_batch})))
     if reason is None and by_size:
-        reason = judge(bench.make_batches(range(2, min(times.max_batch, _MANY) + 1))).mixing
+        reason = judge(bench.make_batches(range(2, min(times.max_batch, _MOST_PROVED) + 1))).mixing
     if reason is not None:
         return _times_unbatched(bench, max_batch, reason)
     return replace(times, any_shapes=not by_size or _holds_for_other_shapes(bench, shapes, judge))
@@ -215,21 +216,21 @@ def _prove_independence(
 
 def _holds_for_other_shapes(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
     """Whether rows are also independent if all free dimensions are larger by one, without a common factor."""
-    free = {spec.name: spec.shape for spec in bench.model.inputs}
-    others = {
-        name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
+    declared_shapes = {spec.name: spec.shape for spec in bench.model.inputs}
+    larger = {
+        name: (shape[0], *(size + (declared_shapes[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
         for name, shape in shapes.items()
     }
-    return others == dict(shapes) or judge(bench.make_batches((2, 3), others)).mixing is None
+    return larger == dict(shapes) or judge(bench.make_batches((2, 3), larger)).mixing is None
 
 
 def _choose_largest_batch(bench: _Measurement) -> BatchTimes:
-    """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``."""
+    """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``; the last such size is the best."""
     best, remark = 1, None
     for size in _sizes_to_try(len(bench.model.blueprint.tasks)):
         if size > 2 and bench.too_long(size):
             remark = f"batches of {size} were not tried: one takes too long"
-        elif (reason := bench.differs(size)) is not None:
+        elif (reason := bench.row_mismatch(size)) is not None:
             remark = f"batched up to {best}: {reason}"
         elif (gain := _time_saved(bench, best, size)) < LEAST_GAIN:
             start = "not batched" if best == 1 else f"batched up to {best}"
@@ -251,19 +252,19 @@ def _sizes_to_try(tasks: int) -> list[int]:
 
 def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
     """Two samples; for a stitched model two of each task, in turn, each with the inputs of its task only."""
-    drawn = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
+    samples = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
     if not model.blueprint.tasks:
-        return drawn
-    return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.blueprint.tasks]
+        return samples
+    return [{name: feed[name] for name in task.inputs.values()} for feed in samples for task in model.blueprint.tasks]
 
 
-def _time_saved(bench: _Measurement, before: int, size: int) -> float:
-    """Time both batch sizes; return the part of the time per sample that *size* saves over *before*.
+def _time_saved(bench: _Measurement, smaller: int, size: int) -> float:
+    """Time both batch sizes; return the part of the time per sample that *size* saves over *smaller*.
 
     The fastest runs are compared, which noise changes least.
     """
-    bench.repeat(before, size)
-    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
+    bench.repeat(smaller, size)
+    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(smaller), CLOCK_STEP_S) / smaller)
 
 
 def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
@@ -271,7 +272,7 @@ def _time_up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
     sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
     sizes += [max_batch] if max_batch > 1 else []
     for size in sizes:
-        if (reason := bench.differs(size)) is not None:
+        if (reason := bench.row_mismatch(size)) is not None:
             raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
     bench.repeat(1, *sizes)
     return BatchTimes(bench.medians_s(), True, max_batch)
@@ -307,7 +308,10 @@ def _concatenate(samples: list[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _has_rows(runs: list[Array]) -> bool:
-    """Whether a tensor has a row per sample, as of the sample alone; *runs*: its values in the runs of ``crossing``."""
+    """Whether a tensor has a row per sample, equal to that of the sample alone.
+
+    *runs*: its values for each of three samples alone, for the first two together, and for all three together.
+    """
     *alone, two, three = runs
     if any(value.shape[:1] != (1,) for value in alone):
         return False
@@ -317,17 +321,21 @@ def _has_rows(runs: list[Array]) -> bool:
 def _find_count_rule(name: str, runs: list[Array]) -> Counted | None:
     """How a tensor without rows depends on the number of samples; None if it is always the same.
 
-    *runs*: its values in the runs of ``crossing``. ``ModelError`` if it does not grow linearly.
+    *runs*: as for ``_has_rows``. ``ModelError`` if its numbers do not grow linearly.
     """
     *alone, two, three = runs
-    one: Any = alone[0]
-    if all(np.array_equal(one, value) for value in runs):
+    single: Any = alone[0]
+    if all(np.array_equal(single, value) for value in runs):
         return None
-    step: Any = two - one if one.dtype.kind == "i" and one.shape == two.shape == three.shape else None
-    if step is None or any(not np.array_equal(one, value) for value in alone) or not np.array_equal(two + step, three):
+    step: Any = two - single if single.dtype.kind == "i" and single.shape == two.shape == three.shape else None
+    if (
+        step is None
+        or any(not np.array_equal(single, value) for value in alone)
+        or not np.array_equal(two + step, three)
+    ):
         raise ModelError(f"{name!r}, which crosses a cut, is not one row per sample")
-    flat = [tuple(int(number) for number in np.ravel(part)) for part in (one, step)]
-    return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
+    first, growth = (tuple(int(number) for number in np.ravel(values)) for values in (single, step))
+    return Counted(dtype=str(single.dtype), shape=single.shape, first=first, step=growth)
 
 
 def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
@@ -342,8 +350,8 @@ def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
     return None
 
 
-def _rounds_left(rounds: int, spent_s: float) -> int:
-    """The number of rounds that a measurement has in all, given the time of its first *rounds* rounds."""
+def _total_rounds(rounds: int, spent_s: float) -> int:
+    """The total number of rounds of a measurement whose first *rounds* rounds took *spent_s*."""
     if rounds == 0 or spent_s / rounds > _LONG_S:
         return _FEWEST
     return _MOST if spent_s < _BUDGET_S else _ENOUGH
@@ -356,8 +364,8 @@ def close_enough(wanted: Array, got: Array) -> bool:
     tolerance = _TOLERANCES.get(wanted.dtype)
     if tolerance is None:
         return np.array_equal(wanted, got)
-    finite: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
-    scale = float(finite.max()) if finite.size else 0.0
+    magnitudes: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
+    scale = float(magnitudes.max()) if magnitudes.size else 0.0
     return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
 
 

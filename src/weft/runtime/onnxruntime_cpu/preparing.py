@@ -61,19 +61,19 @@ def prepare(
     answers depend on its cuts. allowance: the time limit for runs with generated inputs, instead of ``learn_s``.
     Raises ``ModelError``, and ``NotLearned`` after the time limit.
     """
-    say, place = progress or (lambda _: None), None
+    on_progress, entry_folder = progress or (lambda _: None), None
     cache = cache if path.is_file() else None
     if cache is not None and (learn or not caching.is_empty(cache)):
-        place = _entry_path(path, options, cache)
-        if cached := _load_cached(path, options, place, say):
+        entry_folder = _entry_path(path, options, cache)
+        if cached := _load_cached(path, options, entry_folder, on_progress):
             return cached
     if not learn and (whole := open_whole(path, options)):
         return whole
-    if cache is not None and place is None:
-        place = _entry_path(path, options, cache)
+    if cache is not None and entry_folder is None:
+        entry_folder = _entry_path(path, options, cache)
     with allowance or Allowance(options.learn_s) as allowed:
         try:
-            return _start_preparation(path, options, cache, say, allowed).build(place)
+            return _start_preparation(path, options, cache, on_progress, allowed).build(entry_folder)
         except OutOfTime as error:
             limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
             raise NotLearned(
@@ -81,29 +81,29 @@ def prepare(
             ) from error
 
 
-def _load_cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> CpuModel | None:
-    """Load the model from its cache entry *place*; None if there is no entry, or it cannot be used and was removed."""
-    blueprint = caching.find(place)
+def _load_cached(path: Path, options: LoadOptions, entry_folder: Path, on_progress: Progress) -> CpuModel | None:
+    """Load the model from its cache entry; None if there is no entry, or it cannot be used and was removed."""
+    blueprint = caching.find(entry_folder)
     if blueprint is None:
         return None
-    say("loading it from the cache")
+    on_progress("loading it from the cache")
     try:
-        return _load_entry(path, options, place, blueprint)
+        return _load_entry(path, options, entry_folder, blueprint)
     except Exception as error:  # a damaged entry says nothing about the model itself
-        say(f"its cache entry cannot be used: {first_line(error)}")
-        caching.drop(place)
+        on_progress(f"its cache entry cannot be used: {first_line(error)}")
+        caching.drop(entry_folder)
         return None
 
 
 def _start_preparation(
-    path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance
+    path: Path, options: LoadOptions, cache: Path | None, on_progress: Progress, allowance: Allowance
 ) -> _Preparation:
     """Create a preparation with its folder; in a temporary folder, with a remark, if the cache cannot be written."""
     try:
-        return _Preparation(path, options, caching.new_folder(cache), say, allowance)
+        return _Preparation(path, options, caching.new_folder(cache), on_progress, allowance)
     except OSError as error:
         remarks = [f"not cached: {reason_of(error)}"]
-        return _Preparation(path, options, caching.new_folder(None), say, allowance, remarks)
+        return _Preparation(path, options, caching.new_folder(None), on_progress, allowance, remarks)
 
 
 def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
@@ -119,10 +119,10 @@ def _entry_path(path: Path, options: LoadOptions, cache: Path) -> Path:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _load_entry(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
+def _load_entry(path: Path, options: LoadOptions, entry_folder: Path, blueprint: Blueprint) -> CpuModel:
     """Open the sessions of a model from the cache, and run each once."""
     sessions = [
-        open_session(place / segment.file, options.threads, optimise=False)
+        open_session(entry_folder / segment.file, options.threads, optimise=False)
         if segment.file
         else open_model(path, options.threads)
         for segment in blueprint.segments
@@ -151,7 +151,7 @@ class _Preparation:
     path: Path
     options: LoadOptions
     folder: Path
-    say: Progress
+    on_progress: Progress
     allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
@@ -159,13 +159,13 @@ class _Preparation:
     independent: bool = False
     """Whether the options or the file state that rows may be computed together."""
 
-    def build(self, place: Path | None) -> CpuModel:
-        """Build the model, and move the folder to its *place* in the cache, if any; on errors the folder is removed."""
+    def build(self, entry_folder: Path | None) -> CpuModel:
+        """Build the model, and move the folder to its place in the cache, if any; on errors the folder is removed."""
         try:
             model = self._prepare()
             blueprint = model.blueprint.model_copy(update={"remarks": (*self.remarks, *model.remarks)})
             self._remove_unneeded_files(blueprint)
-            stored = place is not None and caching.store(self.folder, blueprint, place)
+            stored = entry_folder is not None and caching.store(self.folder, blueprint, entry_folder)
             release_memory()  # of sessions that were only opened to measure
             sessions = [session.session for session in model.sessions]
             return CpuModel(blueprint, sessions, None if stored else self.folder)
@@ -177,34 +177,34 @@ class _Preparation:
 
     def _prepare(self) -> CpuModel:
         """Optimise, check, cut and measure the model; its sessions are still bound to the time limit."""
-        self.say("optimising it")
+        self.on_progress("optimising it")
         session, optimised = self._optimise()
         blueprint = whole_blueprint(session, self.path, optimised)
         self.exits = named_exits(self.options, session)
         self.independent = self.options.independent_rows or says_independent(session)
         blueprint = with_tasks(blueprint, session, self.exits)
-        given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
-        shapes, missing = warm_shapes(session.get_inputs(), given)
+        known_shapes = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
+        shapes, missing = warm_shapes(session.get_inputs(), known_shapes)
         whole = CpuModel(blueprint, [self._bound_session(session)])
         del session  # so that the session is freed with *whole*, before the segments are opened
         if missing:
             return self._leave_unmeasured(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
         feed = sample(whole.inputs, shapes, 0, self.options.values)
         try:
-            wanted = whole.run(feed)
+            expected = whole.run(feed)
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             return self._leave_unmeasured(whole, f"it fails on made-up inputs: {first_line(error)}")
-        check_answers(self.exits, wanted)
+        check_answers(self.exits, expected)
         for task in blueprint.tasks:
-            check_answers([task.outputs[name] for name in task.exits], wanted)
+            check_answers([task.outputs[name] for name in task.exits], expected)
         changes = {
             "warm_shapes": shapes,
             "values": dict(self.options.values),
-            "outputs": with_ranks(whole.outputs, wanted),
+            "outputs": with_ranks(whole.outputs, expected),
         }
         changes["absent_rows"] = self._absent_rows(whole, feed)
         whole = CpuModel(blueprint.model_copy(update=changes), whole.sessions)
-        return self._measure(whole, optimised, feed, wanted)
+        return self._measure(whole, optimised, feed, expected)
 
     def _absent_rows(self, whole: CpuModel, feed: dict[str, Array]) -> int:
         """Rows that a batch needs of every task: 0, or 1 if an operator fails without rows, such as Reshape to -1."""
@@ -246,16 +246,16 @@ class _Preparation:
         self.exits = ()
 
     def _measure(
-        self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], expected: dict[str, Array]
     ) -> CpuModel:
-        """Cut the model if that is possible, and measure it. *wanted*: what the whole model returns for *feed*."""
+        """Cut the model if that is possible, and measure it. *expected*: the outputs of the whole model for *feed*."""
         model, inner_bytes = None, 0
         if optimised is None and self.exits:
             self._give_up_exits("its optimised graph cannot be saved")
         if optimised is not None:
-            model, inner_bytes = self._cut_into_segments(whole, optimised, feed, wanted)
+            model, inner_bytes = self._cut_into_segments(whole, optimised, feed, expected)
         model = model or self._reopen_whole(whole)
-        self.say("measuring it")
+        self.on_progress("measuring it")
         shapes = model.blueprint.warm_shapes or {}
         judge = partial(self._judge_rows, optimised, model.blueprint.tasks)
         times = measure(model, shapes, self.options.max_batch, clock_for(self.options.threads), judge)
@@ -283,22 +283,23 @@ class _Preparation:
         return verdict._replace(mixing=verdict.mixing and verdict.mixing + hint)
 
     def _cut_into_segments(
-        self, whole: CpuModel, optimised: OnnxModel, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel, feed: dict[str, Array], expected: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
         """The model in segments, or None if it stays whole; and the peak bytes of its inner tensors."""
-        self.say("profiling it")
+        self.on_progress("profiling it")
         try:
             clock, tasks = clock_for(self.options.threads), max(1, len(whole.blueprint.tasks))
             whole_s = min(mean_seconds(partial(whole.run, feed), clock) for _ in range(3)) / tasks  # for one row
-            reason, long = cutting.whole_because(optimised.graph), cutting.worth_cutting(whole_s, self.options.grain_s)
+            reason = cutting.whole_because(optimised.graph)
+            is_long = cutting.worth_cutting(whole_s, self.options.grain_s)
             if reason and self.exits:
                 self._give_up_exits(f"it {reason}")
-            if reason and long:
+            if reason and is_long:
                 self.remarks.append(f"stays whole: it {reason}")
-            elif long or self.exits:
+            elif is_long or self.exits:
                 whole.sessions = ()  # free the session, which may be large; ``_reopen_whole`` is rarely needed
-            cut = self._cut_at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
-            return cut or self._cut_by_time(whole, optimised, whole_s, feed, wanted)
+            cut = self._cut_at_exits(whole, optimised, whole_s, feed, expected) if self.exits else None
+            return cut or self._cut_by_time(whole, optimised, whole_s, feed, expected)
         except ModelError:
             raise
         except Exception as error:  # the whole model works, so failing segments are no error
@@ -308,7 +309,7 @@ class _Preparation:
             return None, 0
 
     def _cut_by_time(
-        self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], expected: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
         """Cut the model into segments of about the grain; returns as ``_cut_into_segments``."""
         nodes = self._profile(model, whole_s, feed)
@@ -317,46 +318,46 @@ class _Preparation:
             cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, self.options.grain_s, self.options.max_pieces)
         if not cuts:
             return None, nodes.inner_bytes
-        parts = self._open_segments(whole.blueprint, cutting.split(model, cuts, nodes.types))
-        if not _identical(parts.run(feed), wanted):
+        segmented = self._open_segments(whole.blueprint, cutting.split(model, cuts, nodes.types))
+        if not _identical(segmented.run(feed), expected):
             self.remarks.append("stays whole: its segments do not give the same bits")
             return None, nodes.inner_bytes
-        return parts, nodes.inner_bytes
+        return segmented, nodes.inner_bytes
 
     def _cut_at_exits(
-        self, whole: CpuModel, optimised: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel, whole_s: float, feed: dict[str, Array], expected: dict[str, Array]
     ) -> tuple[CpuModel, int] | None:
         """The model cut at its exits, and elsewhere if batches can be joined at all cuts; and its inner bytes.
 
         None if samples cannot leave at the exits, which are given up then.
         """
         model, options = copied(optimised), self.options
-        forced = cutting.arrange(model.graph, self.exits)
+        exit_cuts = cutting.arrange(model.graph, self.exits)
         nodes = self._profile(model, whole_s, feed)
-        if any(nodes.crossing[cut] is None for cut in forced):
+        if any(nodes.crossing[cut] is None for cut in exit_cuts):
             self._give_up_exits("a tensor that crosses one is of a type that numpy does not have")
             return None
-        cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, options.grain_s, options.max_pieces, forced)
+        cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, options.grain_s, options.max_pieces, exit_cuts)
         reason = None
         # Try all cuts first; if batches cannot be joined at the additional cuts, then only the cuts at exits.
-        for chosen in dict.fromkeys((cuts, forced)):
-            blueprint = self._add_exits(whole.blueprint, chosen, forced)
-            parts = self._open_segments(blueprint, cutting.split(model, chosen, nodes.types))
-            if not _identical(parts.run_to_exits(feed), {name: wanted[name] for name in self.exits}):
+        for chosen in dict.fromkeys((cuts, exit_cuts)):
+            blueprint = self._add_exits(whole.blueprint, chosen, exit_cuts)
+            segmented = self._open_segments(blueprint, cutting.split(model, chosen, nodes.types))
+            if not _identical(segmented.run_to_exits(feed), {name: expected[name] for name in self.exits}):
                 reason = "its segments do not give the same bits"
                 break
-            checked = crossing(parts, blueprint.warm_shapes or {})
+            checked = crossing(segmented, blueprint.warm_shapes or {})
             if checked.reason is None:
-                blueprint = parts.blueprint.model_copy(update=_blueprint_fields(checked))
-                return CpuModel(blueprint, parts.sessions), nodes.inner_bytes
+                blueprint = segmented.blueprint.model_copy(update=_blueprint_fields(checked))
+                return CpuModel(blueprint, segmented.sessions), nodes.inner_bytes
             reason = checked.reason
         self._give_up_exits(reason or "")
         return None
 
-    def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
-        """The blueprint with exits at the *forced* cuts, of all *cuts*; only the last exit remains an output."""
-        ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
-        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+    def _add_exits(self, blueprint: Blueprint, cuts: Sequence[int], exit_cuts: Sequence[int]) -> Blueprint:
+        """The blueprint with exits at the *exit_cuts*, which are among *cuts*; only the last exit remains an output."""
+        exit_segments = [*(cuts.index(cut) for cut in exit_cuts), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, exit_segments, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)
@@ -380,7 +381,7 @@ class _Preparation:
 
     def _open_segments(self, blueprint: Blueprint, pieces: Sequence[cutting.ModelPiece]) -> CpuModel:
         """Write the pieces of the model to files in the folder, and open them."""
-        self.say(f"loading its {len(pieces)} segments")
+        self.on_progress(f"loading its {len(pieces)} segments")
         segments, sessions = [], []
         for index, piece in enumerate(pieces):
             file = f"segment{index}.onnx"
@@ -409,8 +410,8 @@ class _Preparation:
 
 def normalised(model: OnnxModel, session: Any) -> OnnxModel:
     """Prepare an optimised graph for cutting, in place: no unneeded or unnamed nodes, and no weights among inputs."""
-    wanted = {value.name for value in session.get_inputs()}
-    fill(model.graph.input, [value for value in model.graph.input if value.name in wanted])
+    input_names = {value.name for value in session.get_inputs()}
+    fill(model.graph.input, [value for value in model.graph.input if value.name in input_names])
     if cutting.whole_because(model.graph) is None:  # pruning does not see what the branches of control flow capture
         prune(model.graph)
     model.ir_version = max(model.ir_version, 4)  # in earlier versions, weights had to be inputs
@@ -445,11 +446,11 @@ def with_ranks(outputs: Sequence[TensorSpec], answers: Mapping[str, Array]) -> t
     return tuple(spec if spec.shape else spec._replace(shape=(-1,) * answers[spec.name].ndim) for spec in outputs)
 
 
-def _identical(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    """Whether two results are equal bit for bit; a NaN equals itself."""
+def _identical(got: Mapping[str, Array], expected: Mapping[str, Array]) -> bool:
+    """Whether the *expected* outputs occur in *got*, equal bit for bit; a NaN equals itself."""
     return all(
         values.shape == got[name].shape and values.tobytes() == got[name].tobytes()
         if values.dtype != np.object_
         else np.array_equal(values, got[name])
-        for name, values in wanted.items()
+        for name, values in expected.items()
     )

@@ -75,7 +75,7 @@ def profile(
     run = partial((allowance or Allowance()).run, session, None, dict(feed))
     measure_in_turns([partial(run_all, [run])], _MOST, fewest=_FEWEST, longest_s=_BUDGET_S)
     trace = _read_trace(model, session)
-    times_s = tuple(trace.times_us.get(place, 0.0) / 1e6 for place in range(len(model.graph.node)))
+    times_s = tuple(trace.times_us.get(index, 0.0) / 1e6 for index in range(len(model.graph.node)))
     return NodeProfile(times_s, trace.tensors())
 
 
@@ -116,14 +116,14 @@ def _opener(threads: int, *, thrifty: bool = True) -> OpenProfiled:
     return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
 
 
-def _open_marked(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:
+def _open_marked(model: OnnxModel, folder: Path, open_profiled: OpenProfiled) -> Any:
     """Open *model* as a profiled session, in which each node is marked with its index; *folder* has its weights."""
-    named = copied(model)
-    for position, node in enumerate(named.graph.node):
+    marked = copied(model)
+    for position, node in enumerate(marked.graph.node):
         node.name = mark(position)
     path = folder / "profiled.onnx"
-    save(named, path)
-    session = opened(path, folder / "trace")
+    save(marked, path)
+    session = open_profiled(path, folder / "trace")
     path.unlink()
     return session
 
@@ -146,9 +146,9 @@ def _read_trace(model: OnnxModel, session: Any) -> _Trace:
     """End the profiling of a session over *model*, and read its trace."""
     times_us: dict[int, float] = {}
     entries: dict[str, Mapping[str, list[int]]] = {}
-    for place, event in node_events(session):
-        times_us[place] = min(event["dur"], times_us.get(place, math.inf))
-        names, outputs = [*filter(None, model.graph.node[place].output)], event["args"].get("output_type_shape", [])
+    for index, event in node_events(session):
+        times_us[index] = min(event["dur"], times_us.get(index, math.inf))
+        names, outputs = [*filter(None, model.graph.node[index].output)], event["args"].get("output_type_shape", [])
         # A trace leaves out outputs that are no tensors; then the others cannot be assigned to names.
         if len(names) == len(outputs):
             entries |= zip(names, outputs, strict=True)

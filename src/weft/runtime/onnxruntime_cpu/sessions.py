@@ -57,7 +57,7 @@ def open_session(
 
     source: path or bytes of the model. threads: threads that compute one run. weights: external weights by name, passed
     as arrays, so that ONNX Runtime does not read their files. thrifty: tensors reuse the memory of others that are
-    not needed any more. Planning that takes minutes for thousands of tensors of unknown sizes; then set it to False.
+    not needed any more. Planning this takes minutes for thousands of tensors of unknown sizes; set it to False then.
     """
     _share_arena()
     options = ort.SessionOptions()
@@ -147,7 +147,7 @@ def _size(dimension: Dimension) -> int:
 
 
 def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tuple[int, ...]], list[str]]:
-    """The inputs' shapes at batch 1, and the names of inputs with a free dimension of unknown size.
+    """The inputs' shapes at batch 1, and the names of inputs that still have a free dimension of unknown size.
 
     arguments: the inputs of a session. given: shapes that the user named. A free first dimension is 1 unless *given*
     has another size; axes of the same name have the same size in all inputs. ``ModelError`` if *given* does not fit.
@@ -221,7 +221,7 @@ def shrink_arena() -> None:
 def _share_arena() -> None:
     """Register the shared arena once in a process; sessions refer to it by an option."""
     with _sharing:
-        _shared_arena()
+        _register_arena()
 
 
 _sharing = threading.Lock()
@@ -229,11 +229,11 @@ _sharing = threading.Lock()
 
 
 @cache
-def _shared_arena() -> None:
+def _register_arena() -> None:
     """Register the arena; as its result is cached, only the first call does."""
-    where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     # The limit: a system that overcommits would grant more memory than it has, and kill the process when it is used.
-    ort.create_and_register_allocator(where, ort.OrtArenaCfg(machine_memory_bytes(), -1, -1, -1))
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(machine_memory_bytes(), -1, -1, -1))
 
 
 @cache

@@ -49,13 +49,13 @@ def whole_blueprint(session: Any, path: Path, optimised: OnnxModel | None) -> Bl
     inputs, outputs = specs(session.get_inputs()), specs(session.get_outputs())
     if optimised is not None:
         check_ranks(optimised.graph.input)
-    names = (tuple(spec.name for spec in inputs), tuple(spec.name for spec in outputs))
+    input_names, output_names = (tuple(spec.name for spec in tensors) for tensors in (inputs, outputs))
     steady = optimised is not None and not any(unsteady(optimised))
     files = (path, *external_files(path))
     return Blueprint(
         inputs=inputs,
         outputs=outputs,
-        segments=(SegmentSpec(name="whole", inputs=names[0], outputs=names[1], steady=steady),),
+        segments=(SegmentSpec(name="whole", inputs=input_names, outputs=output_names, steady=steady),),
         warm_shapes=None,
         memory_bytes=cutting.weight_bytes(optimised.graph) if optimised else sum(file.stat().st_size for file in files),
     )
