@@ -62,11 +62,11 @@ Versions = dict[str, ModelEntry]
 
 
 class _Unusable(Exception):
-    """Why a model, or a version of it, cannot be used; *passing*: whether the next scan may succeed."""
+    """A model, or a version of it, cannot be used; *transient*: whether the next scan may succeed."""
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.transient = transient
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ class _Scan:
     """Model -> its location, for messages about duplicate names."""
     problems: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
-    unseen: set[tuple[str, str]] = field(default_factory=set)
+    unread: set[tuple[str, str]] = field(default_factory=set)
     """Models and versions ("" for all) that could not be read; the results of the previous scan stay."""
-    blind: bool = False
+    unreadable: bool = False
     """Whether the whole source could not be read."""
 
     def add(self, entry: ModelEntry, where: str) -> None:
@@ -104,8 +104,8 @@ class _Scan:
     def note_unusable(self, name: str, version: str, trouble: _Unusable) -> None:
         """Record a model, or a version of it, that cannot be used; *version*: empty for the whole model."""
         self.problem(name, f"version {version}: {trouble}" if version else str(trouble))
-        if trouble.passing:
-            self.unseen.add((name, version))
+        if trouble.transient:
+            self.unread.add((name, version))
 
     def remark(self, name: str, message: str) -> None:
         """Record a file of a model or source that is ignored."""
@@ -131,32 +131,32 @@ class Repository:
         """
         self._sources = [_open_source(source, scratch, programs) for source in sources]
         self._scanning = threading.Lock()  # serializes scans, which merge their results with those of the previous one
-        self._found = _Scan()
+        self._merged = _Scan()
         self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
         self._shapes: dict[str, dict[str, Shape]] = {}
         self._scan_sources(first=True)
         if shapes:
             aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
-            _refuse_stitched(self._shapes, self._found.models)
+            _refuse_stitched(self._shapes, self._merged.models)
             self._scan_sources(first=True)
 
     @property
     def problems(self) -> dict[str, str]:
         """Model -> why it, or one of its versions, cannot be used."""
-        return self._found.problems
+        return self._merged.problems
 
     @property
     def remarks(self) -> dict[str, str]:
         """Model or source -> files that were ignored."""
-        return self._found.remarks
+        return self._merged.remarks
 
     def scan(self) -> None:
         """Scan all sources again; errors become problems, and nothing is raised."""
         self._scan_sources(first=False)
 
     def names(self) -> list[str]:
-        return sorted(self._found.models)
+        return sorted(self._merged.models)
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, the lowest first; NotFound if there is no such model."""
@@ -172,7 +172,7 @@ class Repository:
 
     def _versions(self, name: str) -> Versions:
         """Return all versions of a model; NotFound if there is no such model, or none of its versions can be used."""
-        scan = self._found
+        scan = self._merged
         if name in scan.models:
             return scan.models[name]
         if name in scan.problems:
@@ -186,11 +186,11 @@ class Repository:
         with self._scanning:
             scans = [source.scan() for source in self._sources]
             for previous, latest in zip(self._by_source, scans, strict=True):
-                _keep_known(previous, latest)
+                _keep_unread(previous, latest)
             merged = _merge_scans(scans, strict=first)
             for name in self._shapes.keys() & merged.models.keys():
                 merged.models[name] = _set_shapes(merged.models[name], self._shapes[name])
-            self._by_source, self._found = scans, merged
+            self._by_source, self._merged = scans, merged
 
 
 def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> None:
@@ -213,17 +213,17 @@ def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
     return shaped
 
 
-def _keep_known(previous: _Scan, latest: _Scan) -> None:
+def _keep_unread(previous: _Scan, latest: _Scan) -> None:
     """Add models of the previous scan that could not be read now to the latest scan, if their files still exist."""
     for name, versions in previous.models.items():
-        kept = {
+        surviving = {
             version: entry
             for version, entry in versions.items()
-            if (latest.blind or latest.unseen & {(entry.body or name, version), (entry.body or name, "")})
+            if (latest.unreadable or latest.unread & {(entry.body or name, version), (entry.body or name, "")})
             and _is_file(entry.path)
         }
-        if kept:
-            versions = {**kept, **latest.models.get(name, {})}
+        if surviving:
+            versions = {**surviving, **latest.models.get(name, {})}
             latest.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
             latest.where[name] = previous.where[name]
 
@@ -263,7 +263,7 @@ class _Directory:
             with os.scandir(root) as listing:
                 names = sorted(file.name for file in listing if not file.name.startswith("."))
         except OSError as error:
-            scan.blind = True
+            scan.unreadable = True
             scan.problem(str(self.path), f"cannot look into the repository: {error.strerror or error}")
             return scan
         present = set(names)
@@ -353,7 +353,7 @@ def _scan_versions(root: Path, name: str, scan: _Scan, programs: bool) -> list[M
 
 
 def _version_entry(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
-    """Return the version *number* of a model; *config*: the settings of all its versions, which its own override."""
+    """Return the version *number* of a model; *config*: those of all versions, which its own override."""
     folder = root / name / number
     files = _list_folder(root, folder)
     file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
@@ -361,8 +361,8 @@ def _version_entry(root: Path, name: str, number: str, config: ModelConfig) -> M
         raise _Unusable(f"no file {MODEL_FILE} in it")
     if not stat.S_ISREG(mode := _mode(root, folder / file)):
         raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
-    own = _read_settings(root, folder / SETTINGS_FILE)
-    return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
+    version_config = _read_settings(root, folder / SETTINGS_FILE)
+    return ModelEntry(name, number, folder / file, config.overridden_by(version_config), "repository")
 
 
 def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
@@ -380,7 +380,7 @@ def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
     try:
         tasks = [task.name for task in tasks_in(entry.path)]
     except OSError as error:
-        raise _Unusable(f"cannot look into {entry.path.name}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into {entry.path.name}: {error.strerror or error}", transient=True) from error
     except ModelError as error:
         raise _Unusable(str(error)) from error
     for name in entry.config.tasks:
@@ -412,7 +412,7 @@ def _list_folder(root: Path, folder: Path) -> list[str]:
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
-        raise _Unusable(f"cannot look into it: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into it: {error.strerror or error}", transient=True) from error
 
 
 def _mode(root: Path, path: Path) -> int:
@@ -424,11 +424,11 @@ def _mode(root: Path, path: Path) -> int:
             raise _Unusable(f"{shown} is a link that leads out of the repository")
         return real.stat().st_mode
     except OSError as error:
-        raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", transient=True) from error
 
 
 def _check_name(name: str) -> str:
-    """Return a model's name; _Unusable if requests could not contain it."""
+    """Return a model's name; _Unusable if it is no valid name in a request."""
     if not servable(name):
         raise _Unusable(_NO_NAME)
     return name
@@ -476,9 +476,9 @@ def _missing_message(given: str, path: Path) -> str:
     if "/" not in given and not given.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
         return f"{unknown_name('model', _shorten(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
-    near = one_line(" or ".join(_similar_paths(path)))
+    similar = one_line(" or ".join(_similar_paths(path)))
     return f"{_shorten(given)!r} is not there; " + (
-        f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
+        f"did you mean {similar}?" if similar else "give a directory, an .onnx file or the name of a model"
     )
 
 
@@ -486,7 +486,7 @@ def _similar_paths(path: Path) -> Iterator[str]:
     """Yield up to three files in the same folder with similar names."""
     try:
         siblings = [name for name in os.listdir(path.parent) if not name.startswith(".")]
-    except (OSError, ValueError):  # no such folder, or a zero in the path: nothing is near
+    except (OSError, ValueError):  # no such folder, or a null byte in the path: nothing is similar
         return
     for name in get_close_matches(path.name, siblings, n=3):
         yield str(path.parent / name)
@@ -501,19 +501,19 @@ def _export_zoo_model(name: str, scratch: Path) -> Path:
         try:
             scratch.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=scratch, prefix=".writing-") as draft:
-                whole = Path(draft) / name
-                whole.mkdir()
-                zoo.export(name, whole / MODEL_FILE)
-                _publish(whole, folder)
+                finished = Path(draft) / name
+                finished.mkdir()
+                zoo.export(name, finished / MODEL_FILE)
+                _publish(finished, folder)
         except OSError as error:
             raise ModelError(one_line(f"cannot write {name} into {scratch}: {error.strerror or error}")) from error
     return folder / MODEL_FILE
 
 
-def _publish(whole: Path, folder: Path) -> None:
+def _publish(finished: Path, folder: Path) -> None:
     """Move a finished folder to its place, unless another process was faster."""
     try:
-        whole.rename(folder)
+        finished.rename(folder)
     except OSError:
         if not _is_file(folder / MODEL_FILE):
             raise
