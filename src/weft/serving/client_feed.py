@@ -82,7 +82,7 @@ class ClientFeed:
         assert isinstance(work, BatchWork)
         work.stream.measured = True
         if work.model.exit_rules:
-            self._depart(work)
+            self._answer_leaving(work)
         else:
             for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
@@ -90,18 +90,18 @@ class ClientFeed:
                     ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self.settle(ticket, outputs)
         self._count_execution(work)
-        self._drop(work)
+        self._release_batch(work)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
         """Answer the requests that leave at the exit that a batch has reached; return those that continue."""
         work = batch.work
         assert isinstance(work, BatchWork)
-        self._depart(work)
+        self._answer_leaving(work)
         if not work.tickets:
             self._count_execution(work)
         return list(work.tickets)
 
-    def _depart(self, work: BatchWork) -> None:
+    def _answer_leaving(self, work: BatchWork) -> None:
         """Answer the requests that leave at the exit that a batch has reached."""
         exit_rules = work.model.exit_rules
         assert exit_rules is not None
@@ -117,9 +117,9 @@ class ClientFeed:
 
     def merged(self, batch: Batch, other: Batch) -> None:
         """Move the requests and tensors of *other*, which has caught up with *batch*, into *batch*."""
-        kept, joining = batch.work, other.work
-        assert isinstance(kept, BatchWork) and isinstance(joining, BatchWork)
-        kept.join(joining)
+        target, joining = batch.work, other.work
+        assert isinstance(target, BatchWork) and isinstance(joining, BatchWork)
+        target.join(joining)
         for model in joining.rows_by_model():
             model.statistics.merges += 1
         self._count_execution(joining)
@@ -160,9 +160,9 @@ class ClientFeed:
     def ended(self, batch: Batch) -> None:
         """Release what a batch held that ended without outputs."""
         if isinstance(batch.work, BatchWork):
-            self._drop(batch.work)
+            self._release_batch(batch.work)
 
-    def _drop(self, work: BatchWork) -> None:
+    def _release_batch(self, work: BatchWork) -> None:
         """Release the tensors of a batch and its lease on the body."""
         work.drop()
         self.release(work.model)
@@ -218,10 +218,12 @@ def _ignore_outcome(ticket: ClientTicket, outcome: object) -> None:
 
 
 class _Quarantine(NamedTuple):
-    """When the quarantine of inputs ends, and their names, types and shapes, which are compared before digests."""
+    """The quarantine of one request's inputs."""
 
     until: int
+    """Its end, on the clock of the lanes."""
     outline: tuple[object, ...]
+    """Names, types and shapes of the inputs, which are compared before digests."""
 
 
 class Retries:
@@ -246,8 +248,8 @@ class Retries:
         while self.quarantined and next(iter(self.quarantined.values())).until <= now:
             self.quarantined.popitem(last=False)
         outline = _outline(ticket)
-        alike = any(entry.outline == outline for entry in self.quarantined.values())
-        match = self.quarantined.get(_digest(ticket)) if alike else None
+        may_match = any(entry.outline == outline for entry in self.quarantined.values())
+        match = self.quarantined.get(_digest(ticket)) if may_match else None
         if match is not None:
             rest_s = (match.until - now) / 1e9
             raise Overloaded(
@@ -311,11 +313,11 @@ def _digest(ticket: ClientTicket) -> bytes:
     digest = hashlib.blake2b(f"{ticket.model.name}\0{ticket.model.version}".encode(), digest_size=16)
     for name, value in sorted(ticket.inputs.items()):
         digest.update(f"\0{name}\0{value.dtype}\0{value.shape}\0".encode())
-        digest.update(_content(value))
+        digest.update(_content_bytes(value))
     return digest.digest()
 
 
-def _content(value: Input) -> bytes:
+def _content_bytes(value: Input) -> bytes:
     """Return the bytes of an input, or its location if the server cannot read them."""
     if isinstance(value, LentTensor):
         try:
