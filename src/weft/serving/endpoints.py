@@ -211,8 +211,8 @@ def _region_endpoints(kind: str, schema: Json, body: Json, *, works: bool) -> li
         status_of_all,
         replace(status_of_all, path=f"{path}/status", id=f"{memory}RegionStatus", summary="One region", **single),
         Endpoint(
-            f"{path}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None, body,
-            (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
+            f"{path}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None,
+            body, (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
         ),
         unregister_all,
         replace(

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from weft.serving.statistics import Statistics
 
 STEP_S = 2.0
-"""Between two samples."""
+"""Interval between two samples."""
 KEPT_SAMPLES = 300
 """Samples that are kept: the last ten minutes."""
 MOST_MODELS = 64
@@ -140,27 +140,27 @@ class History:
         self._previous = {key: (statistics, RequestCounts.of(statistics)) for key, statistics in counters.items()}
         changes = {}
         for key, (statistics, counts) in self._previous.items():
-            known, known_counts = previous.get(key, (statistics, NOTHING))
-            if known is not statistics:  # another model of this name was loaded since
-                known_counts = NOTHING
-            if counts != known_counts:
-                changes[key] = counts.since(known_counts)
+            previous_statistics, previous_counts = previous.get(key, (statistics, NOTHING))
+            if previous_statistics is not statistics:  # another model of this name was loaded since
+                previous_counts = NOTHING
+            if counts != previous_counts:
+                changes[key] = counts.since(previous_counts)
         return changes
 
     def _ring(self, key: ModelKey) -> ModelRing | None:
         """Return the ring of an active model, evicting the ring idle longest; None if all rings are in use."""
         if key not in self._rings and len(self._rings) >= MOST_MODELS:
-            quietest = min(self._rings, key=lambda other: self._rings[other].served_at)
-            if self._rings[quietest].served_at == self._taken:
+            idle_longest = min(self._rings, key=lambda other: self._rings[other].served_at)
+            if self._rings[idle_longest].served_at == self._taken:
                 return None
-            del self._rings[quietest]
+            del self._rings[idle_longest]
         return self._rings.setdefault(key, ModelRing())
 
 
-def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
+def _latencies_ns(statistics: Statistics, since_ns: int) -> list[int]:
     """Return the latencies of the answers after *since_ns*, at most the latest ``MOST_ANSWERS``."""
     latencies: list[int] = []
-    for end_ns, latency_ns, _ in reversed(seen.recent):
+    for end_ns, latency_ns, _ in reversed(statistics.recent):
         if end_ns <= since_ns or len(latencies) == MOST_ANSWERS:
             break
         if latency_ns >= 0:
@@ -189,5 +189,5 @@ def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
 
 
 def _columns(values: Floats) -> dict[str, list[float]]:
-    """Return the rows of a ring as a list per figure."""
+    """Return rows of a ring (samples, figures) as one list per figure."""
     return dict(zip(FIGURES, values.T.astype(np.float64).round(4).tolist(), strict=True))

@@ -27,6 +27,7 @@ WORKERS = 2
 
 Result = TypeVar("Result")
 _Arguments = Callable[[], tuple[object, ...]]
+"""Builds the arguments of a call."""
 
 
 def has_strings(model: ModelSpec) -> bool:
@@ -79,12 +80,12 @@ class JsonHelpers:
         """The ids of the running helpers."""
         return self._children.process_ids
 
-    def _begin(self, function: Callable[..., object], make: _Arguments) -> asyncio.Future[Any]:
-        """Queue a call in a helper. *make* builds its arguments on a pool thread, when its turn has come."""
+    def _begin(self, function: Callable[..., object], make_arguments: _Arguments) -> asyncio.Future[Any]:
+        """Queue a call in a helper. *make_arguments* builds its arguments on a pool thread, when its turn has come."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1
-        box = [make]  # a list, so that the arguments can be released while the job is still in the queue
+        box = [make_arguments]  # the job takes it out; ``_end_job`` empties it if the job is cancelled in the queue
         job = asyncio.get_running_loop().run_in_executor(self._threads, self._run_job, function, box)
         job.add_done_callback(partial(self._end_job, box))
         return job
@@ -99,11 +100,11 @@ class JsonHelpers:
     def _run_job(self, function: Callable[..., object], box: list[_Arguments]) -> Any:
         """Call a function in a helper and wait for its result, on a pool thread; *box*: see ``_begin``."""
         try:
-            make = box.pop()
+            make_arguments = box.pop()
         except IndexError:
             raise Cancelled("the client went away") from None
         try:
-            answer = self._children.call(function, *make())
+            answer = self._children.call(function, *make_arguments())
         except PoolClosed:
             raise Overloaded("the server is going down", reason="draining") from None
         except ChildDied as death:

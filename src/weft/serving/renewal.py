@@ -20,7 +20,7 @@ from weft.serving.slots import ModelSlot
 log = logging.getLogger("weft.models")
 
 DECIDING = ("lanes", "policy", "policy_options", "late")
-"""Settings that the dispatcher takes over."""
+"""Settings of scheduling, which the dispatcher takes over at once."""
 LOADING = ("threads", "isolation", "max_compute_s")
 """Settings that take effect when a model is loaded."""
 AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
@@ -44,14 +44,14 @@ class Renewal:
     """Descriptions of changed settings that need a restart."""
 
     def __str__(self) -> str:
-        parts = [
+        sentences = [
             *([f"loaded {', '.join(self.loaded)}"] if self.loaded else []),
             *([f"left {', '.join(self.left)}"] if self.left else []),
             *(f"{name} stays as it was: {why}" for name, why in self.failed.items()),
             *self.settings,
             *self.restart,
         ]
-        return "; ".join(parts) or "nothing has changed"
+        return "; ".join(sentences) or "nothing has changed"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -132,18 +132,18 @@ async def _reload(library: Library, wanted: list[ModelSlot]) -> tuple[list[str],
     """Load models, one after another; return the names of those loaded, and why the others failed, by name."""
     loaded: list[str] = []
     failed: dict[str, str] = {}
-    done: set[ModelSlot] = set()
+    reloaded: set[ModelSlot] = set()
     for slot in wanted:
         name = slot.entry.name
         try:
-            if slot not in done:  # loaded together with another model of its file
+            if slot not in reloaded:  # loaded together with another model of its file
                 await library.reload(slot)
             loaded.append(name)
         except RequestError as error:
             log.warning("%s is not renewed: %s", name, error)
             failed[name] = str(error)
         else:
-            done |= {other for other in library.slots() if _share_body(other, slot)}
+            reloaded |= {other for other in library.slots() if _share_body(other, slot)}
     return loaded, failed
 
 

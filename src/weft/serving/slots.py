@@ -39,10 +39,10 @@ def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     folder = path.parent
     files = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
     try:
-        listed = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
+        statuses = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
     except OSError:  # it is being changed right now
         return ()
-    return tuple(sorted((name, seen.st_mtime_ns, seen.st_size, seen.st_ino) for name, seen in listed))
+    return tuple(sorted((name, status.st_mtime_ns, status.st_size, status.st_ino) for name, status in statuses))
 
 
 @dataclass(eq=False)
