@@ -694,8 +694,8 @@ class ServerConnection(Receiver):
         elif self._body_progress is None:
             self._body_progress = self._start_progress(now_s, self._received_bytes)
         elif self._body_progress.stalled(now_s, self._received_bytes):
-            least = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
-            self._refuse(error_response(408, f"the body did not come at {least}; send it faster"))
+            least_rate = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
+            self._refuse(error_response(408, f"the body did not come at {least_rate}; send it faster"))
 
     def _start_progress(self, now_s: float, passed: int) -> TransferProgress:
         """Start to measure a transfer of which *passed* bytes have passed."""

@@ -675,7 +675,7 @@ def _relative_to(path: Path, given: str) -> Path:
     return path.parent / given
 
 
-def _resolve_source(path: Path, given: Any) -> Any:
+def _resolve_source(path: Path, entry: Any) -> Any:
     """Return an entry of ``models`` in the settings file *path*, with paths relative to the folder of that file.
 
     Names of models that weft knows stay as they are; pydantic refuses entries that are not text later.
@@ -684,7 +684,7 @@ def _resolve_source(path: Path, given: Any) -> Any:
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
-    if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
-        return given
-    is_path = "/" in given or given.endswith(suffixes()) or os.path.exists(path.parent / given)
-    return str(_relative_to(path, given)) if is_path else given
+    if not isinstance(entry, str) or entry in (*ZOO, *TRAINED, *PACKAGED, ""):
+        return entry
+    is_path = "/" in entry or entry.endswith(suffixes()) or os.path.exists(path.parent / entry)
+    return str(_relative_to(path, entry)) if is_path else entry

@@ -375,16 +375,16 @@ class ComputeLimits:
         elif overrun_at < self._next_check:
             self._set_timer(overrun_at)
 
-    def _set_timer(self, at: int) -> None:
-        """Set the timer for the next check to *at*, or remove it (NO_DEADLINE).
+    def _set_timer(self, check_at: int) -> None:
+        """Set the timer for the next check to *check_at*, or remove it (NO_DEADLINE).
 
         The timer is not cancelled when its segment ends in time, as most segments do: the check then finds nothing.
         """
         if self._timer:
             self._timer.cancel()
-        self._timer, self._next_check = None, at
-        if at < NO_DEADLINE:
-            delay_s = max(0, at - self._lanes.now()) / 1e9
+        self._timer, self._next_check = None, check_at
+        if check_at < NO_DEADLINE:
+            delay_s = max(0, check_at - self._lanes.now()) / 1e9
             self._timer = self._loop.call_later(delay_s, self._check_segments)
 
     def _check_segments(self) -> None:

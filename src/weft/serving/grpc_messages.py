@@ -177,7 +177,7 @@ def _limit_fields(fields: Iterator[_Field], descriptor: Any, count: int) -> Iter
 
 
 def _scan_fields(data: bytes, position: int, end: int) -> Iterator[_Field]:
-    """Yield the fields of the message in ``data[position:end]``; BadRequest if it is cut off, or has groups of proto2."""
+    """Yield the fields of the message in ``data[position:end]``; BadRequest if it is cut off or has groups (proto2)."""
     while position < end:
         start = position
         key, position = _varint(data, position, end)

@@ -86,9 +86,9 @@ def spell_out(tensors: list[dict[str, Any]]) -> bool:
 
 def _write_array(flat: Array) -> bytes:
     """Write a flat array as JSON: the nulls that orjson writes for non-finite elements are replaced by literals."""
-    first, *rest = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
+    first, *pieces = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
     literals = map(_literal, flat[~np.isfinite(flat)].tolist())
-    return first + b"".join([literal + piece for literal, piece in zip(literals, rest, strict=True)])
+    return first + b"".join([literal + piece for literal, piece in zip(literals, pieces, strict=True)])
 
 
 def _literal(value: float) -> bytes:
@@ -134,7 +134,7 @@ def check_parts(text: bytes) -> None:
 def _exceeded_limits(parts: Structure) -> list[str]:
     """Describe the counts that exceed ``LIMITS``; empty if none does."""
     kinds = zip(Structure._fields, parts, LIMITS, strict=True)
-    return [f"{count} {kind}, more than the limit of {most}" for kind, count, most in kinds if count > most]
+    return [f"{count} {kind}, more than the limit of {limit}" for kind, count, limit in kinds if count > limit]
 
 
 def check_keys(text: bytes, keys: int) -> None:

@@ -346,10 +346,10 @@ class Library:
         summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
 
-    async def _make_room(self, needed_bytes: int, wanted: list[ModelSlot]) -> None:
+    async def _make_room(self, needed_bytes: int, loading: list[ModelSlot]) -> None:
         """Evict the least recently used models until *needed_bytes* are free, and wait until they are closed.
 
-        wanted: the models that are being loaded. needed_bytes: 0 after they were loaded, to correct a wrong estimate.
+        loading: the models that are being loaded. needed_bytes: 0 after they were loaded, to correct a wrong estimate.
         Overloaded if the memory budget is too small.
 
         Idle models are evicted first; a model in use takes no more requests and is closed after the last one. A model
@@ -359,36 +359,38 @@ class Library:
         """
         while (
             self.budget_bytes is not None
-            and self._bytes_before(wanted[0], needed_bytes) + needed_bytes > self.budget_bytes
+            and self._bytes_before(loading[0], needed_bytes) + needed_bytes > self.budget_bytes
         ):
             self._room_changed.clear()
-            if max(needed_bytes, wanted[0].size_bytes) > self.budget_bytes:
-                self._take_from_service(wanted, "larger than the memory budget")
-                raise Overloaded(self._no_room_message(needed_bytes, wanted[0]), reason="memory")
-            candidates = [group for group in self._loaded_bodies().values() if wanted[0] not in group or needed_bytes]
+            if max(needed_bytes, loading[0].size_bytes) > self.budget_bytes:
+                self._take_from_service(loading, "larger than the memory budget")
+                raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
+            candidates = [group for group in self._loaded_bodies().values() if loading[0] not in group or needed_bytes]
             others_loading = any(slot.loading for group in candidates for slot in group) or bool(self._loads)
-            evictable = [group for group in candidates if wanted[0] in group or not any(slot.waiters for slot in group)]
+            evictable = [
+                group for group in candidates if loading[0] in group or not any(slot.waiters for slot in group)
+            ]
             if evictable:
                 self.evictions += 1
-                self._take_from_service(min(evictable, key=lambda group: _eviction_rank(group, wanted)), "")
+                self._take_from_service(min(evictable, key=lambda group: _eviction_rank(group, loading)), "")
             elif others_loading and not needed_bytes:
                 return
             elif candidates or self._retired or len(self._loads) > 1:
                 await self._room_changed.wait()
             else:
-                self._take_from_service(wanted, "does not fit into the memory budget")
-                raise Overloaded(self._no_room_message(needed_bytes, wanted[0]), reason="memory")
+                self._take_from_service(loading, "does not fit into the memory budget")
+                raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
 
-    def _bytes_before(self, wanted: ModelSlot, needed_bytes: int) -> int:
+    def _bytes_before(self, loading: ModelSlot, needed_bytes: int) -> int:
         """Return the bytes of loaded models; unless *needed_bytes* is 0, plus the bytes reserved for earlier loads."""
-        earlier = takewhile(lambda slot: slot is not wanted, self._loads) if needed_bytes else ()
+        earlier = takewhile(lambda slot: slot is not loading, self._loads) if needed_bytes else ()
         return self.used_bytes + sum(self._loads[slot] for slot in earlier)
 
-    def _no_room_message(self, needed_bytes: int, wanted: ModelSlot) -> str:
+    def _no_room_message(self, needed_bytes: int, loading: ModelSlot) -> str:
         """Return the message for a model that does not fit into the memory budget."""
         size = f"about {needed_bytes >> 20} MiB" if needed_bytes else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
-        return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
+        return f"{loading.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
     def _take_from_service(self, slots: list[ModelSlot], message: str) -> None:
         """Take models from service; a body without models is closed when its last lease is released."""
@@ -443,7 +445,7 @@ def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering)
     return None
 
 
-def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:
-    """Order of eviction: other models before the wanted ones, idle before used, least recently used first."""
+def _eviction_rank(group: list[ModelSlot], loading: list[ModelSlot]) -> tuple[bool, bool, int]:
+    """Order of eviction: other models before those being loaded, idle before used, least recently used first."""
     in_use = any(slot.served and slot.served.body.leases for slot in group)
-    return wanted[0] in group, in_use, max(slot.used_ns for slot in group)
+    return loading[0] in group, in_use, max(slot.used_ns for slot in group)

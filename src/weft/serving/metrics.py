@@ -254,17 +254,17 @@ def _count_refusals(service: Service) -> dict[str, float]:
     return _count_reasons(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
 
 
-def _batch_counts(seen: Statistics) -> list[int]:
+def _batch_counts(statistics: Statistics) -> list[int]:
     """Return the number of batches per bound of ``BATCH_BOUNDS``, and at the end the larger batches."""
     counts = [0] * (len(BATCH_BOUNDS) + 1)
-    for rows, (count, _) in seen.batches.items():
+    for rows, (count, _) in statistics.batches.items():
         counts[sum(rows > bound for bound in BATCH_BOUNDS)] += count
     return counts
 
 
-def _batch_rows(seen: Statistics) -> int:
+def _batch_rows(statistics: Statistics) -> int:
     """Return the sum of the rows of all batches."""
-    return sum(rows * count for rows, (count, _) in seen.batches.items())
+    return sum(rows * count for rows, (count, _) in statistics.batches.items())
 
 
 def _count_exits(model: _ModelRow) -> dict[str, float]:

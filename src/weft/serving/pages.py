@@ -161,8 +161,10 @@ def _sensitivities_by_rows(loaded: LoadedModel) -> dict[str, Any]:
     """
     sensitivities = loaded.shares.like if loaded.shares else {}
     descending = sorted(sensitivities.items(), reverse=True)
-    listed = [rows for index, (rows, like) in enumerate(descending) if index == 0 or like != descending[index - 1][1]]
-    return {str(rows): sensitivities[rows].model_dump(mode="json") for rows in reversed(listed)}
+    largest_rows = [
+        rows for index, (rows, like) in enumerate(descending) if index == 0 or like != descending[index - 1][1]
+    ]
+    return {str(rows): sensitivities[rows].model_dump(mode="json") for rows in reversed(largest_rows)}
 
 
 def _describe_lanes(service: Service, now: int) -> list[dict[str, Any]]:

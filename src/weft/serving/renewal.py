@@ -85,12 +85,12 @@ def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
     )
 
 
-def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
+def _describe(name: str, config: ServerConfig, new_config: ServerConfig) -> str:
     """Describe the change of a setting, without the values of secrets."""
     return (
         name
         if name in SECRET
-        else f"{name} {_value_text(config.value_of(name))} -> {_value_text(wanted.value_of(name))}"
+        else f"{name} {_value_text(config.value_of(name))} -> {_value_text(new_config.value_of(name))}"
     )
 
 
@@ -108,14 +108,14 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
 
     everything: load all models again. preload: also load new models, if their settings say so.
     """
-    before = set(library.repository.names())
+    names_before = set(library.repository.names())
     await library.rescan()
-    wanted = [slot for slot in library.slots() if _must_load(library, slot, everything=everything, preload=preload)]
+    changed = [slot for slot in library.slots() if _must_load(library, slot, everything=everything, preload=preload)]
     for slot in library.slots():
         library.refresh(slot)
-    loaded, failed = await _reload(library, wanted)
-    left = before - set(library.repository.names())
-    return Renewal(tuple(loaded), tuple(sorted(left)), failed)
+    loaded, failed = await _reload(library, changed)
+    removed = names_before - set(library.repository.names())
+    return Renewal(tuple(loaded), tuple(sorted(removed)), failed)
 
 
 def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
@@ -128,12 +128,12 @@ def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: 
     return preload and entry.config.preload and entry.version == slot.entry.version and library.fits(slot)
 
 
-async def _reload(library: Library, wanted: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
+async def _reload(library: Library, slots: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
     """Load models, one after another; return the names of those loaded, and why the others failed, by name."""
     loaded: list[str] = []
     failed: dict[str, str] = {}
     reloaded: set[ModelSlot] = set()
-    for slot in wanted:
+    for slot in slots:
         name = slot.entry.name
         try:
             if slot not in reloaded:  # loaded together with another model of its file

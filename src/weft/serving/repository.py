@@ -165,10 +165,10 @@ class Repository:
     def entry(self, name: str, version: str = "") -> ModelEntry:
         """Return a version of a model, by default the highest; NotFound if there is no such model or version."""
         versions = self._versions(name)
-        wanted = version or list(versions)[-1]
-        if wanted not in versions:
+        number = version or list(versions)[-1]
+        if number not in versions:
             raise NotFound(f"model {name} has no version {_shorten(version)!r}; it has {', '.join(versions)}")
-        return versions[wanted]
+        return versions[number]
 
     def _versions(self, name: str) -> Versions:
         """Return all versions of a model; NotFound if there is no such model, or none of its versions can be used."""
@@ -419,10 +419,10 @@ def _mode(root: Path, path: Path) -> int:
     """Return the mode of a file, after checking that it is inside the repository, links resolved."""
     shown = path.relative_to(root)
     try:
-        real = Path(os.path.realpath(path, strict=True))
-        if not real.is_relative_to(root):
+        resolved = Path(os.path.realpath(path, strict=True))
+        if not resolved.is_relative_to(root):
             raise _Unusable(f"{shown} is a link that leads out of the repository")
-        return real.stat().st_mode
+        return resolved.stat().st_mode
     except OSError as error:
         raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", transient=True) from error
 
@@ -443,26 +443,26 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _open_source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
+def _open_source(source: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
     """Return the source of models that the user named; names of models that weft knows come before directories.
 
     InputError if there is no such source.
     """
-    if isinstance(given, str) and given in zoo.ZOO:
-        return _ModelFile(given, _export_zoo_model(given, scratch), "zoo", config=ModelConfig())
-    if isinstance(given, str) and given in PACKAGED:
-        shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
-        config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _ModelFile(given, packaged_file(given), "packaged", config=config)
-    if isinstance(given, str) and given in TRAINED:
-        return _ModelFile(given, TRAINED[given].path(), "trained", config=ModelConfig())
-    path = Path(given)
-    if os.path.isdir(path) and str(given):
+    if isinstance(source, str) and source in zoo.ZOO:
+        return _ModelFile(source, _export_zoo_model(source, scratch), "zoo", config=ModelConfig())
+    if isinstance(source, str) and source in PACKAGED:
+        shapes = {key: list(shape) for key, shape in PACKAGED[source].shapes.items()}
+        config = ModelConfig(shapes=shapes, values=dict(PACKAGED[source].values))
+        return _ModelFile(source, packaged_file(source), "packaged", config=config)
+    if isinstance(source, str) and source in TRAINED:
+        return _ModelFile(source, TRAINED[source].path(), "trained", config=ModelConfig())
+    path = Path(source)
+    if os.path.isdir(path) and str(source):
         return _Directory(path.absolute(), programs)
-    if str(given) and (kind := kind_at(path)) not in ("", "a file"):
+    if str(source) and (kind := kind_at(path)) not in ("", "a file"):
         raise InputError(one_line(f"{path} is {kind}, not a file; a file ends in .onnx, a repository is a directory"))
     if not os.path.isfile(path):
-        raise InputError(_missing_message(str(given), path))
+        raise InputError(_missing_message(str(source), path))
     if path.suffix not in suffixes():
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
@@ -471,13 +471,13 @@ def _open_source(given: str | Path, scratch: Path, programs: bool) -> _Directory
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 
 
-def _missing_message(given: str, path: Path) -> str:
+def _missing_message(source: str, path: Path) -> str:
     """Return the message for a missing source, with similar names."""
-    if "/" not in given and not given.endswith(suffixes()):
+    if "/" not in source and not source.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
-        return f"{unknown_name('model', _shorten(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
+        return f"{unknown_name('model', _shorten(source), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
     similar = one_line(" or ".join(_similar_paths(path)))
-    return f"{_shorten(given)!r} is not there; " + (
+    return f"{_shorten(source)!r} is not there; " + (
         f"did you mean {similar}?" if similar else "give a directory, an .onnx file or the name of a model"
     )
 

@@ -230,12 +230,12 @@ class Service(InferenceService):
     async def _parse_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
         """Return the settings for a model in the parameters of a load request; None if it has none."""
         backend = self.library.backend
-        shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
+        visible_config: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
         slot = self.library.find(name)
         if slot.served:
-            shown = await self.model_config(name)
-        settings = requested_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
+            visible_config = await self.model_config(name)
+        settings = requested_settings(parameters, {**visible_config, "parameters": parameters_of(slot.config)})
         if settings is not None and slot.entry.body:
             raise BadRequest(f"{name} is one of several models of a file; load it without a config")
         return settings

@@ -74,11 +74,11 @@ class SystemRegion:
     def status(self) -> dict[str, str | int]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def _truncated_message(self, wanted: int) -> str:
-        """Return the message for an object that was truncated after it was registered; *wanted*: the bytes needed."""
+    def _truncated_message(self, end: int) -> str:
+        """Return the message for an object that was truncated after it was registered; *end*: the bytes it needs."""
         size = os.fstat(self._descriptor.number).st_size
         return (
-            f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {wanted} are "
+            f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {end} are "
             "needed; make it larger again, or register another"
         )
 

@@ -276,8 +276,8 @@ def _exit_answer(
     start, end: the rows of the request in *exit_outputs*, which are those of its batch.
     """
     number, answers, confidences = exit_outputs
-    last, threshold = number == len(exit_rules.names), ticket.threshold
-    if ticket.rows == 1 and not last and not confidences[start] >= threshold:  # written so that NaN never leaves
+    is_last, threshold = number == len(exit_rules.names), ticket.threshold
+    if ticket.rows == 1 and not is_last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
     request_outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
     if ticket.rows == 1:
@@ -285,6 +285,6 @@ def _exit_answer(
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
     return (
         ticket.progress.to_answer(exit_rules)
-        if ticket.progress.record_exits(request_outputs, threshold, end=last)
+        if ticket.progress.record_exits(request_outputs, threshold, end=is_last)
         else None
     )

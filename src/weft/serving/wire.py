@@ -380,9 +380,11 @@ def bytes_array(items: list[bytes]) -> Array:
 
 def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
     """Refuse integers that an input's datatype cannot hold; elements of other datatypes are not checked."""
-    least, most = _LIMITS.get(spec.datatype, (0, 0))
-    if elements and most and not (least <= min(elements) and max(elements) <= most):
-        raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
+    lowest, highest = _LIMITS.get(spec.datatype, (0, 0))
+    if elements and highest and not (lowest <= min(elements) and max(elements) <= highest):
+        raise BadRequest(
+            f"input {spec.name!r}: an element is outside {lowest} to {highest}, the range of {spec.datatype}"
+        )
 
 
 def output_array(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
@@ -428,18 +430,18 @@ def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> Shar
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
-def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
+def _parse_inputs(entries: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
     """Decode the inputs of a request; return those with data, and separately those in regions.
 
-    listed: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
+    entries: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
     """
-    if type(listed) is not list:
-        raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
+    if type(entries) is not list:
+        raise BadRequest(f"inputs must be a list of tensors, not {shown(entries)}")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
     in_regions: InRegions = {}
-    read = 0  # bytes of the tail that inputs have used so far
-    for item in listed:
+    used_bytes = 0  # bytes of the tail that inputs have used so far
+    for item in entries:
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
@@ -448,25 +450,25 @@ def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> 
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
         part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
-        data = _binary_data(item, parameters, tail, read) if parameters else None
+        data = _binary_data(item, parameters, tail, used_bytes) if parameters else None
         if part is not None:
             in_regions[name] = check_in_region(part, fitted, inline=data is not None or "data" in item)
         elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
-            read += len(data)
+            used_bytes += len(data)
     if len(inputs) + len(in_regions) != len(model.inputs):
         raise BadRequest(missing_inputs_message({**inputs, **in_regions}, model))
-    if tail is not None and read != len(tail):
-        raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
+    if tail is not None and used_bytes != len(tail):
+        raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {used_bytes}")
     return inputs, in_regions
 
 
 def _binary_data(
-    item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
+    item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, used_bytes: int
 ) -> memoryview | None:
-    """Return the binary data of an input, from byte *read* of the tail on; None if its data is JSON."""
+    """Return the binary data of an input, from byte *used_bytes* of the tail on; None if its data is JSON."""
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -476,20 +478,20 @@ def _binary_data(
         raise BadRequest(f"input {name!r} has both data and binary_data_size; send one of them")
     if tail is None:
         raise BadRequest(f"input {name!r} is binary, but the header Inference-Header-Content-Length is missing")
-    if size > len(tail) - read:
-        raise BadRequest(f"input {name!r}: binary_data_size {size}, but only {len(tail) - read} bytes are left")
-    return tail[read : read + size]
+    if size > len(tail) - used_bytes:
+        raise BadRequest(f"input {name!r}: binary_data_size {size}, but only {len(tail) - used_bytes} bytes are left")
+    return tail[used_bytes : used_bytes + size]
 
 
-def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+def _parse_outputs(entries: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
     """Parse the requested outputs, by default all; *binary*: whether they are binary unless they say otherwise."""
-    if listed is None or listed == []:
+    if entries is None or entries == []:
         return model.every_output[binary]
-    if type(listed) is not list:
-        raise BadRequest(f"outputs must be a list, not {shown(listed)}")
-    check_wanted(len(listed))
+    if type(entries) is not list:
+        raise BadRequest(f"outputs must be a list, not {shown(entries)}")
+    check_wanted(len(entries))
     wanted: dict[str, Wanted] = {}
-    for item in listed:
+    for item in entries:
         if type(item) is not dict:
             raise BadRequest(f"every requested output must be a JSON object, not {shown(item)}")
         parameters = _parameters(item, "output")
@@ -498,9 +500,9 @@ def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Want
     return tuple(wanted.values())
 
 
-def _output_regions(listed: Any) -> dict[str, RegionPart]:
+def _output_regions(entries: Any) -> dict[str, RegionPart]:
     """Return where in regions outputs are to be written, from a list that ``_parse_outputs`` has checked."""
-    return region_parts(((item["name"], item.get("parameters") or {}) for item in listed), "output")
+    return region_parts(((item["name"], item.get("parameters") or {}) for item in entries), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
