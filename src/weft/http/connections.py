@@ -53,6 +53,7 @@ Handler = Callable[[HttpExchange], None]
 Gate = Callable[[str, RequestTarget, dict[str, str]], "HttpResponse | Passage"]
 """Judges a request by method, target and headers: returns the answer of a refusal, or a passage."""
 AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
+"""Called with a request, its answer, and the number of bytes of the body."""
 
 _NO_TARGET = RequestTarget("", "", "")
 
@@ -140,7 +141,7 @@ class ServerConnection(Receiver):
         self._server.forget(self)
 
     def eof_received(self) -> bool:
-        """Take the end of the client's bytes; a long answer is written on, unless the end of TLS forbids it."""
+        """Handle the end of the client's bytes: a long answer is still sent, except over TLS, which ends both ways."""
         self._drop_exchange()
         self._keep_open = False
         return bool(self._pieces) and self._transport is not None and not self._transport.get_extra_info("ssl_object")
@@ -404,7 +405,7 @@ class ServerConnection(Receiver):
     def _throttle(self) -> None:
         """Stop reading while many bytes wait to be parsed, and resume when few do.
 
-        Otherwise the transport reads on even while a request is open, because only so a disconnect is noticed.
+        Otherwise it reads on even while a request is open, because a disconnect is only noticed by reading.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -727,6 +728,7 @@ class ConnectionTable:
         """Requests that were handed to the handler and are not answered."""
         self.draining = False
         self.signature = b"Server: weft\r\n"
+        """Header lines that every answer has."""
         self.lingering = LingeringClose()
         self._log, self._answers = log, Counter() if answers is None else answers
         self._connections: set[ServerConnection] = self.slots.taken

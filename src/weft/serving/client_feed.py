@@ -57,6 +57,7 @@ class ClientFeed:
     """Answers each admitted request exactly once; the engine calls its methods when batches and requests progress."""
 
     arrivals = None
+    """The engine draws no arrivals: requests come by ``Dispatcher.submit``."""
 
     def __init__(self, now: Callable[[], int], retry: Callable[[ClientTicket, float], None]) -> None:
         """now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds."""

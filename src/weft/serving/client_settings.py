@@ -233,10 +233,12 @@ def _as_strings(key: str, value: Any) -> list[str]:
     """Convert a setting to a list of strings, as in gRPC; empty if it is reset."""
     if value is None:
         return []
-    listed = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in listed):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in items):
         raise BadRequest(f"trace setting {key[:64]!r} must be a string or a list of strings")
-    return [str(item) for item in listed[:8]]
+    return [
+        str(item) for item in items[:8]
+    ]  # no setting has more than one valid value; the others only matter as wrong
 
 
 def _read_trace(key: str, values: list[str]) -> str | int | None:

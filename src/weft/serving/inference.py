@@ -84,7 +84,8 @@ class InferCall:
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
-        self._computed_at = 0
+        """The task that loads its model, decodes it, or writes its outputs into regions."""
+        self._computed_at = 0  # on the clock of the lanes
         self._settled = False
 
     @property

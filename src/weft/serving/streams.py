@@ -87,6 +87,7 @@ class ServedModel:
         """Requests and batches that use it as a body; it is not closed before they have ended."""
         self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
         warm = self.timing.warm_shapes
+        # elements of all inputs at the shapes that the model was measured with; 0 if it was not measured
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256, exit_rules: ExitRules | None = None) -> ServedModel:
@@ -245,7 +246,7 @@ class ServedStreams:
             self._close_old()
             stream = model.streams[shapes, alone] = self._open_stream(model, shapes, alone)
             self._by_use[stream.index] = stream
-        elif len(self._by_use) > STREAMS // 2:
+        elif len(self._by_use) > STREAMS // 2:  # before, no eviction is near, and the order does not matter
             self._by_use.move_to_end(stream.index)
         return stream
 
@@ -319,6 +320,7 @@ class ServedStreams:
             learned, at_load = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
             if stream.measured and learned.total_compute > at_load.total_compute:
                 pairs = zip(learned.compute, at_load.compute, strict=True)
+                # a quarter of the difference, so that one refusal does not undo what was learned
                 compute = tuple((3 * ticks + min(ticks, loaded_ticks)) // 4 for ticks, loaded_ticks in pairs)
                 self._set_program(index, replace(learned, compute=compute))
 
@@ -365,7 +367,7 @@ class ServedStreams:
         """Evict idle streams that were used least recently, if there are too many."""
         if len(self._by_use) < STREAMS:
             return
-        for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
+        for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:  # many at once, so that this is rare
             if self._source.queues[stream.index].idle and not stream.on_lanes:
                 self._close(stream)
 

@@ -94,7 +94,7 @@ class OpenTelemetry(Telemetry):
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
         self._span_kind = SpanKind.SERVER
         self._error_status = partial(Status, StatusCode.ERROR)
-        self._propagator, self._set_span = TraceContextTextMapPropagator(), set_span_in_context
+        self._propagator, self._set_span_in_context = TraceContextTextMapPropagator(), set_span_in_context
 
     def ended(
         self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
@@ -117,7 +117,7 @@ class OpenTelemetry(Telemetry):
         """Begin the span of a request in a gate; the server's span will be its child."""
         span = self._tracer.start_span(f"gate {model}", self._context(parent), self._span_kind)
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, self._set_span(span))
+        self._propagator.inject(carrier, self._set_span_in_context(span))
         return _SpanHop(carrier.get(PARENT, parent), span)
 
     def _context(self, parent: str) -> Any:

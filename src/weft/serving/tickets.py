@@ -174,7 +174,7 @@ class BatchWork:
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Yield every ticket with its rows of the outputs."""
-        values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})
+        values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})  # {}: every output has rows
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
