@@ -93,8 +93,9 @@ class ServerConnection(Receiver):
         self._idle_since_s = time.monotonic()
         self._linger_until_s: float | None = None
         self._answer_progress: TransferProgress | None = None
-        self._received_bytes = self._unsent_bytes = 0
-        self._held_bytes = self._unread_bytes = 0
+        self._received_bytes = 0
+        self._unsent_bytes = 0  # of answers, at the last sweep, those in the kernel included
+        self._held_bytes = self._unread_bytes = 0  # taken from the byte budget for the body, and for unread answers
         self._passage: Passage | None = None
         self._slots = server.slots
         self._pieces: deque[memoryview] = deque()
@@ -102,7 +103,7 @@ class ServerConnection(Receiver):
         self._keep_open = True  # after the last answer
         self._advancing = False  # whether _advance runs or is scheduled
         self._closing = self._write_paused = self._throttled = False
-        self._refusal: HttpResponse | None = None
+        self._refusal: HttpResponse | None = None  # set by callbacks of the parser, sent after the slice
         self._clear()
 
     def _clear(self) -> None:
@@ -118,6 +119,7 @@ class ServerConnection(Receiver):
         self._in_body = self._complete = self._awaits_continue = self._http_1_0 = False
         self._keep_alive = True
         self._declined: HttpResponse | None = None  # the gate's refusal, to be sent after a short body
+        # limits: on the body, and on a body that does not count towards the byte budget
         self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.easy_bytes
         self._body_progress: TransferProgress | None = None
 
@@ -423,11 +425,11 @@ class ServerConnection(Receiver):
         if self._left_bytes > 0:
             return min(len(data), start + self._left_bytes)
         if self._tail:  # the empty line may have begun in the bytes fed before
-            cut = (self._tail + data[start : start + 3]).find(_EMPTY_LINE)
-            if cut >= 0:
-                return start + cut + len(_EMPTY_LINE) - len(self._tail)
-        cut = data.find(_EMPTY_LINE, start)
-        return len(data) if cut < 0 else cut + len(_EMPTY_LINE)
+            empty_line = (self._tail + data[start : start + 3]).find(_EMPTY_LINE)
+            if empty_line >= 0:
+                return start + empty_line + len(_EMPTY_LINE) - len(self._tail)
+        empty_line = data.find(_EMPTY_LINE, start)
+        return len(data) if empty_line < 0 else empty_line + len(_EMPTY_LINE)
 
     def _parse_slice(self) -> None:
         """Feed the parser bytes, not beyond the end of the request, and hand the request over once it is complete."""

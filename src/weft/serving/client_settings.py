@@ -236,9 +236,7 @@ def _as_strings(key: str, value: Any) -> list[str]:
     items = value if isinstance(value, list) else [value]
     if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in items):
         raise BadRequest(f"trace setting {key[:64]!r} must be a string or a list of strings")
-    return [
-        str(item) for item in items[:8]
-    ]  # no setting has more than one valid value; the others only matter as wrong
+    return [str(item) for item in items[:8]]  # valid settings have one item; the limit bounds the work for others
 
 
 def _read_trace(key: str, values: list[str]) -> str | int | None:

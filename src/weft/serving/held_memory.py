@@ -66,7 +66,7 @@ def with_offspring(pid: int, processes: Path) -> list[int]:
     """Return the ids of a process and all its descendants."""
     parents = {int(folder.name): _parent(folder) for folder in processes.glob("[0-9]*")}
     family = [pid]
-    for ancestor in family:
+    for ancestor in family:  # the list grows meanwhile: children are ancestors, too
         family += [child for child, parent in parents.items() if parent == ancestor]
     return family
 

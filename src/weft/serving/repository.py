@@ -281,7 +281,7 @@ class _Directory:
         """Add the models of one file or folder of the repository to *scan*; other files are ignored."""
         name = next((file.removesuffix(suffix) for suffix in suffixes() if file.endswith(suffix)), file)
         try:
-            mode = _mode(root, root / file)
+            mode = _checked_mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
                 entries = _scan_versions(root, _check_name(name), scan, self.programs)
@@ -359,7 +359,7 @@ def _version_entry(root: Path, name: str, number: str, config: ModelConfig) -> M
     file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
     if file not in files:
         raise _Unusable(f"no file {MODEL_FILE} in it")
-    if not stat.S_ISREG(mode := _mode(root, folder / file)):
+    if not stat.S_ISREG(mode := _checked_mode(root, folder / file)):
         raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
     version_config = _read_settings(root, folder / SETTINGS_FILE)
     return ModelEntry(name, number, folder / file, config.overridden_by(version_config), "repository")
@@ -398,7 +398,7 @@ def _read_settings(root: Path | None, path: Path) -> ModelConfig:
         return ModelConfig()
     where = str(path.relative_to(root)) if root else path.name
     if root:
-        _mode(root, path)
+        _checked_mode(root, path)
     try:
         return read_model_config(path, where=where)
     except InputError as error:
@@ -407,7 +407,7 @@ def _read_settings(root: Path | None, path: Path) -> ModelConfig:
 
 def _list_folder(root: Path, folder: Path) -> list[str]:
     """List the names in a directory, which must be inside the repository."""
-    if not stat.S_ISDIR(_mode(root, folder)):
+    if not stat.S_ISDIR(_checked_mode(root, folder)):
         raise _Unusable(f"{folder.relative_to(root)} is not a directory")
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
@@ -415,7 +415,7 @@ def _list_folder(root: Path, folder: Path) -> list[str]:
         raise _Unusable(f"cannot look into it: {error.strerror or error}", transient=True) from error
 
 
-def _mode(root: Path, path: Path) -> int:
+def _checked_mode(root: Path, path: Path) -> int:
     """Return the mode of a file, after checking that it is inside the repository, links resolved."""
     shown = path.relative_to(root)
     try:

@@ -117,8 +117,8 @@ class ServedModel:
         shapes = self.timing.warm_shapes or {}
         if length is None:
             return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
-        free = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
-        return tuple([(name, (rows, *[length if size < 0 else size for size in free[name]])) for name in shapes])
+        row_shapes = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
+        return tuple([(name, (rows, *[length if size < 0 else size for size in row_shapes[name]])) for name in shapes])
 
     @cached_property
     def _free_axes(self) -> list[tuple[str, int]]:
@@ -321,7 +321,7 @@ class ServedStreams:
             if stream.measured and learned.total_compute > at_load.total_compute:
                 pairs = zip(learned.compute, at_load.compute, strict=True)
                 # a quarter of the difference, so that one refusal does not undo what was learned
-                compute = tuple((3 * ticks + min(ticks, loaded_ticks)) // 4 for ticks, loaded_ticks in pairs)
+                compute = tuple((3 * ticks + min(ticks, ticks_at_load)) // 4 for ticks, ticks_at_load in pairs)
                 self._set_program(index, replace(learned, compute=compute))
 
     def _set_segment_ticks(self, index: int, layer: int, ticks: int) -> None:
