@@ -115,7 +115,7 @@ class AnswerParser:
         if not _STATUS_LINE.match(head):
             raise NotHttp(f"it begins with {head[:40]!r}")
         self._head_bytes, self._status = head, int(head[9:12])
-        self._reusable = head[7:8] == b"1"
+        self._reusable = head[7:8] == b"1"  # HTTP/1.1 keeps connections open unless a header says otherwise
         self._room_bytes = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
         lengths, self._state = set(), self._parse_unsized_body
         for name, value in _HEADERS.findall(head):
@@ -180,7 +180,7 @@ class AnswerParser:
             data, self._state = data[size + 2 :], self._parse_chunk_size
 
     def _parse_chunk(self, data: bytes) -> Answer | None:
-        """Parse the rest of a chunk that arrived in pieces."""
+        """Parse the rest of a chunk that arrived in pieces; its last two bytes are the line end."""
         if len(data) < self._left_bytes:
             self._keep(data[: max(0, self._left_bytes - 2)])
             self._left_bytes -= len(data)
@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = AnswerParser()
         self._time = pool.loop.time
-        self._fault: str | None = None
+        self._fault: str | None = None  # why the server's bytes are no answer
         self.transport: asyncio.Transport
         self.taker: Taker | None = None
         self.number = 0

@@ -230,7 +230,7 @@ class ServerConnection(Receiver):
                 self._room[start : self._filled_bytes] = piece
             elif not self._body_parts:
                 self._body_parts.append(piece)
-            elif self._declined is None:
+            elif self._declined is None:  # the body of a declined request is not needed
                 self._keep_piece(piece)
             return
         self._framing_bytes = 0
@@ -399,8 +399,8 @@ class ServerConnection(Receiver):
 
     def _schedule_advance(self) -> None:
         """Call ``_advance`` in the next turn of the loop, if there are bytes that can be parsed."""
-        waits = self._advancing or self._write_paused or self._closing or self._pieces
-        if self._rest and self._exchange is None and not waits:
+        blocked = self._advancing or self._write_paused or self._closing or self._pieces
+        if self._rest and self._exchange is None and not blocked:
             self._advancing = True
             asyncio.get_running_loop().call_soon(self._advance)
 

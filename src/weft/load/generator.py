@@ -184,6 +184,7 @@ async def _measure_overhead_s(pool: Pool, request: bytes, count: int) -> float |
 def _server_time_us(body: bytes) -> int | None:
     """Return the time of queueing and computing in an answer's parameters; None if they are missing."""
     try:
+        # raw_decode ignores what follows the JSON: binary tensors
         answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
         parameters = answer["parameters"]
         return int(parameters["weft_queue_us"]) + int(parameters["weft_compute_us"])
@@ -547,10 +548,10 @@ async def _get_profile(control: Pool, key: str | None) -> Any:
 def _exit_count(profile: Any, stream: Stream) -> int:
     """Return the number of a model's exits, its end included, by a weft server's profile; 0 if unknown."""
     try:
-        early = profile["models"][served_name(stream.model)]["exits"]
+        early_exits = profile["models"][served_name(stream.model)]["exits"]
     except (KeyError, TypeError):
         return 0
-    return len(early) + 1 if isinstance(early, list) and 0 < len(early) < MOST_EXITS else 0
+    return len(early_exits) + 1 if isinstance(early_exits, list) and 0 < len(early_exits) < MOST_EXITS else 0
 
 
 def _parse_json(body: bytes) -> Any:

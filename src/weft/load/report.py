@@ -378,15 +378,15 @@ def stream_load(
     Arguments are as in ``StreamLoad``, in any order of the requests.
     """
     order = np.argsort(scheduled_s, kind="stable")
-    counted = order[scheduled_s[order] >= workload.warmup_s]
+    after_warmup = order[scheduled_s[order] >= workload.warmup_s]
     contents = contents or AnswerContents()
     figures = _figures(
         stream.deadline_ms,
         workload.duration_s - workload.warmup_s,
-        lag_s[counted],
-        latency_s[counted],
-        status[counted],
-        contents.take(counted[status[counted] == OK]),
+        lag_s[after_warmup],
+        latency_s[after_warmup],
+        status[after_warmup],
+        contents.take(after_warmup[status[after_warmup] == OK]),
     )
     requests = scheduled_s[order], lag_s[order], latency_s[order], status[order]
     return StreamLoad(stream, *requests, dict(messages), figures, contents.take(order))
@@ -441,7 +441,7 @@ def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
     taken = np.empty(0, np.int64) if contents.exit is None else contents.exit[contents.exit != NO_EXIT]
     if not len(taken):
         return None
-    counts = np.bincount(taken, minlength=contents.exit_count + 1)[1:]
+    counts = np.bincount(taken, minlength=contents.exit_count + 1)[1:]  # exits count from 1
     return tuple((counts / len(taken)).tolist())
 
 

@@ -268,7 +268,7 @@ class Retries:
         if not isinstance(error, WorkerDied):
             return client_error(ticket.model.name, error) if alone else 0.0
         ticket.tries += 1
-        ticket.deaths += error.suspects > 0  # 0: no request is suspected, the worker was only being started
+        ticket.deaths += error.suspects > 0  # 0: this request is not the cause
         if ticket.deaths >= MOST_DEATHS:
             self._quarantine(ticket, error)
             return client_error(ticket.model.name, error)

@@ -407,8 +407,8 @@ class ComputeLimits:
         work, limit_at = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):
             while began + work.compute_left_ns() <= now:
-                oldest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
-                self._withdraw(oldest, _too_long_error(oldest.model))
+                longest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
+                self._withdraw(longest, _too_long_error(longest.model))
             limit_at = began + work.compute_left_ns()
         if task.reported and (batch is None or batch.all_gone):
             assert isinstance(task.work, BatchWork)

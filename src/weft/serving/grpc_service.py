@@ -110,16 +110,17 @@ class GrpcServer:
         self.in_flight = 0
         """Requests whose answers are not sent to their last byte."""
         self._lost_answers = LostAnswers()
-        self._readers: set[asyncio.Task[None]] = set()
+        self._readers: set[asyncio.Task[None]] = set()  # of open streams
         max_bytes = service.config.limits.max_body_bytes
         options = [
-            ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),
+            ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),  # an int32
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 0),  # otherwise a second server could listen on the same port
             ("grpc.max_concurrent_streams", service.config.limits.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
             ("grpc.max_connection_idle_ms", IDLE_MS),
         ]
+        # 256 more than requests may wait, so that health and metadata are answered even under load
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.limits.total_queue + 256)
         self._health = Health(service)
         # (service, method) -> function that returns the response

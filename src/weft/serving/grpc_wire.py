@@ -98,6 +98,7 @@ def _parse_inputs(
 
     raws: the raw contents, one for each input that is not in a region, or empty for typed contents.
     """
+    # islice: a request with more tensors is refused below, and should cost no more until then
     parts_by_input = _region_parts(islice(tensors, len(model.inputs)), "input")
     with_data, next_raw = len(tensors) - len(parts_by_input), iter(raws)
     if raws and len(raws) < with_data:  # surplus contents belong to no input and are ignored

@@ -217,9 +217,8 @@ class InProcessServer:
             raise InputError("this server runs already; make another one")
         self._thread = thread = _ServerThread(self.config)
         thread.start()
-        weakref.finalize(
-            self, thread.request_stop, at_once=True
-        ).atexit = False  # at exit ``_end_all`` stops the server instead
+        # stops a server that is garbage-collected while it runs; at exit ``_end_all`` does
+        weakref.finalize(self, thread.request_stop, at_once=True).atexit = False
         return thread
 
     def _start_inference(

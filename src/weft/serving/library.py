@@ -225,6 +225,7 @@ class Library:
         if task is None:
             self._loads[slot] = slot.guess_bytes()
             task = asyncio.create_task(self._load(together))
+            # marks the exception as retrieved, also if no request waits for the task any more
             task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
             for member in together:
                 member.loading = task

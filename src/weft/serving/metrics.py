@@ -140,7 +140,7 @@ def labelled(key: str, value: str) -> str:
 def _number(value: float) -> str:
     """Format a number for Prometheus; whole numbers without a decimal point."""
     if isinstance(value, int):
-        return str(int(value))
+        return str(int(value))  # int(): a bool is written as 0 or 1
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value.is_integer() else repr(value)

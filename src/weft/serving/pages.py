@@ -173,11 +173,11 @@ def _describe_lanes(service: Service, now: int) -> list[dict[str, Any]]:
     for span in service.dispatcher.recorder.since(now - WINDOW_NS):
         busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
     sharing = service.dispatcher.sharing
-    age = max(1, min(WINDOW_NS, now - service.started_ns))
+    window_ns = max(1, min(WINDOW_NS, now - service.started_ns))
     return [
         {
             "busy": lane.task is not None,
-            "utilisation": min(1.0, busy[lane.index] / age),
+            "utilisation": min(1.0, busy[lane.index] / window_ns),
             "share": sharing.name(lane.index) if sharing else None,
         }
         for lane in service.dispatcher.lanes.lanes

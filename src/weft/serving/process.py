@@ -109,12 +109,12 @@ class ServerProcess:
         assert self._process.stdout
         for line in self._process.stdout:
             self.output.append(line.rstrip())
-            word, _, url = line.strip().partition("  ")
-            if word == "ready" and url.startswith("http") and not self.url:
-                self.url = url.strip()
+            word, _, text = line.strip().partition("  ")  # fields of a line are separated by two blanks
+            if word == "ready" and text.startswith("http") and not self.url:
+                self.url = text.strip()
                 self._settled.set()
             if word == "not ready" and not self._not_ready:
-                self._not_ready = f"not ready: {url.partition('  ')[2].strip()}"
+                self._not_ready = f"not ready: {text.partition('  ')[2].strip()}"
                 self._settled.set()
         self._settled.set()
 

@@ -66,7 +66,7 @@ class Server:
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sharing = sharing_for(scheduling.policy, execution.device)
         setting = Setting([], NO_BUFFER, 1, lanes=execution.lanes, shares=sharing.shares if sharing else None)
-        make_request_policy(scheduling.policy, setting, scheduling.policy_options)
+        make_request_policy(scheduling.policy, setting, scheduling.policy_options)  # checks the settings
         self.backend = backend_of(config)
         self._hurry = asyncio.Event()
         self._scratch = make_folder() if loading.cache is None else None
@@ -122,7 +122,7 @@ class Server:
         """Load and learn the models without listening, call *report*, and stop: ``weft serve --check``."""
         self._create_service(learn_first=True)
         try:
-            tls_of(self.config.network)
+            tls_of(self.config.network)  # both: checks the certificate
             grpc_tls_of(self.config.network)
             await self.service.preload(say)
             report(self.service)

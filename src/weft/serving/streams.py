@@ -146,8 +146,8 @@ class ServedModel:
         them. None without free axes.
         """
         length = self.length(inputs)
-        family = self.loaded.tasks
-        if family and family.any_lengths and self.task is not None and self.task.length:
+        tasks = self.loaded.tasks
+        if tasks and tasks.any_lengths and self.task is not None and self.task.length:
             return self.task.length
         if length is None or self.task is None or self.task.fill is None:
             return length
@@ -338,8 +338,8 @@ class ServedStreams:
         rows, batches = 1, 1
         if batching.batchable:
             rows = _common_rows(model.name, shapes)
-            joins = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
-            batches = max(1, batching.max_batch // max(1, rows)) if joins else 1
+            can_join = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
+            batches = max(1, batching.max_batch // max(1, rows)) if can_join else 1
         programs = [_estimate_program(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.exit_rules.steered if model.exit_rules else None

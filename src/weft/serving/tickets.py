@@ -192,17 +192,17 @@ class BatchWork:
         """Remove the requests that leave at this exit and return them with their answers; drop cancelled requests."""
         exit_rules, exit_outputs = self.model.exit_rules, self._exit_outputs
         assert exit_rules is not None and exit_outputs is not None
-        answered, staying, rows = [], list[ClientTicket](), list[int]()
+        answered, staying, staying_rows = [], list[ClientTicket](), list[int]()
         for ticket, start, end in self._row_ranges():
             answer = None if ticket.gone else _exit_answer(ticket, exit_rules, exit_outputs, start, end)
             if answer is not None:
                 answered.append((ticket, answer))
             elif not ticket.gone:
                 staying.append(ticket)
-                rows += range(start, end)
+                staying_rows += range(start, end)
         if len(staying) < len(self.tickets):
-            self.tickets, (part,) = staying, self._parts
-            self._parts = [part._replace(rows=rows)]
+            self.tickets, (part,) = staying, self._parts  # one part: the backend has joined them at the exit
+            self._parts = [part._replace(rows=staying_rows)]
         return answered
 
     def join(self, other: BatchWork) -> None:
@@ -279,12 +279,9 @@ def _exit_answer(
     is_last, threshold = number == len(exit_rules.names), ticket.threshold
     if ticket.rows == 1 and not is_last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
-    request_outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
+    outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
     if ticket.rows == 1:
-        return exit_rules.answer(request_outputs.answers, np.array([number], np.int64), request_outputs.confidences)
+        return exit_rules.answer(outputs.answers, np.array([number], np.int64), outputs.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
-    return (
-        ticket.progress.to_answer(exit_rules)
-        if ticket.progress.record_exits(request_outputs, threshold, end=is_last)
-        else None
-    )
+    has_left = ticket.progress.record_exits(outputs, threshold, end=is_last)
+    return ticket.progress.to_answer(exit_rules) if has_left else None
