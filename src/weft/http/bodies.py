@@ -152,7 +152,7 @@ class LingeringClose:
     def _discard(self, transport: asyncio.Transport) -> bool:
         """Discard received bytes of a transport; return whether there was something to read, which takes time."""
         if transport.get_extra_info("sslcontext") is not None:
-            # TLS needs every byte: the transport reads them, and its protocol lets it wait again
+            # TLS needs every byte: the transport reads them, and its protocol calls ``wait`` again
             transport.resume_reading()
             return True
         try:

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from weft.base.errors import InputError, OverBudget
 
 UNCOUNTED_BYTES = 64 * 1024
-"""Bodies up to this do not count towards the byte budget, so that small requests get in whatever others send.
+"""Bodies up to this do not count towards the byte budget, so that small requests are accepted even if large ones
+have used it up.
 
 The connection limit bounds them: 1,024 connections hold 64 MiB of them at most.
 """

@@ -3,7 +3,7 @@
 ``HttpExchange.respond`` must be called in the thread of the event loop.
 
 A gate and a server behind it exchange three headers. A request carries its age, so that its deadlines count from the
-moment its client sent it, whatever the clocks of the machines say, and the priorities that its client's key allows. The
+moment its client sent it, although the machines' clocks differ, and the priorities that its client's key allows. The
 answer to such a request carries an estimate for the next one, by which the gate divides requests among servers.
 """
 

@@ -52,7 +52,7 @@ class KeyConfig(BaseModel):
     priority: Annotated[int, Field(ge=0, le=3)] = 0
     """Of its requests that state none; overrides that of their model. 1 is the highest, 0: not set."""
     top_priority: Annotated[int, Field(ge=1, le=3)] = 1
-    """The highest priority that its requests can have, whatever they and their models say."""
+    """The highest priority that its requests can have, even if they or their models set a higher one."""
     requests_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
     """Rate limit; a burst may have the requests of one second."""
     in_flight: Count | None = None

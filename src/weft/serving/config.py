@@ -194,7 +194,7 @@ def _default_lanes() -> int:
 
 
 machine, network = map(OptionPanel, ("Machine", "Network"))
-"""Options that say what of this machine the server uses, and how clients reach it."""
+"""Panels for the resources of this machine that the server uses, and for the access of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

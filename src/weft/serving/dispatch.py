@@ -98,7 +98,7 @@ class Dispatcher:
         return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
 
     def lane_name(self, lane: int) -> str:
-        """Return the name of a lane for people: its number, and its share if lanes are shares of a device."""
+        """Return the name of a lane for display: its number, and its share if lanes are shares of a device."""
         return f"lane {lane}" if self.sharing is None else f"lane {lane}: {self.sharing.name(lane)} SMs"
 
     def exit_threshold(self, model: ServedModel) -> float:

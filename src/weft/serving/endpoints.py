@@ -331,7 +331,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )  # fmt: skip
 
 OPEN = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
-"""Paths that need no key: probes, and the frames of pages for people, which ask for the key themselves."""
+"""Paths that need no key: probes, and HTML pages without data, whose scripts ask the user for the key."""
 VITAL = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.vital)
 PROBES = OPEN & VITAL
 RPCS = {endpoint.rpc.method: endpoint for endpoint in ENDPOINTS if endpoint.rpc}

@@ -159,7 +159,7 @@ def _decode_name(data: bytes, field: _Field) -> str:
         raise BadRequest(
             f"{_NAME_FIELDS[field.number]} has {field.end - field.value_start} bytes; at most {MAX_NAME_BYTES} are read"
         )
-    return data[field.value_start : field.end].decode(errors="replace")  # parsing refuses what is no UTF-8
+    return data[field.value_start : field.end].decode(errors="replace")  # parsing refuses invalid UTF-8
 
 
 def _limit_fields(fields: Iterator[_Field], descriptor: Any, count: int) -> Iterator[_Field]:

@@ -53,7 +53,7 @@ class InProcessServer:
     """Models served from within this process, to ``infer`` and over HTTP on loopback.
 
     *models* are what ``weft serve`` takes: repositories, .onnx files, names of models, or the folder of a plan.
-    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file and stand in the place of its own.
+    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file, which override it.
     The system chooses the port, and there is no gRPC, unless ``http_port`` and ``grpc_port`` say otherwise::
 
         with weft.Server("camera.onnx", lanes=2) as server:

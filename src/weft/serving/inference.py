@@ -106,7 +106,7 @@ class InferCall:
                 self._submit(slot, request, began)
             else:
                 self.waiting = self._service.start_task(self._begin_when_decoded(slot, slot.served.spec, request))
-        except Exception as error:  # the client gets an answer to a fault of ours, too
+        except Exception as error:  # internal errors are answered, too
             self.refuse(error)
 
     def _fetch(
@@ -279,7 +279,7 @@ class InferenceService:
         self.system_memory = SystemMemory(**limits)
         self.cuda_memory = CudaMemory(library.backend.region_devices, self._write_on_device, **limits)
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
-        """Kind of shared memory -> what is registered of it."""
+        """Kind of shared memory -> its registered regions."""
         self.region_tensors = RegionTensors(self.budget, config.limits.max_body_bytes)
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:

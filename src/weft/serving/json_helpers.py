@@ -1,4 +1,4 @@
-"""A pool of helper processes that read and write large JSON, which would hold up the event loop and Python's lock.
+"""A pool of helper processes that read and write large JSON, which would block the event loop and hold the GIL.
 
 They also read and write large tensors of strings, binary ones included, because every string is an object. A helper is
 started on first need, works for one request at a time, and is restarted if it dies.
@@ -81,7 +81,7 @@ class JsonHelpers:
         return self._children.process_ids
 
     def _begin(self, function: Callable[..., object], make_arguments: _Arguments) -> asyncio.Future[Any]:
-        """Queue a call in a helper. *make_arguments* builds its arguments on a pool thread, when its turn has come."""
+        """Queue a call in a helper. *make_arguments* builds its arguments, on a pool thread, right before the call."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1

@@ -256,7 +256,7 @@ class Library:
                 slot.message = str(error)
                 slot.state = "ready" if slot.served else "unloaded"
             raise
-        except Exception as error:  # whatever is wrong with a model concerns this model alone
+        except Exception as error:  # any fault of a model file makes only this model unusable
             reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
             reason = reason.replace(str(entry.path), entry.path.name)  # clients must not learn the server's paths
             for slot in slots:

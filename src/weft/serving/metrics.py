@@ -1,7 +1,7 @@
 """The metrics of the server, as ``/metrics`` prints them in the text format of Prometheus.
 
 Names that begin with ``nv_`` are Triton's with the same meaning, so that dashboards for Triton work with this server,
-too; the others are ours. ``FAMILIES`` lists all of them. All counters exist from the start, as zero.
+too; the others are weft's. ``FAMILIES`` lists all of them. All counters exist from the start, as zero.
 """
 
 from __future__ import annotations

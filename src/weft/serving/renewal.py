@@ -95,7 +95,7 @@ def _describe(name: str, config: ServerConfig, new_config: ServerConfig) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """Write the value of a setting for people."""
+    """Format the value of a setting for messages."""
     if isinstance(value, dict):
         return ", ".join(f"{key}={option}" for key, option in value.items()) or "none"
     if isinstance(value, tuple):

@@ -3,7 +3,7 @@
 A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
 ``name.onnx`` with settings in ``name.toml``. Programs of torch (``.pt2``) must be allowed, because loading one may run
 code in it. A stitched file holds several models, under names of their own.
-What cannot be used is listed in ``problems`` and does not affect other models. The name in a request is looked up in
+Models that cannot be used are listed in ``problems`` and do not affect others. The name in a request is looked up in
 the results of the last scan and never becomes part of a path.
 """
 
@@ -300,7 +300,7 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _ModelFile:
-    """One model file, whatever its source."""
+    """A source that is one file: given by its path, packaged, trained, or of the zoo."""
 
     name: str
     path: Path

@@ -506,7 +506,7 @@ def _output_regions(entries: Any) -> dict[str, RegionPart]:
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
-    """Return the checked parameters of *holder*; *kind*: what it is: request, input or output."""
+    """Return the checked parameters of *holder*, the JSON object of a request, input or output (*kind*)."""
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
