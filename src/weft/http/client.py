@@ -394,9 +394,9 @@ class Pool:
         self.held_back = 0
         """Requests that had to wait because all connections were busy and the limit was reached."""
         self._idle: list[Connection] = []
-        self._live: set[Connection] = set()
+        self._live: set[Connection] = set()  # open connections, idle ones included
         self._waiting: deque[tuple[Taker, int]] = deque()
-        self._opening = 0
+        self._opening = 0  # connections that are being opened
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 

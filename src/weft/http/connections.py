@@ -91,7 +91,7 @@ class ServerConnection(Receiver):
         self._framing_bytes = 0  # bytes of the head, or between chunks, which header_bytes limits
         self._began_s: float | None = None  # when the first byte of the current request came
         self._idle_since_s = time.monotonic()
-        self._linger_until_s: float | None = None
+        self._linger_until_s: float | None = None  # end of the lingering close, if it has begun
         self._answer_progress: TransferProgress | None = None
         self._received_bytes = 0
         self._unsent_bytes = 0  # of answers, at the last sweep, those in the kernel included

@@ -96,7 +96,7 @@ class Caller:
         self.removed = False
         self.rank = ANYONE
         self.requests = self.in_flight = 0
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()  # by reason
         self._bucket: _TokenBucket | None = None
         """The rate limit; None: no limit."""
 

@@ -66,7 +66,7 @@ class ClientFeed:
         """Set by the dispatcher, after the source whose queues these are."""
         self.retries = Retries(now)
         self.unanswered: set[ClientTicket] = set()
-        self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []
+        self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []  # answers that ``post`` will send
         self.stepping = False
         """Whether the engine is in a step, so that answers go to the outbox."""
         self.emptied: Callable[[ServedModel], None] | None = None

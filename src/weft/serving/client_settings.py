@@ -164,7 +164,7 @@ class TraceSettings:
 
     def __init__(self) -> None:
         self._server = _default_trace()
-        self._models: dict[str, _Scope] = {}
+        self._models: dict[str, _Scope] = {}  # only models with settings of their own
         self.everything = True
         """Whether every request is traced, because no setting differs from the default."""
 

@@ -80,7 +80,7 @@ LARGEST_BATCH = 256
 
 
 class TaskConfig(BaseModel):
-    """What may be set for one of the models of a stitched file."""
+    """The settings of one of the models of a stitched file; each has the meaning as in ``ModelConfig``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -102,7 +102,7 @@ class ModelConfig(BaseModel):
     priority: Annotated[int, Field(ge=0, le=3)] = 0
     """1 is the highest, 3 the lowest; 0 is the default."""
     max_batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
-    """Most rows computed together; chosen from the model where left out."""
+    """Largest batch, in rows; by default chosen for the model."""
     rows: Literal["independent"] | None = None
     """"independent": batched although an operator looks across rows."""
     batch_timeout_ms: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
@@ -112,25 +112,25 @@ class ModelConfig(BaseModel):
     grain_ms: Milliseconds = 5.0
     """Target length of a segment, after which another model may run."""
     max_pieces: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Most segments the model is cut into."""
+    """Limit on the number of segments."""
     shapes: dict[Name, Annotated[list[Count], BeforeValidator(sizes_of)]] = {}
     """Input -> shape to warm up at, or axis -> its size, for inputs with free dimensions."""
     values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number it must hold when warming up, such as a sampling rate."""
     exits: list[Name] = []
-    """Outputs at which samples may leave, shallow to deep, the end last; those the file names where left out."""
+    """Outputs at which samples may leave, shallow to deep, the end last; by default those that the file names."""
     exit_threshold: Threshold = 0.8
     """Confidence at which a row leaves early, from 0 to 1; above 1 no row does."""
     exit_floor: Threshold | None = None
     """Lowest threshold under load; by default it is not lowered."""
     exit_confidence: Literal["logits", "probabilities"] = "logits"
-    """What the outputs of the exits are."""
+    """Whether the outputs of the exits are logits or probabilities."""
     exit_record: Annotated[str, Field(pattern=r"^[^/\\]+\.npz$"), AfterValidator(printable)] | None = None
     """A file in the model's folder with its accuracy at each threshold."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
     tasks: dict[Name, TaskConfig] = {}
-    """In a stitched file: model -> what is set for it alone."""
+    """In a stitched file: model -> its own settings."""
     max_compute_s: Seconds | None = None
     """Limit on the computation of a request without a strict deadline, 0: none; by default the server's."""
     isolation: Isolation | None = None

@@ -275,7 +275,7 @@ class _ServerThread(threading.Thread):
         self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancellable_future()
-        self._calls: set[Future[Any]] = set()
+        self._calls: set[Future[Any]] = set()  # calls of ``start_call`` that are not complete
         # protects _closed and additions to _calls: no request may be added after _fail_remaining took the list
         self._lock = threading.Lock()
         self._closed = False

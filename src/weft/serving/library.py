@@ -63,10 +63,10 @@ class Library:
         self._isolation, self._precision, self._compile_s = isolation, precision, compile_s
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
-        self._slots: dict[tuple[str, str], ModelSlot] = {}
+        self._slots: dict[tuple[str, str], ModelSlot] = {}  # by name and version
         self._by_request: dict[tuple[str, str], ModelSlot] = {}
         """Cache of ``find``: slots by requested name and version, valid until the next scan of the repository."""
-        self._closing: set[asyncio.Future[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()  # of models that are being closed on threads
         self._retired: set[ServedModel] = set()
         """Bodies that take no more requests and are closed when their last lease is released."""
         self._loads: dict[ModelSlot, int] = {}

@@ -97,7 +97,7 @@ class Regions(ABC, Generic[R]):
     def __init__(self, refusal: RequestError | None, most_regions: int, most_bytes: int) -> None:
         """refusal: why nothing can be registered, None if regions can. most_regions, most_bytes: limits per owner."""
         self._refusal, self._most_regions, self._most_bytes = refusal, most_regions, most_bytes
-        self._regions: dict[Owner, dict[str, R]] = {}
+        self._regions: dict[Owner, dict[str, R]] = {}  # owner -> name -> region
 
     @abstractmethod
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> R:

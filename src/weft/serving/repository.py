@@ -132,8 +132,8 @@ class Repository:
         self._sources = [_open_source(source, scratch, programs) for source in sources]
         self._scanning = threading.Lock()  # serializes scans, which merge their results with those of the previous one
         self._merged = _Scan()
-        self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
-        self._shapes: dict[str, dict[str, Shape]] = {}
+        self._by_source: list[_Scan] = [_Scan() for _ in self._sources]  # before merging
+        self._shapes: dict[str, dict[str, Shape]] = {}  # model -> input or axis -> shape
         self._scan_sources(first=True)
         if shapes:
             aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}

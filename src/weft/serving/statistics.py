@@ -51,7 +51,7 @@ class ShareTimes:
     """How long segments of a model ran on each share of a device, since the start and in the last minutes."""
 
     def __init__(self) -> None:
-        self.total_ns: Counter[str] = Counter()
+        self.total_ns: Counter[str] = Counter()  # by the name of the share
         self._past: deque[tuple[int, Counter[str]]] = deque(maxlen=SHARES_KEPT)
         """(time in nanoseconds, ``total_ns`` at that time), oldest first."""
 

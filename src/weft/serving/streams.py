@@ -76,7 +76,7 @@ class ServedModel:
         self.labels = labels or {}
         """Output -> the labels of its classes."""
         self.body = self
-        self.task: TaskSpec | None = None
+        self.task: TaskSpec | None = None  # which of the models of a stitched body this is
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
         self.max_compute_ns = NO_DEADLINE if max_compute_s is None else round(max_compute_s * 1e9)
         """Limit on the computing time of a request without a strict deadline; of a body, for all of its models."""
@@ -85,7 +85,7 @@ class ServedModel:
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that use it as a body; it is not closed before they have ended."""
-        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
+        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}  # of a body: by shapes, and whether alone
         warm = self.timing.warm_shapes
         # elements of all inputs at the shapes that the model was measured with; 0 if it was not measured
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
