@@ -407,7 +407,7 @@ class ServerConnection(Receiver):
     def _throttle(self) -> None:
         """Stop reading while many bytes wait to be parsed, and resume when few do.
 
-        Otherwise it reads on even while a request is open, because a disconnect is only noticed by reading.
+        With few bytes it reads on even while a request is open: a disconnect is only noticed by reading.
         """
         transport = self._transport
         if transport is None or transport.is_closing():

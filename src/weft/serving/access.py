@@ -279,8 +279,8 @@ class HostNames:
     """The host names of a server, on any port; all names are accepted if *names* is None or contains ``*``."""
 
     def __init__(self, names: Iterable[str] | None) -> None:
-        listed = None if names is None else {host_name(name) for name in names}
-        self._names = None if listed is None or ANY in listed else frozenset(listed)
+        normalised = None if names is None else {host_name(name) for name in names}
+        self._names = None if normalised is None or ANY in normalised else frozenset(normalised)
         self._accepted: set[str] = set()
 
     def check(self, headers: Mapping[str, str]) -> None:

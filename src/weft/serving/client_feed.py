@@ -159,7 +159,7 @@ class ClientFeed:
                 self._retry(ticket, verdict)
 
     def ended(self, batch: Batch) -> None:
-        """Release what a batch held that ended without outputs."""
+        """Release a batch that ended without outputs."""
         if isinstance(batch.work, BatchWork):
             self._release_batch(batch.work)
 

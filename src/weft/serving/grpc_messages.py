@@ -216,5 +216,5 @@ def _malformed(position: int) -> BadRequest:
 
 
 def _has_strings(message: Any) -> bool:
-    """Tell whether an input has the datatype BYTES; the bound is more inputs than any model has."""
+    """Tell whether one of the first 1024 inputs, which is more than any model has, has the datatype BYTES."""
     return any(tensor.datatype == "BYTES" for tensor in islice(message.inputs, 1024))

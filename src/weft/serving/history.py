@@ -42,8 +42,8 @@ class RequestCounts(NamedTuple):
     missed: int
 
     @classmethod
-    def of(cls, seen: Statistics) -> RequestCounts:
-        return cls(seen.success, seen.failures.total(), seen.met, seen.missed)
+    def of(cls, statistics: Statistics) -> RequestCounts:
+        return cls(statistics.success, statistics.failures.total(), statistics.met, statistics.missed)
 
     def since(self, before: RequestCounts) -> RequestCounts:
         """Return the difference from earlier counters."""
@@ -185,7 +185,7 @@ def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
     """Return a percentile (nearest rank) of sorted latencies; NaN if there are none."""
     if not ordered_ns:
         return math.nan
-    return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6
+    return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6  # two minus signs: rounds the rank up
 
 
 def _columns(values: Floats) -> dict[str, list[float]]:

@@ -65,7 +65,7 @@ class JsonHelpers:
         return bytes(await self._begin(json_worker.encode_message, lambda: (_prepare_for_transport(response),)))
 
     async def call(self, function: Callable[..., Result], message: bytes, *arguments: object) -> Result:
-        """Call a module's function with a message and arguments, in a helper."""
+        """Call a module-level function with a message and arguments, in a helper."""
         result: Result = await self._begin(function, lambda: (pickle.PickleBuffer(message), *arguments))
         return result
 

@@ -134,5 +134,5 @@ def signature(path: Path) -> tuple[int, int] | None:
 
 def _load_message(loaded: LoadedModel, entry: ModelEntry) -> str:
     """Return what the index says about a loaded model: the body it shares with others, and its remarks."""
-    family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
-    return "; ".join([*family, *loaded.remarks])
+    body_note = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
+    return "; ".join([*body_note, *loaded.remarks])
