@@ -71,7 +71,7 @@ class _PendingInfer:
     __slots__ = ("_caller", "_release_bytes", "answer", "began_ns", "call", "held_bytes", "identity")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """give: releases held bytes. caller: its user, for whom it counts as in flight; None: the whole call does."""
+        """give: releases held bytes. caller: its user, if it counts as in flight; None: the whole call does instead."""
         self._caller, self._release_bytes = caller, give
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
