@@ -737,12 +737,12 @@ def test_where_files_are_short_who_is_silent_instead_of_agreeing_on_tls_leaves_f
             assert (await idle.ask(GET)).status == 200
             while len(server._setups) < 2:
                 await asyncio.sleep(0)
-            server._spare_a_file()
-            server._spare_a_file()
+            server._free_descriptor()
+            server._free_descriptor()
             assert not server._setups
             assert await first.ended() and await second.ended()
             assert (await idle.ask(GET)).status == 200
-            server._spare_a_file()
+            server._free_descriptor()
             assert await idle.ended()
 
     run(test, context=context)

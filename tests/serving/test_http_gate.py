@@ -316,7 +316,7 @@ def test_crumbs_of_a_body_are_joined() -> None:
                 await asyncio.sleep(0)
             (connection,) = bench.server._connections
             await until(lambda: connection._left_bytes == 1)
-            assert len(connection._parts) == 1
+            assert len(connection._body_parts) == 1
             client.send(b"y")
             assert (await later.arrived.get()).body == b"x" * 999 + b"y"
 

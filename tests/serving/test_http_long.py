@@ -15,11 +15,11 @@ import pytest
 from tests.serving.http_bench import GET, Bench, Later, Loop, error_of, loops, run
 from weft.http import connections
 from weft.http.bodies import ROOM_PIECE_BYTES, LongBody
-from weft.http.connections import _PIECE_BYTES, _POURED_BYTES
+from weft.http.connections import _LONG_BODY_BYTES, _PIECE_BYTES
 from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 
-LONG = 8 * _POURED_BYTES + 12_345
+LONG = 8 * _LONG_BODY_BYTES + 12_345
 """More than the system takes at once."""
 
 
@@ -38,7 +38,7 @@ def echo(exchange: HttpExchange) -> None:
 
 
 @loops
-@pytest.mark.parametrize("size", [_POURED_BYTES, _POURED_BYTES + 1, LONG])
+@pytest.mark.parametrize("size", [_LONG_BODY_BYTES, _LONG_BODY_BYTES + 1, LONG])
 def test_requests_one_behind_another_are_answered_whole_and_in_order(size: int, loop: Loop) -> None:
     bodies = [text(size), b"short", text(size + 1), b"", text(3)]
 
@@ -75,7 +75,7 @@ def test_others_are_served_between_the_pieces_of_a_long_body(loop: Loop, monkeyp
 
     monkeypatch.setattr(LongBody, "buffer_updated", counted)
     run(test, echo, loop=loop)
-    assert max(taken.values()) <= ROOM_PIECE_BYTES and sum(taken.values()) > LONG - _POURED_BYTES
+    assert max(taken.values()) <= ROOM_PIECE_BYTES and sum(taken.values()) > LONG - _LONG_BODY_BYTES
 
 
 @loops
@@ -225,7 +225,7 @@ def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pyte
 
 
 @loops
-@pytest.mark.parametrize("size", [_POURED_BYTES + 1, LONG])
+@pytest.mark.parametrize("size", [_LONG_BODY_BYTES + 1, LONG])
 def test_tls_gives_it_whole(size: int, loop: Loop, trusted: tuple[Path, Path]) -> None:
     cert, key = trusted
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(cert))

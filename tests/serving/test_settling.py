@@ -277,5 +277,7 @@ def test_a_client_that_leaves_while_its_result_is_packed_is_counted_as_cancelled
         assert reached.wait(PATIENCE_S)
     until(lambda: books(service)["failures"], "the client is seen to leave")
     packed.set()
-    until(lambda: not any("Routes._soon" in repr(task) for task in asyncio.all_tasks(server.loop)), "it is packed")
+    until(
+        lambda: not any("Routes._run_in_task" in repr(task) for task in asyncio.all_tasks(server.loop)), "it is packed"
+    )
     assert (books(service)["success"], books(service)["failures"]) == (0, {"cancelled": 1})

@@ -35,9 +35,9 @@ PIECE_BYTES = 1 << 20
 """Most bytes thrown away in a turn of the loop, so that a fast sender does not hold it up."""
 MOST_SILENT = 16
 """Most clients without further bytes that are checked in a turn; a check is one system call."""
-_VOID = bytearray(PIECE_BYTES)
-_UNCOPIED: int = getattr(socket, "MSG_TRUNC", 0)
-"""Lets Linux discard bytes without copying them; other systems copy them into ``_VOID``."""
+_DISCARD_BUFFER = bytearray(PIECE_BYTES)
+_DISCARD_FLAG: int = getattr(socket, "MSG_TRUNC", 0)
+"""Lets Linux discard bytes without copying them; other systems copy them into ``_DISCARD_BUFFER``."""
 
 LEAST_BYTES = 4096
 """Shorter answers fit a few packets, and are sent as they are."""
@@ -59,7 +59,7 @@ ENCODINGS = {"gzip": 31, "deflate": 15}
 
 
 class Receiver(asyncio.Protocol, ABC):
-    """The connection of a long body."""
+    """The connection on which ``LongBody`` receives a body."""
 
     @abstractmethod
     def count_received(self, count: int) -> None:
@@ -123,7 +123,7 @@ class LingeringClose:
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Transport, None] = {}
-        self._turning = False
+        self._turn_scheduled = False
 
     def wait(self, transport: asyncio.Transport) -> None:
         """Stop reading from a transport until it is its turn; its received bytes are discarded then."""
@@ -131,12 +131,12 @@ class LingeringClose:
             return
         transport.pause_reading()
         self._waiting[transport] = None
-        if not self._turning:
+        if not self._turn_scheduled:
             self._schedule_turn()
 
     def _schedule_turn(self) -> None:
-        self._turning = bool(self._waiting)
-        if self._turning:
+        self._turn_scheduled = bool(self._waiting)
+        if self._turn_scheduled:
             asyncio.get_running_loop().call_later(PAUSE_S, self._turn)
 
     def _turn(self) -> None:
@@ -152,7 +152,7 @@ class LingeringClose:
     def _discard(self, transport: asyncio.Transport) -> bool:
         """Discard received bytes of a transport; return whether there was something to read, which takes time."""
         if transport.get_extra_info("sslcontext") is not None:
-            # TLS needs every byte: the transport reads them, and its protocol lets it wait again
+            # TLS needs every byte: the transport reads them, and its protocol calls ``wait`` again
             transport.resume_reading()
             return True
         try:
@@ -173,10 +173,11 @@ def discard_received(endpoint: socket.socket) -> int:
 
     BlockingIOError if nothing was received.
     """
+    # asyncio hides the methods of the socket; a second object for the same descriptor has them
     duplicate = socket.socket(endpoint.family, endpoint.type, endpoint.proto, endpoint.fileno())
     try:
         duplicate.setblocking(False)
-        return duplicate.recv_into(_VOID, PIECE_BYTES, _UNCOPIED)
+        return duplicate.recv_into(_DISCARD_BUFFER, PIECE_BYTES, _DISCARD_FLAG)
     finally:
         duplicate.detach()  # without closing the descriptor, which belongs to the transport
 
@@ -187,23 +188,20 @@ def discard_received(endpoint: socket.socket) -> int:
 class TransferProgress:
     """The progress of one transfer, measured over successive windows of time."""
 
-    __slots__ = ("_least", "_since_s", "_start", "_window_s")
+    __slots__ = ("_begin_bytes", "_begin_s", "_least_bytes", "_window_s")
 
     def __init__(self, window_s: float, bytes_per_s: float, now_s: float, start: int) -> None:
-        """window_s, bytes_per_s: the least rate, on average over a window. start: bytes that have passed so far."""
-        self._window_s, self._least = window_s, window_s * bytes_per_s
-        self._since_s, self._start = now_s, start
+        """bytes_per_s: lowest rate, averaged over *window_s* seconds. start: total bytes that passed before *now_s*."""
+        self._window_s, self._least_bytes = window_s, window_s * bytes_per_s
+        self._begin_s, self._begin_bytes = now_s, start
 
     def stalled(self, now_s: float, passed: int) -> bool:
-        """Tell whether too few bytes passed in the window that ended; False within a window.
-
-        passed: bytes in total so far.
-        """
-        if now_s - self._since_s <= self._window_s:
+        """Tell whether too few bytes passed in the window that ended; False within a window. passed: total bytes."""
+        if now_s - self._begin_s <= self._window_s:
             return False
-        if passed - self._start < self._least:
+        if passed - self._begin_bytes < self._least_bytes:
             return True
-        self._since_s, self._start = now_s, passed
+        self._begin_s, self._begin_bytes = now_s, passed
         return False
 
 
@@ -227,30 +225,27 @@ class Unpacker:
 
     def __init__(self, body: bytes | memoryview, encoding: str, most_bytes: int) -> None:
         """encoding: one of ``ENCODINGS``. most_bytes: limit on the decompressed body."""
-        self._machine = zlib.decompressobj(ENCODINGS[encoding])
+        self._decompressor = zlib.decompressobj(ENCODINGS[encoding])
         self._body, self._position, self._encoding = memoryview(body), 0, encoding
         self._rest = b""
         """Bytes passed to zlib and not used yet."""
         self._most_bytes, self._unpacked_bytes = most_bytes, 0
 
     def step(self) -> bytes:
-        """Decompress and return the next piece; empty at the end.
-
-        BadRequest for a damaged body, TooLarge beyond the limit.
-        """
-        while not self._machine.eof:
+        """Decompress the next piece; empty at the end. BadRequest for a damaged body, TooLarge beyond the limit."""
+        while not self._decompressor.eof:
             data = self._rest or self._next_slice()
             try:
-                piece = self._machine.decompress(data, STEP_BYTES)
+                piece = self._decompressor.decompress(data, STEP_BYTES)
             except zlib.error as error:
                 raise BadRequest(f"the body is not {self._encoding}: {error}") from error
-            self._rest = self._machine.unconsumed_tail
+            self._rest = self._decompressor.unconsumed_tail
             if piece:
                 self._unpacked_bytes += len(piece)
                 if self._unpacked_bytes > self._most_bytes:
                     raise TooLarge(f"the unpacked body exceeds the limit of {self._most_bytes} bytes")
                 return piece
-            if not data and not self._machine.eof:
+            if not data and not self._decompressor.eof:
                 raise BadRequest(f"the {self._encoding} body ends too early")
         return b""
 
@@ -269,12 +264,12 @@ def body_bytes(response: HttpResponse) -> int:
 def wanted_encoding(accepted: str) -> str:
     """Return the supported encoding that a header ``Accept-Encoding`` prefers; empty for an uncompressed answer."""
     weights: dict[str, float] = {}
-    for part in accepted.lower().split(","):
-        name, _, rest = part.strip().partition(";")
-        weights[name.strip()] = _weight(rest)
-    rest_weight = weights.get("*", 0.0)
-    best = max(ENCODINGS, key=lambda name: weights.get(name, rest_weight))
-    weight = weights.get(best, rest_weight)
+    for entry in accepted.lower().split(","):
+        name, _, parameter = entry.strip().partition(";")
+        weights[name.strip()] = _weight(parameter)
+    default_weight = weights.get("*", 0.0)
+    best = max(ENCODINGS, key=lambda name: weights.get(name, default_weight))
+    weight = weights.get(best, default_weight)
     return best if weight > 0 and weight >= weights.get("identity", 0.0) else ""
 
 
@@ -292,12 +287,12 @@ def _weight(text: str) -> float:
 def packed(response: HttpResponse, encoding: str) -> HttpResponse:
     """Compress an answer, or return it unchanged if that saves too little; on any thread."""
     parts = [response.body] if isinstance(response.body, bytes) else response.body
-    whole_bytes, sample = body_bytes(response), max(parts, key=len)[:SAMPLE_BYTES]
-    if whole_bytes > SAMPLE_BYTES and len(zlib.compress(sample, LEVEL)) > WORTH * len(sample):
+    original_bytes, sample = body_bytes(response), max(parts, key=len)[:SAMPLE_BYTES]
+    if original_bytes > SAMPLE_BYTES and len(zlib.compress(sample, LEVEL)) > WORTH * len(sample):
         return response
-    machine = zlib.compressobj(LEVEL, zlib.DEFLATED, ENCODINGS[encoding])
-    body = b"".join([*map(machine.compress, parts), machine.flush()])
-    if len(body) > WORTH * whole_bytes:
+    compressor = zlib.compressobj(LEVEL, zlib.DEFLATED, ENCODINGS[encoding])
+    body = b"".join([*map(compressor.compress, parts), compressor.flush()])
+    if len(body) > WORTH * original_bytes:
         return response
     headers = (("Content-Encoding", encoding), ("Vary", "Accept-Encoding"))
     return response._replace(body=body, headers=(*response.headers, *headers))

@@ -1,7 +1,7 @@
 """A small HTTP/1.1 client on asyncio: whole prebuilt requests out, status and body in.
 
 A ``Pool`` keeps connections alive and opens more if all are busy, up to a limit; each connection carries one request at
-a time. A request belongs to a ``Taker``, which builds it and gets its answer, or the reason why there is none.
+a time. A ``Taker`` owns requests: it builds their bytes and gets the answers, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Answer(NamedTuple):
 
 
 class NotHttp(ValueError):
-    """The bytes of a server are no HTTP/1 answer."""
+    """The server's bytes are not an HTTP/1 answer."""
 
 
 class AnswerParser:
     """Parser of answers that arrive in pieces of any size: a state machine whose state is its next parsing method."""
 
     __slots__ = (
-        "_buffer", "_head_bytes", "_json_bytes", "_kept", "_left_bytes", "_reusable", "_room_bytes", "_state",
+        "_buffer", "_head_bytes", "_json_bytes", "_kept_pieces", "_left_bytes", "_reusable", "_room_bytes", "_state",
         "_status", "keep_bytes",
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ class AnswerParser:
     def _reset(self) -> None:
         """Start with the head of the next answer."""
         self._buffer = b""
-        self._kept: list[bytes] = []
+        self._kept_pieces: list[bytes] = []
         self._head_bytes = b""
         self._status = 0
         self._left_bytes = 0  # of the body or the chunk, still to be received
@@ -115,7 +115,7 @@ class AnswerParser:
         if not _STATUS_LINE.match(head):
             raise NotHttp(f"it begins with {head[:40]!r}")
         self._head_bytes, self._status = head, int(head[9:12])
-        self._reusable = head[7:8] == b"1"
+        self._reusable = head[7:8] == b"1"  # HTTP/1.1 keeps connections open unless a header says otherwise
         self._room_bytes = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
         lengths, self._state = set(), self._parse_unsized_body
         for name, value in _HEADERS.findall(head):
@@ -155,7 +155,7 @@ class AnswerParser:
         return None
 
     def _parse_chunk_size(self, data: bytes) -> Answer | None:
-        """Parse the sizes of chunks, and all chunks that have arrived as a whole."""
+        """Parse the sizes of chunks, and all chunks that have arrived completely."""
         data = self._buffer + data
         self._buffer = b""
         while True:
@@ -180,7 +180,7 @@ class AnswerParser:
             data, self._state = data[size + 2 :], self._parse_chunk_size
 
     def _parse_chunk(self, data: bytes) -> Answer | None:
-        """Parse the rest of a chunk that arrived in pieces."""
+        """Parse the rest of a chunk that arrived in pieces; its last two bytes are the line end."""
         if len(data) < self._left_bytes:
             self._keep(data[: max(0, self._left_bytes - 2)])
             self._left_bytes -= len(data)
@@ -205,13 +205,13 @@ class AnswerParser:
     def _keep(self, data: bytes) -> None:
         """Keep bytes of the body as far as there is room; the others are dropped."""
         if self._room_bytes:
-            self._kept.append(data[: self._room_bytes])
-            self._room_bytes -= len(self._kept[-1])
+            self._kept_pieces.append(data[: self._room_bytes])
+            self._room_bytes -= len(self._kept_pieces[-1])
 
     def _finish_answer(self, beyond: bytes) -> Answer:
         """Return the complete answer, and start with the next one; *beyond*: the bytes received after it."""
         answer = Answer(
-            self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._head_bytes
+            self._status, b"".join(self._kept_pieces), self._reusable and not beyond, self._json_bytes, self._head_bytes
         )
         self._reset()
         return answer
@@ -244,7 +244,7 @@ class ServerAddress(NamedTuple):
 
 
 class Taker(Protocol):
-    """The sender of requests, which identifies them by numbers; ``answered`` or ``broken`` is called once for each."""
+    """The owner of requests, which it identifies by numbers; ``answered`` or ``broken`` is called once for each."""
 
     @property
     def keep_bytes(self) -> int:
@@ -321,7 +321,7 @@ class Connection(asyncio.Protocol):
         self._pool = pool
         self._parser = AnswerParser()
         self._time = pool.loop.time
-        self._fault: str | None = None
+        self._fault: str | None = None  # why the server's bytes are no answer
         self.transport: asyncio.Transport
         self.taker: Taker | None = None
         self.number = 0
@@ -374,8 +374,9 @@ class Connection(asyncio.Protocol):
 
 def unreachable(url: str, error: OSError, server: str) -> str:
     """Return the message for a failed connection to *url*; *server*: the command that starts the server."""
-    numbers = set(re.findall(r"\[Errno ([0-9]+)\]", str(error)))  # a host of several addresses has one of each
-    if numbers == {str(ECONNREFUSED)}:
+    # a host with several addresses has an error number for each, in the text only
+    errnos = set(re.findall(r"\[Errno ([0-9]+)\]", str(error)))
+    if errnos == {str(ECONNREFUSED)}:
         return f"nothing listens at {url.removeprefix('http://')}; start `{server}` first"
     return f"{url}: cannot connect: {' '.join(reason_of(error).split()) or 'no answer in time'}"
 
@@ -393,9 +394,9 @@ class Pool:
         self.held_back = 0
         """Requests that had to wait because all connections were busy and the limit was reached."""
         self._idle: list[Connection] = []
-        self._live: set[Connection] = set()
+        self._live: set[Connection] = set()  # open connections, idle ones included
         self._waiting: deque[tuple[Taker, int]] = deque()
-        self._opening = 0
+        self._opening = 0  # connections that are being opened
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -445,7 +446,7 @@ class Pool:
             connection.transport.abort()
 
     def lose(self) -> None:
-        """Abort all connections, because the server is gone; their requests are reported as broken."""
+        """Abort all connections, because the server has ended; their requests are reported as broken."""
         for connection in list(self._live):
             connection.transport.abort()
 
@@ -459,8 +460,8 @@ class Pool:
         for connection in self._live:
             connection.taker = None
             connection.transport.abort()
-        until_s = self.loop.time() + 1
-        while self._live and self.loop.time() < until_s:  # transports report their end in later turns of the loop
+        end_s = self.loop.time() + 1
+        while self._live and self.loop.time() < end_s:  # transports report their end in later turns of the loop
             await asyncio.sleep(0)
 
     def _open_more(self) -> None:
@@ -472,7 +473,7 @@ class Pool:
             task.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> None:
-        """Open a connection for waiting requests; if that fails and there is no other, break the first request."""
+        """Open a connection for waiting requests; if that fails and there is no other, the first request is broken."""
         try:
             connection = await self._connect()
         except OSError as error:
@@ -499,7 +500,7 @@ class Pool:
 
 
 class _Call:
-    """The sender of a single request, whose answer is a future."""
+    """The ``Taker`` of a single request, whose answer is a future."""
 
     keep_bytes = sys.maxsize
 
@@ -524,7 +525,7 @@ class _Call:
 
 async def call(pool: Pool, request: bytes) -> Answer:
     """Send a request and wait for its answer; OSError if the connection fails or the answer does not come in time."""
-    single = _Call(request)
-    pool.send(single, 0)
+    taker = _Call(request)
+    pool.send(taker, 0)
     async with asyncio.timeout(CALL_TIMEOUT_S):
-        return await single.future
+        return await taker.future

@@ -41,26 +41,25 @@ _WAITING_BYTES = 64 * 1024  # pipelined bytes kept here; the rest stays in the k
 _JOINED_BYTES = 64 * 1024  # up to here one copy is cheaper than a second system call
 _SKIPPED_BYTES = 64 * 1024  # the unwanted body of a refused request is read up to this size, to keep its connection
 _GROWTH_BYTES = 1 << 20  # room for a chunked body is taken from the byte budget in steps of this
-_CRUMB_BYTES = (
-    4096  # shorter pieces of a body are joined: as objects of their own they would take many times their size
-)
-_POURED_BYTES = 1 << 20  # longer bodies are received and sent in pieces: at once they would hold up other connections
+_SMALL_PIECE_BYTES = 4096  # shorter pieces of a body are joined: a bytes object for each would waste memory
+_LONG_BODY_BYTES = 1 << 20  # longer bodies are received and sent in pieces, which delays other connections less
 _PIECE_BYTES = 256 * 1024  # bytes of a long answer that are written in one turn of the loop
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_GIVEN_ONCE = frozenset({"authorization", "content-length", "content-type", "expect", "host", "transfer-encoding"})
-_SPENT_PARSER = httptools.HttpRequestParser(object())
+_SINGLE_HEADERS = frozenset({"authorization", "content-length", "content-type", "expect", "host", "transfer-encoding"})
+_UNUSED_PARSER = httptools.HttpRequestParser(object())
 
 Handler = Callable[[HttpExchange], None]
 Gate = Callable[[str, RequestTarget, dict[str, str]], "HttpResponse | Passage"]
 """Judges a request by method, target and headers: returns the answer of a refusal, or a passage."""
 AccessLog = Callable[[HttpExchange, HttpResponse, int], None]
+"""Called with a request, its answer, and the number of bytes of the body."""
 
 _NO_TARGET = RequestTarget("", "", "")
 
 
 def _busy_response(error: str) -> HttpResponse:
-    """Return an answer with status 503 that asks the client to retry after a second."""
+    """Build an answer with status 503 that asks the client to retry after a second."""
     return error_response(503, error, (("Retry-After", "1"),))
 
 
@@ -88,21 +87,23 @@ class ServerConnection(Receiver):
         self._peer = ""
         self._exchange: HttpExchange | None = None
         self._rest, self._position = b"", 0
-        self._tail = b""
-        self._framing_bytes = 0
-        self._began_s: float | None = None
+        self._tail = b""  # last 3 bytes fed to the parser: an empty line may be split between two slices
+        self._framing_bytes = 0  # bytes of the head, or between chunks, which header_bytes limits
+        self._began_s: float | None = None  # when the first byte of the current request came
         self._idle_since_s = time.monotonic()
-        self._linger_until_s: float | None = None
+        self._linger_until_s: float | None = None  # end of the lingering close, if it has begun
         self._answer_progress: TransferProgress | None = None
-        self._received_bytes = self._unsent_bytes = 0
-        self._held_bytes = self._unread_bytes = 0
+        self._received_bytes = 0
+        self._unsent_bytes = 0  # of answers, at the last sweep, those in the kernel included
+        self._held_bytes = self._unread_bytes = 0  # taken from the byte budget for the body, and for unread answers
         self._passage: Passage | None = None
         self._slots = server.slots
         self._pieces: deque[memoryview] = deque()
         """Pieces of a long answer that are still to be written."""
-        self._keeps = True
-        self._closing = self._write_paused = self._throttled = self._turning = False
-        self._refusal: HttpResponse | None = None
+        self._keep_open = True  # after the last answer
+        self._advancing = False  # whether _advance runs or is scheduled
+        self._closing = self._write_paused = self._throttled = False
+        self._refusal: HttpResponse | None = None  # set by callbacks of the parser, sent after the slice
         self._clear()
 
     def _clear(self) -> None:
@@ -110,15 +111,16 @@ class ServerConnection(Receiver):
         self._url = b""
         self._headers: dict[str, str] = {}
         self._method, self._target = "", _NO_TARGET
-        self._parts: list[bytes] = []
-        self._chunks: bytearray | None = None
-        self._room: memoryview | None = None
-        self._filled_bytes = 0
-        self._left_bytes = 0
-        self._in_body = self._complete = self._expects = self._old = False
+        self._body_parts: list[bytes] = []
+        self._chunked_body: bytearray | None = None
+        self._room: memoryview | None = None  # memory for the whole of a long body
+        self._filled_bytes = 0  # of the room
+        self._left_bytes = 0  # of a body of known length, still to be received
+        self._in_body = self._complete = self._awaits_continue = self._http_1_0 = False
         self._keep_alive = True
-        self._declined: HttpResponse | None = None
-        self._body_bytes, self._easy_bytes = self._limits.body_bytes, self._server.easy_bytes
+        self._declined: HttpResponse | None = None  # the gate's refusal, to be sent after a short body
+        # limits: on the body, and on a body that does not count towards the byte budget
+        self._body_bytes, self._uncounted_bytes = self._limits.body_bytes, self._server.easy_bytes
         self._body_progress: TransferProgress | None = None
 
     # Callbacks of the transport
@@ -137,13 +139,13 @@ class ServerConnection(Receiver):
         self._release_unread()
         self._pieces.clear()
         self._transport = None
-        self._parser = _SPENT_PARSER  # the parser holds our methods; without it no cycle keeps us in memory
+        self._parser = _UNUSED_PARSER  # the parser holds our methods; without it no cycle keeps us in memory
         self._server.forget(self)
 
     def eof_received(self) -> bool:
-        """Take the end of the client's bytes; a long answer is written on, unless the end of TLS forbids it."""
+        """Handle the end of the client's bytes: a long answer is still sent, except over TLS, which ends both ways."""
         self._drop_exchange()
-        self._keeps = False
+        self._keep_open = False
         return bool(self._pieces) and self._transport is not None and not self._transport.get_extra_info("ssl_object")
 
     def pause_writing(self) -> None:
@@ -195,7 +197,7 @@ class ServerConnection(Receiver):
         text = value.decode("latin-1").strip(" \t")
         if key not in self._headers:
             self._headers[key] = text
-        elif key in _GIVEN_ONCE:
+        elif key in _SINGLE_HEADERS:
             self._refusal = self._refusal or error_response(400, f"header {key} is given more than once; send it once")
         else:
             self._headers[key] += ", " + text
@@ -205,7 +207,7 @@ class ServerConnection(Receiver):
         self._in_body = True
         parser = self._parser
         version = parser.get_http_version()
-        self._old = version == "1.0"
+        self._http_1_0 = version == "1.0"
         self._keep_alive = parser.should_keep_alive()
         self._method = parser.get_method().decode("latin-1")
         self._slots.idle.pop(self, None)
@@ -214,35 +216,35 @@ class ServerConnection(Receiver):
             or self._judge_request(version)
             or self._judge_body(parser.should_upgrade())
             or self._judge_at_the_gate()
-            or (self._judge_size() if self._left_bytes > self._easy_bytes else None)
+            or (self._judge_size() if self._left_bytes > self._uncounted_bytes else None)
         )
         if self._declined is not None:
             self._slots.idle[self] = None  # the answer is ready, so a new connection may take the slot
 
     def on_body(self, piece: bytes) -> None:
-        """Keep a piece of the body: in its own memory if it is long, or chunked, else in a list of parts."""
-        if self._chunks is None:
+        """Keep a piece of the body: in preallocated memory if that is long, in a buffer if chunked, else in a list."""
+        if self._chunked_body is None:
             self._left_bytes -= len(piece)
             if self._room is not None:
                 start, self._filled_bytes = self._filled_bytes, self._filled_bytes + len(piece)
                 self._room[start : self._filled_bytes] = piece
-            elif not self._parts:
-                self._parts.append(piece)
-            elif self._declined is None:
+            elif not self._body_parts:
+                self._body_parts.append(piece)
+            elif self._declined is None:  # the body of a declined request is not needed
                 self._keep_piece(piece)
             return
         self._framing_bytes = 0
-        self._refusal = self._refusal or self._judge_growth(len(self._chunks) + len(piece))
+        self._refusal = self._refusal or self._judge_growth(len(self._chunked_body) + len(piece))
         if self._refusal is None:
-            self._chunks += piece
+            self._chunked_body += piece
 
     def on_message_complete(self) -> None:
         self._complete = True
 
     def _keep_piece(self, piece: bytes) -> None:
         """Keep a piece of a short body; small pieces are joined to the one before."""
-        parts = self._parts
-        if len(piece) < _CRUMB_BYTES and len(parts[-1]) < _JOINED_BYTES:
+        parts = self._body_parts
+        if len(piece) < _SMALL_PIECE_BYTES and len(parts[-1]) < _JOINED_BYTES:
             parts[-1] += piece
         else:
             parts.append(piece)
@@ -253,7 +255,7 @@ class ServerConnection(Receiver):
         """Check the HTTP version, the header Host and the target, and keep the target."""
         if version not in ("1.0", "1.1"):
             return error_response(505, f"HTTP version {version} is not served; use 1.1")
-        if not self._old and "host" not in self._headers:
+        if not self._http_1_0 and "host" not in self._headers:
             return error_response(400, "header host is missing; HTTP/1.1 asks for it")
         target = parse_target(self._url)
         if target is None:
@@ -270,13 +272,13 @@ class ServerConnection(Receiver):
         headers = self._headers
         length, coding = headers.get("content-length"), headers.get("transfer-encoding")
         if coding is not None:
-            if length is not None or self._old:
+            if length is not None or self._http_1_0:
                 return error_response(
                     400, "transfer-encoding cannot go with content-length, nor with HTTP/1.0; send one"
                 )
             if coding.lower() != "chunked":
                 return error_response(501, f"transfer-encoding {coding!r} is not served; use chunked")
-            self._chunks = bytearray()
+            self._chunked_body = bytearray()
         elif length is not None:
             if not (length.isascii() and length.isdigit()):
                 return error_response(400, f"content-length {length!r} is not a number of bytes")
@@ -288,11 +290,11 @@ class ServerConnection(Receiver):
 
     def _judge_expectation(self, expect: str, has_body: bool) -> HttpResponse | None:
         """Check the header Expect; HTTP/1.0 has none, so it is ignored there."""
-        if self._old:
+        if self._http_1_0:
             return None
         if expect.lower() != "100-continue":
             return error_response(417, f"expectation {expect!r} cannot be met; use 100-continue")
-        self._expects = has_body
+        self._awaits_continue = has_body
         return None
 
     def _judge_at_the_gate(self) -> HttpResponse | None:
@@ -300,7 +302,7 @@ class ServerConnection(Receiver):
         server = self._server
         if self._slots is server.reserve:
             self._keep_alive = False
-            if self._target.raw_path not in server.vital or self._left_bytes or self._chunks is not None:
+            if self._target.raw_path not in server.vital or self._left_bytes or self._chunked_body is not None:
                 return _busy_response(server.all_taken)
         if server.gate is None:
             return None
@@ -314,7 +316,7 @@ class ServerConnection(Receiver):
         self._passage = verdict
         if verdict.body_bytes < self._body_bytes:
             self._body_bytes = verdict.body_bytes
-            self._easy_bytes = min(self._easy_bytes, verdict.body_bytes)
+            self._uncounted_bytes = min(self._uncounted_bytes, verdict.body_bytes)
         return None
 
     def _decline(self, answer: HttpResponse) -> HttpResponse | None:
@@ -322,19 +324,19 @@ class ServerConnection(Receiver):
 
         Reading a short body is cheaper than a new connection, which an answer before the body would require.
         """
-        if self._chunks is not None or self._expects or self._left_bytes > _SKIPPED_BYTES:
+        if self._chunked_body is not None or self._awaits_continue or self._left_bytes > _SKIPPED_BYTES:
             return answer
         self._declined = answer
         return None
 
     def _judge_size(self) -> HttpResponse | None:
-        """Take room for a body that counts towards the byte budget, or refuse it."""
+        """Reserve bytes of the budget, and memory, for a body that is not small, or refuse it."""
         if self._left_bytes <= self._body_bytes:
             return self._take_budget(self._left_bytes) or self._make_room()
         return None if self._declined else self._too_large(f"body has {self._left_bytes} bytes, more than")
 
     def _judge_growth(self, size: int) -> HttpResponse | None:
-        """Take room for a chunked body that grows to *size* bytes, or refuse it."""
+        """Reserve bytes of the budget for a chunked body that grows to *size* bytes, or refuse it."""
         if size > self._body_bytes:
             return self._too_large("body is longer than")
         missing_bytes = size - UNCOUNTED_BYTES - self._held_bytes
@@ -352,7 +354,7 @@ class ServerConnection(Receiver):
 
     def _make_room(self) -> HttpResponse | None:
         """Allocate memory for a long body; the system provides its pages only as they are written."""
-        if self._left_bytes > _POURED_BYTES:
+        if self._left_bytes > _LONG_BODY_BYTES:
             try:
                 self._room = np.empty(self._left_bytes, np.uint8).data
             except MemoryError:
@@ -371,15 +373,15 @@ class ServerConnection(Receiver):
         It also stops if the client does not read its answers, and after ``pipeline`` requests, so that other
         connections get their turn.
         """
-        self._turning = True  # an answer given from inside the handler must not call this method again
-        for _ in range(2 * self._limits.pipeline):
+        self._advancing = True  # an answer given from inside the handler must not call this method again
+        for _ in range(2 * self._limits.pipeline):  # a request has up to two slices: head and body
             if self._position >= len(self._rest):
                 self._rest, self._position = b"", 0
                 break
             if self._exchange is not None or self._write_paused or self._closing or self._pieces:
                 break
             self._parse_slice()
-        self._turning = False
+        self._advancing = False
         if self._rest or self._throttled:
             self._schedule_advance()
             self._throttle()
@@ -391,21 +393,21 @@ class ServerConnection(Receiver):
         self._received_bytes += count
 
     def take_room(self) -> None:
-        """Hand over a request whose long body is complete; the parser, which saw its beginning only, is replaced."""
+        """Hand over a request whose long body is complete; the parser saw only its beginning, so it is replaced."""
         self._parser = httptools.HttpRequestParser(self)
         self._hand_over()
 
     def _schedule_advance(self) -> None:
         """Call ``_advance`` in the next turn of the loop, if there are bytes that can be parsed."""
-        waits = self._turning or self._write_paused or self._closing or self._pieces
-        if self._rest and self._exchange is None and not waits:
-            self._turning = True
+        blocked = self._advancing or self._write_paused or self._closing or self._pieces
+        if self._rest and self._exchange is None and not blocked:
+            self._advancing = True
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _throttle(self) -> None:
         """Stop reading while many bytes wait to be parsed, and resume when few do.
 
-        Otherwise the transport reads on even while a request is open, because only so a disconnect is noticed.
+        With few bytes it reads on even while a request is open: a disconnect is only noticed by reading.
         """
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -423,11 +425,11 @@ class ServerConnection(Receiver):
         if self._left_bytes > 0:
             return min(len(data), start + self._left_bytes)
         if self._tail:  # the empty line may have begun in the bytes fed before
-            cut = (self._tail + data[start : start + 3]).find(_EMPTY_LINE)
-            if cut >= 0:
-                return start + cut + len(_EMPTY_LINE) - len(self._tail)
-        cut = data.find(_EMPTY_LINE, start)
-        return len(data) if cut < 0 else cut + len(_EMPTY_LINE)
+            empty_line = (self._tail + data[start : start + 3]).find(_EMPTY_LINE)
+            if empty_line >= 0:
+                return start + empty_line + len(_EMPTY_LINE) - len(self._tail)
+        empty_line = data.find(_EMPTY_LINE, start)
+        return len(data) if empty_line < 0 else empty_line + len(_EMPTY_LINE)
 
     def _parse_slice(self) -> None:
         """Feed the parser bytes, not beyond the end of the request, and hand the request over once it is complete."""
@@ -452,8 +454,8 @@ class ServerConnection(Receiver):
         """Prepare for the next bytes of an incomplete request; send ``100 Continue`` to a client that waits for it."""
         if self._left_bytes <= 0:  # with a known length there is no empty line to look for
             self._tail = (self._tail + bytes(fed[-3:]))[-3:]
-        if self._expects and self._transport is not None and self._position >= len(self._rest):
-            self._expects = False
+        if self._awaits_continue and self._transport is not None and self._position >= len(self._rest):
+            self._awaits_continue = False
             self._transport.write(_CONTINUE)
 
     def _feed(self, data: bytes | memoryview) -> None:
@@ -474,7 +476,7 @@ class ServerConnection(Receiver):
         exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
         exchange.passage, exchange.held_bytes = self._passage, self._held_bytes
         self._exchange = exchange
-        self._parts, self._chunks, self._room = [], None, None
+        self._body_parts, self._chunked_body, self._room = [], None, None
         self._began_s = None
         self._server.in_flight += 1
         if self._declined is not None:
@@ -490,10 +492,10 @@ class ServerConnection(Receiver):
         """Return the body, without a copy if it is long."""
         if self._room is not None:
             return self._room.toreadonly()
-        if self._chunks is not None:
-            long = len(self._chunks) > _POURED_BYTES
-            return memoryview(self._chunks).toreadonly() if long else bytes(self._chunks)
-        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if self._chunked_body is not None:
+            long = len(self._chunked_body) > _LONG_BODY_BYTES
+            return memoryview(self._chunked_body).toreadonly() if long else bytes(self._chunked_body)
+        return self._body_parts[0] if len(self._body_parts) == 1 else b"".join(self._body_parts)
 
     # Answers
 
@@ -506,7 +508,7 @@ class ServerConnection(Receiver):
         self._server.in_flight -= 1
         self._release()
         self._server.record(exchange, response, sent_bytes)
-        self._keeps = keep
+        self._keep_open = keep
         self._clear()
         self._tail, self._framing_bytes = b"", 0
         if not self._pieces:
@@ -514,7 +516,7 @@ class ServerConnection(Receiver):
 
     def _after_answer(self) -> None:
         """Continue with the next request, or close the connection, after an answer was written to its end."""
-        if not self._keeps or self._server.draining:
+        if not self._keep_open or self._server.draining:
             self._finish()
             return
         self._idle_since_s = time.monotonic()
@@ -526,11 +528,11 @@ class ServerConnection(Receiver):
         body, count = response.body, body_bytes(response)
         length = b"" if response.status in NO_BODY else b"Content-Length: %d\r\n" % count
         connection = (
-            b"" if keep and not self._old else b"Connection: keep-alive\r\n" if keep else b"Connection: close\r\n"
+            b"" if keep and not self._http_1_0 else b"Connection: keep-alive\r\n" if keep else b"Connection: close\r\n"
         )
         extra = header_lines(response.headers) if response.headers else b""
-        begin = opening(response.status, response.content_type)
-        head = b"%b%b%b%b%b\r\n" % (begin, self._server.signature, length, connection, extra)
+        status_line = opening(response.status, response.content_type)
+        head = b"%b%b%b%b%b\r\n" % (status_line, self._server.signature, length, connection, extra)
         if method == "HEAD" or response.status in NO_BODY:
             body, count = b"", 0
         transport = self._transport
@@ -539,12 +541,12 @@ class ServerConnection(Receiver):
         pieces = [head, body] if isinstance(body, bytes) else [head, *body]
         if count <= _JOINED_BYTES:
             transport.write(b"".join(pieces))
-        elif count <= _POURED_BYTES:
+        elif count <= _LONG_BODY_BYTES:
             transport.writelines(pieces)
         else:
             for piece in pieces:
                 view = memoryview(piece)
-                self._pieces.extend(view[at : at + _PIECE_BYTES] for at in range(0, len(view), _PIECE_BYTES))
+                self._pieces.extend(view[start : start + _PIECE_BYTES] for start in range(0, len(view), _PIECE_BYTES))
             self._write_pieces()
         return count
 
@@ -588,8 +590,8 @@ class ServerConnection(Receiver):
         self._rest, self._position = b"", 0
         transport = self._transport
         if transport is not None and self._room is not None:
-            transport.set_protocol(self)
-        self._parts, self._chunks, self._room, self._began_s = [], None, None, None
+            transport.set_protocol(self)  # instead of LongBody
+        self._body_parts, self._chunked_body, self._room, self._began_s = [], None, None, None
         self._linger_until_s = time.monotonic() + LINGER_S
         if transport is None:
             return
@@ -603,7 +605,7 @@ class ServerConnection(Receiver):
             transport.abort()
 
     def _drop_exchange(self) -> None:
-        """Drop the open exchange of a client that disconnected, and call its callback."""
+        """Drop the open exchange of a client that disconnected, and call its callback ``gone``."""
         self._closing = True
         self._release()
         exchange, self._exchange = self._exchange, None
@@ -627,7 +629,7 @@ class ServerConnection(Receiver):
             passage.end()
 
     def _release_unread(self) -> None:
-        """Release the bytes of answers that were sent, or never will be."""
+        """Return the bytes of unread answers to the budget: they were sent, or the connection has ended."""
         self._server.budget.give(self._unread_bytes)
         self._unread_bytes = 0
 
@@ -648,7 +650,7 @@ class ServerConnection(Receiver):
         return self._exchange is not None or (self._in_body and self._declined is None) or self.unread
 
     def leave(self) -> None:
-        """Close an idle connection; its slot is free already, or not needed."""
+        """Close an idle connection whose slot was freed already, or is not needed while draining."""
         self._closing, self._began_s = True, None
         self._linger_until_s = time.monotonic() + LINGER_S
         if self._transport is not None:
@@ -695,8 +697,8 @@ class ServerConnection(Receiver):
         elif self._body_progress is None:
             self._body_progress = self._start_progress(now_s, self._received_bytes)
         elif self._body_progress.stalled(now_s, self._received_bytes):
-            least = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
-            self._refuse(error_response(408, f"the body did not come at {least}; send it faster"))
+            least_rate = f"{limits.bytes_per_s:g} bytes per second over {limits.read_s:g} s"
+            self._refuse(error_response(408, f"the body did not come at {least_rate}; send it faster"))
 
     def _start_progress(self, now_s: float, passed: int) -> TransferProgress:
         """Start to measure a transfer of which *passed* bytes have passed."""
@@ -728,6 +730,7 @@ class ConnectionTable:
         """Requests that were handed to the handler and are not answered."""
         self.draining = False
         self.signature = b"Server: weft\r\n"
+        """Header lines that every answer has."""
         self.lingering = LingeringClose()
         self._log, self._answers = log, Counter() if answers is None else answers
         self._connections: set[ServerConnection] = self.slots.taken
@@ -736,7 +739,7 @@ class ConnectionTable:
         self._empty = asyncio.Event()
 
     def _open(self) -> list[ServerConnection]:
-        """Return the connections that hold a slot, of the reserve included."""
+        """Return the connections that hold a slot, those in the reserve included."""
         return [*self._connections, *self.reserve.taken]
 
     def _all(self) -> list[ServerConnection]:
@@ -751,7 +754,7 @@ class ConnectionTable:
         for slots in (self.slots, self.reserve):
             if not self.draining and slots.take(connection):
                 return slots, ""
-        if len(self._leaving) >= self.limits.connections:  # too many are lingering to tell this one why
+        if len(self._leaving) >= self.limits.connections:  # too many are being closed: this one gets no message
             connection.abort()
             return self.slots, ""
         return self.slots, "the server is going down" if self.draining else self.all_taken

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from weft.base.errors import InputError, OverBudget
 
 UNCOUNTED_BYTES = 64 * 1024
-"""Bodies up to this do not count towards the byte budget, so that small requests get in whatever others send.
+"""Bodies up to this do not count towards the byte budget, so that small requests are accepted even if large ones
+have used it up.
 
 The connection limit bounds them: 1,024 connections hold 64 MiB of them at most.
 """
@@ -41,7 +42,7 @@ class ClientLimits:
 
 
 class SlotHolder(Protocol):
-    """A connection that holds a slot."""
+    """A connection as ``ConnectionSlots`` sees it."""
 
     @property
     def owed(self) -> bool:
@@ -97,18 +98,18 @@ class ByteBudget:
         """Maximum of ``held_bytes`` since this was last set to 0."""
 
     def take(self, count: int, own_bytes: int = 0) -> None:
-        """Hold *count* more bytes for a request that holds *own_bytes*; OverBudget if there is no room for them."""
-        wanted, others = own_bytes + count, self.held_bytes - own_bytes
-        left = self.limit_bytes - others
-        if wanted > left or (others and 2 * wanted > left):
+        """Reserve *count* more bytes for a request that holds *own_bytes* already; OverBudget if they do not fit."""
+        wanted_bytes, other_bytes = own_bytes + count, self.held_bytes - own_bytes
+        free_bytes = self.limit_bytes - other_bytes
+        if wanted_bytes > free_bytes or (other_bytes and 2 * wanted_bytes > free_bytes):
             raise OverBudget(
-                f"no room for {wanted} bytes: {others} of {self.limit_bytes} are held for other requests; "
+                f"no room for {wanted_bytes} bytes: {other_bytes} of {self.limit_bytes} are held for other requests; "
                 "send it again later"
             )
         self.add(count)
 
     def add(self, count: int) -> None:
-        """Hold *count* more bytes even beyond the limit, such as an answer that its client does not read."""
+        """Reserve *count* bytes even beyond the limit, such as those of an answer that its client does not read."""
         self.held_bytes += count
         self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 

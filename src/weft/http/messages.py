@@ -3,7 +3,7 @@
 ``HttpExchange.respond`` must be called in the thread of the event loop.
 
 A gate and a server behind it exchange three headers. A request carries its age, so that its deadlines count from the
-moment its client sent it, whatever the clocks of the machines say, and the priorities that its client's key allows. The
+moment its client sent it, although the machines' clocks differ, and the priorities that its client's key allows. The
 answer to such a request carries an estimate for the next one, by which the gate divides requests among servers.
 """
 
@@ -23,7 +23,8 @@ from weft.base.errors import BadRequest
 
 NO_BODY = frozenset({204, 304})
 """Statuses of answers without a body."""
-_OURS = frozenset({"connection", "content-length", "content-type", "date", "server", "transfer-encoding"})
+_SERVER_HEADERS = frozenset({"connection", "content-length", "content-type", "date", "server", "transfer-encoding"})
+"""Headers that the server writes itself."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -32,7 +33,7 @@ _ABSOLUTE = re.compile(r"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
 
 
 class Passage(Protocol):
-    """The admission of a request by its head, which lasts until it is answered or its client disconnects."""
+    """The admission of a request by the gate; it lasts until the answer, or until the client disconnects."""
 
     @property
     def body_bytes(self) -> int:
@@ -163,7 +164,7 @@ def header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
     """Return the lines of the handler's own headers; ValueError for a header that cannot be sent."""
     lines = []
     for name, value in headers:
-        if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
+        if not _TOKEN.fullmatch(name) or name.lower() in _SERVER_HEADERS:
             raise ValueError(
                 f"response header {name!r} cannot be set; use a token that the server does not write itself"
             )
@@ -193,7 +194,7 @@ class ClientRank(NamedTuple):
     """Highest priority that the key allows; 1 is the highest of all."""
 
     def within(self, other: ClientRank) -> ClientRank:
-        """Return these priorities, limited by *other*: a request gets no higher priority than both keys allow."""
+        """Combine the ranks of two keys (client's and gate's): the highest priority is what both allow."""
         return ClientRank(self.priority or other.priority, max(self.top, other.top))
 
     def header(self) -> str:
@@ -216,7 +217,7 @@ def rank_of(headers: Mapping[str, str]) -> ClientRank:
 
 
 class ServerEstimate(NamedTuple):
-    """A server's estimate for another request; times are nanoseconds."""
+    """A server's estimate for the next request of the same model; times are nanoseconds."""
 
     ahead: int
     """Time until a lane is free for the request."""

@@ -36,9 +36,9 @@ IN_A_ROW = 64
 PAUSE_S = 0.1
 """Pause of accepting when no file descriptor is left; the socket stays readable, and the loop would spin."""
 SAY_EVERY_S = 10.0
-"""Shortest time between two log lines about it."""
+"""Shortest time between two log lines about failed accepts."""
 
-_SHORT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HttpServer(ConnectionTable):
@@ -64,7 +64,8 @@ class HttpServer(ConnectionTable):
         self._listeners: list[Listener] = []
         self._setups: dict[asyncio.Task[None], None] = {}
         """Connections that are being set up, the oldest first: a TLS handshake takes time, and may never end."""
-        self._accepted: set[asyncio.Task[None]] = set()
+        self._setup_tasks: set[asyncio.Task[None]] = set()
+        """All such tasks, also those not begun or just cancelled: asyncio keeps only weak references to tasks."""
         self._sweeper: asyncio.TimerHandle | None = None
 
     @property
@@ -82,18 +83,18 @@ class HttpServer(ConnectionTable):
 
         May be called for several addresses. OSError if an address cannot be bound.
         """
-        listener = Listener(lambda accepted: self._start_connection(accepted, ssl), self._spare_a_file)
-        bound = await listener.start(host, port, min(self.limits.connections, 1024))
+        listener = Listener(lambda accepted: self._start_connection(accepted, ssl), self._free_descriptor)
+        bound_port = await listener.start(host, port, min(self.limits.connections, 1024))
         self._listeners.append(listener)
         if self._sweeper is None:
             self._sweep()
-        return bound
+        return bound_port
 
     def _start_connection(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
         """Set up an accepted connection in a task."""
         task = asyncio.get_running_loop().create_task(self._connect(accepted, ssl))
-        self._accepted.add(task)
-        task.add_done_callback(self._accepted.discard)
+        self._setup_tasks.add(task)
+        task.add_done_callback(self._setup_tasks.discard)
 
     async def _connect(self, accepted: socket.socket, ssl: tls.SSLContext | None) -> None:
         """Create the transport of an accepted connection, after the TLS handshake if there is one."""
@@ -121,7 +122,7 @@ class HttpServer(ConnectionTable):
         del self._setups[oldest]
         oldest.cancel()
 
-    def _spare_a_file(self) -> None:
+    def _free_descriptor(self) -> None:
         """Free a file descriptor: close a connection that is being set up, or else an idle one."""
         if self._setups:
             self._cancel_oldest_setup()
@@ -170,12 +171,12 @@ class HttpServer(ConnectionTable):
 class Listener:
     """Listening sockets on every address of a host, which survive the limit of open files.
 
-    asyncio's own listeners do not report that limit, or close the listening socket. accepted: called with each accepted
-    socket. short: called when there is no file descriptor for another connection, to free one.
+    asyncio's own listeners do not report that limit, or close the listening socket. accepted: callback for an accepted
+    socket. short: callback that frees a file descriptor when none is left for another connection.
     """
 
     def __init__(self, accepted: Callable[[socket.socket], None], short: Callable[[], None]) -> None:
-        self._accepted, self._short = accepted, short
+        self._on_accept, self._free_descriptor = accepted, short
         self._sockets: list[socket.socket] = []
         self._paused: dict[socket.socket, asyncio.TimerHandle] = {}
         self._logged_s = -SAY_EVERY_S
@@ -227,7 +228,7 @@ class Listener:
             connection.setblocking(False)
             with suppress(OSError):  # the client may have disconnected already
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._accepted(connection)
+            self._on_accept(connection)
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         """Stop accepting on a socket for ``PAUSE_S`` after an error."""
@@ -235,8 +236,8 @@ class Listener:
         self._log(error)
         self._loop.remove_reader(listening)
         self._paused[listening] = self._loop.call_later(PAUSE_S, self._resume, listening)
-        if error.errno in _SHORT:
-            self._short()
+        if error.errno in _NO_RESOURCES:
+            self._free_descriptor()
 
     def _resume(self, listening: socket.socket) -> None:
         del self._paused[listening]
@@ -249,7 +250,7 @@ class Listener:
             return
         self._logged_s = now_s
         advice = "; raise the limit of open files (ulimit -n, LimitNOFILE) or lower max_connections"
-        why = f"{error.strerror}{advice}" if error.errno in _SHORT else str(error)
+        why = f"{error.strerror}{advice}" if error.errno in _NO_RESOURCES else str(error)
         logger.error("no connection can be accepted: %s; trying again every %g s", why, PAUSE_S)
 
 

@@ -59,7 +59,7 @@ from weft.workloads.requests import Stream, Workload
 
 Arguments = ParamSpec("Arguments")
 Progress = Callable[[float, int, int], None]
-"""Called every ``PROGRESS_S`` with the seconds gone, the answers received, and the requests sent or waiting."""
+"""Called every ``PROGRESS_S`` with the elapsed seconds, the answers received, and the unanswered requests."""
 
 MOST_REQUESTS = 5_000_000
 """Most requests of open streams: their times and outcomes are kept in memory, about 100 bytes for each."""
@@ -107,10 +107,10 @@ async def drive(
 ) -> LoadResult:
     """Send a workload to the server at *url* and wait for the answers.
 
-    deadlines: what the server is told: strict: to drop requests at their deadlines; soft: the deadlines; none: nothing.
+    deadlines: those that requests carry: strict (the server drops late requests), soft (it only orders by them), none.
     connections: limit on connections. grace_s: grace period for answers after the last arrival; requests without an
-    answer by then are lost. context: for https, instead of the system's certificates. alone: number of requests of
-    every stream that are sent one after another before the run, to measure the time besides queueing and computing.
+    answer by then are lost. context: for https, instead of the system's certificates. alone: requests of every stream
+    that are sent one after another before the run, to measure the overhead besides queueing and computing.
     InputError if the server cannot be reached, WorkloadError if the workload does not fit its models.
     """
     _check_arguments(deadlines, connections, grace_s)
@@ -121,7 +121,7 @@ async def drive(
         preparation = await _prepare(workload, control, deadlines, api_key)
         overheads = [await _measure_overhead_s(control, payload.requests[0], alone) for payload in preparation.payloads]
         run = _LoadRun(workload, preparation, pool, clock)
-        # the second 4: without closed streams, max() needs two arguments
+        # 4 also as the last argument: without closed streams, max() needs two arguments
         await _open_connections(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
@@ -166,9 +166,9 @@ run_load = _blocking(drive)
 
 
 async def _measure_overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
-    """Return the median time of *count* lone requests besides queueing and computing, which a weft server reports.
+    """Return the median overhead of *count* requests, sent one after another: latency less queueing and computing.
 
-    None if no answer reports them, or *count* is 0.
+    Weft servers report the latter two in their answers; None if no answer does, or if *count* is 0.
     """
     overheads_s = []
     for _ in range(count):
@@ -184,6 +184,7 @@ async def _measure_overhead_s(pool: Pool, request: bytes, count: int) -> float |
 def _server_time_us(body: bytes) -> int | None:
     """Return the time of queueing and computing in an answer's parameters; None if they are missing."""
     try:
+        # raw_decode ignores what follows the JSON: binary tensors
         answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
         parameters = answer["parameters"]
         return int(parameters["weft_queue_us"]) + int(parameters["weft_compute_us"])
@@ -230,7 +231,7 @@ class _Clock:
 
 
 class _StreamContext(NamedTuple):
-    """The members of a run that one stream needs."""
+    """What a stream needs from its run."""
 
     stream: Stream
     payload: Payload
@@ -239,7 +240,7 @@ class _StreamContext(NamedTuple):
     """Draws the samples."""
     clock: _Clock
     pool: Pool
-    end_one: Callable[[], None]
+    count_end: Callable[[], None]
     """Called when a request of an open stream, or a closed client, has ended."""
 
 
@@ -248,16 +249,19 @@ class _OpenStream:
 
     def __init__(self, context: _StreamContext) -> None:
         self.stream, self.clock = context.stream, context.clock
-        self._payload, self._rng, self._end_one = context.payload, context.rng, context.end_one
+        self._payload, self._rng, self._count_end = context.payload, context.rng, context.count_end
         self._reader = AnswerReader(context.payload.labels, exits=context.has_exits)
         self.keep_bytes = MAX_ANSWER_BYTES if self._reader.wanted else 0
-        self._rows = array("q")
+        self._sample_rows = array("q")
+        """The sample that each request sends; empty if all requests are the same."""
         self.answers = 0
         self.messages: dict[int, str] = {}
+        """Status -> error text of the first answer with it."""
+        # by request number: seconds since the start, send lag and latency in seconds, HTTP status, BROKEN or LOST
         self.scheduled, self.lag, self.latency, self.status = array("d"), array("d"), array("d"), array("h")
 
     def schedule(self, times_s: Sequence[float]) -> None:
-        """Add requests at these times since the start; they count as lost until they end."""
+        """Add requests at these times since the start; they count as lost until they have an outcome."""
         count = len(times_s)
         self.scheduled.extend(times_s)
         self.lag.extend([math.nan] * count)
@@ -265,10 +269,10 @@ class _OpenStream:
         self.status.extend([LOST] * count)
         self._reader.expect(count)
         if self._payload.sampled:
-            self._rows.extend(self._rng.integers(len(self._payload.requests), size=count).tolist())
+            self._sample_rows.extend(self._rng.integers(len(self._payload.requests), size=count).tolist())
 
     def request(self, number: int) -> bytes:
-        return self._payload.requests[self._rows[number] if self._rows else 0]
+        return self._payload.requests[self._sample_rows[number] if self._sample_rows else 0]
 
     def sent(self, number: int, now_s: float) -> None:
         """Record by how much a request is sent later than scheduled."""
@@ -292,12 +296,12 @@ class _OpenStream:
         self.ended(now_s, at_least_s=PAUSE_S)
 
     def ended(self, now_s: float, at_least_s: float = 0.0) -> None:
-        """Count the end of a request; *at_least_s*: shortest pause before a closed client sends again."""
-        self._end_one()
+        """Count a request as ended; *at_least_s*: shortest pause before a client of a closed stream sends again."""
+        self._count_end()
 
     def result(self, workload: Workload, exit_count: int) -> StreamLoad:
         """Return the outcomes and figures of the stream; *exit_count*: number of the model's exits, 0 if unknown."""
-        rows = np.array(self._rows, np.int64) if self._payload.sampled else None
+        samples = np.array(self._sample_rows, np.int64) if self._payload.sampled else None
         lag_s, scheduled_s = np.array(self.lag), np.array(self.scheduled)
         waited_s = np.maximum(0.0, self.clock.ended_s - scheduled_s)
         return stream_load(
@@ -308,7 +312,7 @@ class _OpenStream:
             latency_s=np.array(self.latency),
             status=np.array(self.status, np.int16),
             messages=self.messages,
-            contents=self._reader.contents(rows, exit_count),
+            contents=self._reader.contents(samples, exit_count),
         )
 
 
@@ -330,7 +334,7 @@ class _ClosedStream(_OpenStream):
         pause_s = max(self.stream.think_ms / 1e3, at_least_s)
         next_s = now_s - self.clock.start_s + pause_s
         if next_s >= self.clock.duration_s:
-            self._end_one()
+            self._count_end()
             return
         number = len(self.scheduled)
         self.schedule([next_s])
@@ -361,11 +365,14 @@ class _LoadRun:
         # a random sequence of its own: with samples or without, the arrivals are the same
         rng = np.random.default_rng([self.workload.seed, index, SAMPLING])
         payload, has_exits = preparation.payloads[index], preparation.have_exits[index]
-        context = _StreamContext(stream, payload, has_exits, rng, self.clock, self.pool, self._end_one)
+        context = _StreamContext(stream, payload, has_exits, rng, self.clock, self.pool, self._count_end)
         return _ClosedStream(context) if stream.arrival == "closed" else _OpenStream(context)
 
     def _order_requests(self) -> None:
-        """Sort the requests of all open streams by their times; at equal times the first stream sends first."""
+        """Sort the requests of all open streams by their times; at equal times the first stream sends first.
+
+        The result is three lists of one length: times, streams, and the requests' numbers in their streams.
+        """
         times, owners, numbers = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         total = 0
         for index, stream in enumerate(self.streams):
@@ -413,17 +420,16 @@ class _LoadRun:
         if self._finished.done():
             return
         loop, start_s, times, send = self.clock.loop, self.clock.start_s, self._times, self.pool.send
-        first = self._next
-        last = min(len(times), first + SENT_AT_ONCE)
-        while self._next < last and start_s + times[self._next] <= loop.time():
-            number = self._next
-            self._next = number + 1
-            send(self._owners[number], self._numbers[number])
+        end = min(len(times), self._next + SENT_AT_ONCE)
+        while self._next < end and start_s + times[self._next] <= loop.time():
+            position = self._next
+            self._next = position + 1
+            send(self._owners[position], self._numbers[position])
         if self._next < len(times):
             loop.call_at(start_s + times[self._next], self._send_due)
 
-    def _end_one(self) -> None:
-        """Count an open request or a closed client as ended; the last one finishes the run."""
+    def _count_end(self) -> None:
+        """Count a request of an open stream, or a closed client, as ended; the last one finishes the run."""
         self._unfinished -= 1
         if not self._unfinished:
             self._finish()
@@ -437,9 +443,9 @@ class _LoadRun:
         """Report the progress, now and every ``PROGRESS_S`` until the run is finished."""
         if self._finished.done():
             return
-        gone_s = max(0.0, self.clock.loop.time() - self.clock.start_s)
+        elapsed_s = max(0.0, self.clock.loop.time() - self.clock.start_s)
         answers = sum(stream.answers for stream in self.streams)
-        progress(gone_s, answers, self.pool.outstanding)
+        progress(elapsed_s, answers, self.pool.outstanding)
         self.clock.loop.call_later(PROGRESS_S, self._report, progress)
 
 
@@ -453,11 +459,11 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
     for index, stream in enumerate(workload.stream):
         metadata = await _get_metadata(control, stream, key)
         inputs = read_inputs(stream.model, metadata)
-        if unknown := inputs_without_shape(stream, inputs):
+        if shapeless := inputs_without_shape(stream, inputs):
             answer = await _call_server(control, "GET", f"{model_path(stream)}/config", key)
             known = read_shapes(_parse_json(answer.body) if answer.status == OK else None)
-            stated = {name: shape for name, shape in known.items() if name in unknown}
-            stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
+            server_shapes = {name: shape for name, shape in known.items() if name in shapeless}
+            stream = stream.model_copy(update={"shapes": {**server_shapes, **stream.shapes}})
         have_exits.append(announces_exits(metadata))
         try:
             payload = build_payload(
@@ -494,7 +500,7 @@ async def _call_server(control: Pool, method: str, path: str, key: str | None, b
 
 
 async def _get_json(control: Pool, path: str, key: str | None) -> Any:
-    """GET a path that every server of the protocol has, and return its JSON; InputError for an error status."""
+    """GET a path that every server of the protocol serves, and return its JSON; InputError for an error status."""
     return _checked_json(control, path, await _call_server(control, "GET", path, key))
 
 
@@ -542,10 +548,10 @@ async def _get_profile(control: Pool, key: str | None) -> Any:
 def _exit_count(profile: Any, stream: Stream) -> int:
     """Return the number of a model's exits, its end included, by a weft server's profile; 0 if unknown."""
     try:
-        early = profile["models"][served_name(stream.model)]["exits"]
+        early_exits = profile["models"][served_name(stream.model)]["exits"]
     except (KeyError, TypeError):
         return 0
-    return len(early) + 1 if isinstance(early, list) and 0 < len(early) < MOST_EXITS else 0
+    return len(early_exits) + 1 if isinstance(early_exits, list) and 0 < len(early_exits) < MOST_EXITS else 0
 
 
 def _parse_json(body: bytes) -> Any:
@@ -579,7 +585,7 @@ def _one_line(text: str) -> str:
 
 if sys.platform == "linux":
     _HIGHEST_DESCRIPTOR = 1023
-    """The highest that select() takes."""
+    """The highest file descriptor that select() supports."""
 
     class PreciseSelector(selectors.EpollSelector):
         """Waits for epoll's own descriptor with select(), then asks epoll.
@@ -601,5 +607,5 @@ if sys.platform == "linux":
 else:
 
     def precise_loop() -> asyncio.AbstractEventLoop:
-        """Make an event loop; the usual one has exact timers here."""
+        """Make an event loop; on this system the default one has exact timers."""
         return asyncio.new_event_loop()

@@ -37,11 +37,13 @@ BINARY = "binary_tensor_data"
 TRITON_PRIORITY = {9: 1, 3: 2, 1: 3}
 """Weight of a stream -> the priority of the protocol, of which 1 is the highest."""
 WORD = b"weft"
+"""Value of every element of a string input without samples."""
 MAX_TENSOR_BYTES = 1 << 30
 """Largest tensor that is sent; a larger one is a mistake in a shape, and would fill the memory."""
 MAX_STREAM_BYTES = 1 << 30
 """Most bytes of the requests kept ready for a stream, one for every sample: they are all in memory."""
 LABEL = "label"
+"""Name of the array with the right class of each sample in an .npz file."""
 MAX_ARRAY_BYTES = 1 << 30
 """Largest unpacked array of samples; a larger one is a damaged file, or cannot be kept ready to send."""
 
@@ -101,20 +103,20 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
 
     ShapeNeeded if another dimension is free, WorkloadError if the stream's shape does not fit the model.
     """
-    stated = stream.shapes.get(spec.name)
-    if stated is None:
+    stream_shape = stream.shapes.get(spec.name)
+    if stream_shape is None:
         shape = tuple(1 if size < 0 and axis == 0 else size for axis, size in enumerate(spec.shape))
         if any(size < 0 for size in shape):
             problem = f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}"
             raise ShapeNeeded(problem, spec.name, example(spec.shape), model=stream.model)
         return shape
-    if len(stated) != len(spec.shape) or any(
-        expected not in (-1, size) for size, expected in zip(stated, spec.shape, strict=True)
+    if len(stream_shape) != len(spec.shape) or any(
+        expected not in (-1, size) for size, expected in zip(stream_shape, spec.shape, strict=True)
     ):
         raise WorkloadError(
-            f"{stream.model}: shape {written(stated)} does not fit its input {spec.name!r}, {written(spec.shape)}"
+            f"{stream.model}: shape {written(stream_shape)} does not fit its input {spec.name!r}, {written(spec.shape)}"
         )
-    return stated
+    return stream_shape
 
 
 def build_payload(
@@ -160,12 +162,12 @@ class _RequestTemplate(NamedTuple):
     def fill(self, tensors: Sequence[Array]) -> bytes:
         """Return the request with these tensors as bytes."""
         entries: list[dict[str, object]] = []
-        raw = b""
+        binary_data = b""
         for spec, tensor in zip(self.inputs, tensors, strict=True):
             entry: dict[str, object] = {"name": spec.name, "shape": list(tensor.shape), "datatype": spec.datatype}
             if self.binary:
                 data = _to_binary(tensor)
-                raw += data
+                binary_data += data
                 entry["parameters"] = {"binary_data_size": len(data)}
             else:
                 entry["data"] = _to_list(tensor)
@@ -179,7 +181,7 @@ class _RequestTemplate(NamedTuple):
             f"{model_path(self.stream)}/infer",
             key=self.key,
             head=head if self.binary else "Content-Type: application/json\r\n",
-            body=text + raw,
+            body=text + binary_data,
         )
 
 
@@ -233,25 +235,25 @@ def sent_threshold(stream: Stream) -> float | None:
 
     For a stream with a floor it is None: a server lowers its own threshold under load, but not that of a request.
     """
-    stated = "exit_threshold" in stream.model_fields_set and stream.exit_floor is None
-    return stream.exit_threshold if stated else None
+    is_set = "exit_threshold" in stream.model_fields_set and stream.exit_floor is None
+    return stream.exit_threshold if is_set else None
 
 
 def _draw_values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Return values for an input: those that the stream sets, else random ones.
+    """Return a tensor for an input: filled with the stream's value for it, else with random numbers.
 
-    Random whole numbers are 0 or 1, which are valid even as indices into a table.
+    Random integers are 0 or 1, which are valid even as indices into a table.
     """
-    kind = DATATYPES[spec.datatype]
-    if float(np.prod(shape, dtype=float)) * max(kind.itemsize, 8) > MAX_TENSOR_BYTES:
+    dtype = DATATYPES[spec.datatype]
+    if float(np.prod(shape, dtype=float)) * max(dtype.itemsize, 8) > MAX_TENSOR_BYTES:
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
-    if kind == np.object_:
+    if dtype == np.object_:
         return np.full(shape, WORD, np.object_)
     if spec.name in stream.values:
-        return np.full(shape, stream.values[spec.name]).astype(kind)
-    if kind.kind == "f":
-        return rng.standard_normal(shape, np.float32).astype(kind)
-    return rng.integers(0, 2, shape).astype(kind)
+        return np.full(shape, stream.values[spec.name]).astype(dtype)
+    if dtype.kind == "f":
+        return rng.standard_normal(shape, np.float32).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
 
 
 def _to_binary(tensor: Array) -> bytes:
@@ -294,9 +296,9 @@ class Samples:
 def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
     """Read the samples in an .npz file and check them against the model's inputs; WorkloadError if they do not fit."""
     try:
-        held, needed = array_names(path), [spec.name for spec in inputs]
-        require_arrays(held, needed)
-        return _check_samples(read_arrays(path, {*needed, *({LABEL} & {*held})}, MAX_ARRAY_BYTES), inputs)
+        names, input_names = array_names(path), [spec.name for spec in inputs]
+        require_arrays(names, input_names)
+        return _check_samples(read_arrays(path, {*input_names, *({LABEL} & {*names})}, MAX_ARRAY_BYTES), inputs)
     except InputError as error:
         raise WorkloadError(f"{path}: {error}") from error
 
@@ -332,20 +334,20 @@ def _to_tensors(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
 
 def _cast(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
     """Convert an array to the input's datatype; WorkloadError if that could lose digits."""
-    kind = DATATYPES[spec.datatype]
-    if kind == np.object_:
+    dtype = DATATYPES[spec.datatype]
+    if dtype == np.object_:
         if array.dtype.kind not in "SU":
             raise WorkloadError(f"{spec.name} is of type {array.dtype}, must be text, as the input is BYTES")
         texts = [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
         words = np.empty(len(texts), np.object_)
         words[:] = texts
         return words.reshape(array.shape)
-    if not np.can_cast(array.dtype, kind, "safe"):
+    if not np.can_cast(array.dtype, dtype, "safe"):
         raise WorkloadError(
             f"{spec.name} is of type {array.dtype}, which does not fit into the input's {spec.datatype}; "
-            f"save it as {kind}"
+            f"save it as {dtype}"
         )
-    return array.astype(kind, copy=False)
+    return array.astype(dtype, copy=False)
 
 
 def _check_labels(array: npt.NDArray[Any], count: int) -> Ints:

@@ -44,7 +44,7 @@ MAX_ANSWER_BYTES = 1 << 24
 """Longest answer that is read for its class and exit; scores of classes take far less."""
 NO_CLASS, NO_EXIT = -1, 0
 
-# a p99 of the send lag above both, in seconds and as a share of the median latency, gets a remark
+# a remark is made if the p99 of the send lag is above both: seconds, and share of the median latency
 MOST_LAG_S = 1e-3
 MOST_LAG_SHARE = 0.05
 
@@ -57,7 +57,7 @@ class Unreadable(ValueError):
 
 
 class _Output(NamedTuple):
-    """A tensor of an answer, not decoded yet."""
+    """A tensor of an answer, before decoding."""
 
     name: str
     datatype: str
@@ -67,20 +67,20 @@ class _Output(NamedTuple):
 
     def values(self) -> Array:
         """Decode the tensor; Unreadable if it holds no numbers, or too few for its shape."""
-        kind = DATATYPES.get(self.datatype)
-        if kind is None or kind == np.object_:
+        dtype = DATATYPES.get(self.datatype)
+        if dtype is None or dtype == np.object_:
             raise Unreadable(f"its output {self.name!r} is of the type {self.datatype!r}, which holds no numbers")
         try:
-            return self._flat(kind).reshape(self.shape)
+            return self._flat(dtype).reshape(self.shape)
         except (ValueError, TypeError, OverflowError):
             raise Unreadable(f"its output {self.name!r} does not hold {written(self.shape)} {self.datatype}") from None
 
-    def _flat(self, kind: np.dtype[Any]) -> Array:
+    def _flat(self, dtype: np.dtype[Any]) -> Array:
         """Return the elements as a flat array; values beyond the range of a float become infinite."""
         if isinstance(self.data, bytes):
-            return np.frombuffer(self.data, kind.newbyteorder("<"))
+            return np.frombuffer(self.data, dtype.newbyteorder("<"))
         with np.errstate(over="ignore"):
-            return np.asarray(self.data, kind).ravel()
+            return np.asarray(self.data, dtype).ravel()
 
 
 def announces_exits(metadata: Any) -> bool:
@@ -165,7 +165,7 @@ class AnswerContents:
     def take(self, rows: Any) -> AnswerContents:
         """Return the contents of the requests *rows* (indices or a mask), in that order."""
         columns = {"sample": self.sample, "exit": self.exit, "prediction": self.prediction, "labels": self.labels}
-        selected: Any = {key: values if values is None else values[rows] for key, values in columns.items()}
+        selected: Any = {key: None if values is None else values[rows] for key, values in columns.items()}
         return replace(self, **selected)
 
 
@@ -378,49 +378,54 @@ def stream_load(
     Arguments are as in ``StreamLoad``, in any order of the requests.
     """
     order = np.argsort(scheduled_s, kind="stable")
-    counted = order[scheduled_s[order] >= workload.warmup_s]
+    after_warmup = order[scheduled_s[order] >= workload.warmup_s]
     contents = contents or AnswerContents()
     figures = _figures(
         stream.deadline_ms,
         workload.duration_s - workload.warmup_s,
-        lag_s[counted],
-        latency_s[counted],
-        status[counted],
-        contents.take(counted[status[counted] == OK]),
+        lag_s[after_warmup],
+        latency_s[after_warmup],
+        status[after_warmup],
+        contents.take(after_warmup[status[after_warmup] == OK]),
     )
     requests = scheduled_s[order], lag_s[order], latency_s[order], status[order]
     return StreamLoad(stream, *requests, dict(messages), figures, contents.take(order))
 
 
 def _figures(
-    deadline_ms: float | None, span_s: float, lag_s: Floats, latency_s: Floats, status: Statuses, read: AnswerContents
+    deadline_ms: float | None,
+    span_s: float,
+    lag_s: Floats,
+    latency_s: Floats,
+    status: Statuses,
+    contents: AnswerContents,
 ) -> StreamFigures:
     """Compute the figures of the requests after the warm-up.
 
-    span_s: length of the run after the warm-up. read: the contents of the answers with status 200.
+    span_s: length of the run after the warm-up. contents: those of the answers with status 200.
     """
-    codes, counts = np.unique(status, return_counts=True)
-    by_status = {int(code): int(count) for code, count in zip(codes, counts, strict=True)}
-    good = latency_s[status == OK]
-    due_s = np.inf if deadline_ms is None else deadline_ms / 1e3
-    met = int(np.count_nonzero(good <= due_s))
-    times_s = ranks(good, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
+    statuses, counts = np.unique(status, return_counts=True)
+    count_of = {int(code): int(count) for code, count in zip(statuses, counts, strict=True)}
+    answered_s = latency_s[status == OK]
+    limit_s = np.inf if deadline_ms is None else deadline_ms / 1e3
+    met = int(np.count_nonzero(answered_s <= limit_s))
+    percentiles_s = ranks(answered_s, (0.5, 0.9, 0.95, 0.99, 0.999, 1.0))
     return StreamFigures(
         scheduled=len(status),
-        answered=len(good),
-        statuses={code: count for code, count in by_status.items() if code not in (BROKEN, LOST)},
-        broken=by_status.get(BROKEN, 0),
-        lost=by_status.get(LOST, 0),
+        answered=len(answered_s),
+        statuses={code: count for code, count in count_of.items() if code not in (BROKEN, LOST)},
+        broken=count_of.get(BROKEN, 0),
+        lost=count_of.get(LOST, 0),
         offered_per_s=len(status) / span_s,
-        answered_per_s=len(good) / span_s,
+        answered_per_s=len(answered_s) / span_s,
         met=met,
         met_share=met / len(status) if len(status) and deadline_ms is not None else None,
-        mean_s=float(good.mean()) if len(good) else None,
-        **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
+        mean_s=float(answered_s.mean()) if len(answered_s) else None,
+        **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), percentiles_s, strict=True)),
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
-        accuracy=_accuracy(read),
-        exit_shares=_exit_shares(read),
-        p99_max_of=largest_of(len(good)),
+        accuracy=_accuracy(contents),
+        exit_shares=_exit_shares(contents),
+        p99_max_of=largest_of(len(answered_s)),
     )
 
 
@@ -436,7 +441,7 @@ def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
     taken = np.empty(0, np.int64) if contents.exit is None else contents.exit[contents.exit != NO_EXIT]
     if not len(taken):
         return None
-    counts = np.bincount(taken, minlength=contents.exit_count + 1)[1:]
+    counts = np.bincount(taken, minlength=contents.exit_count + 1)[1:]  # exits count from 1
     return tuple((counts / len(taken)).tolist())
 
 
@@ -456,8 +461,8 @@ def _remarks(result: LoadResult) -> list[str]:
         if load.stream.deadline_ms is None:
             remarks.append(f"{model}: no deadline was given, so none of its answers is late")
         for status, text in load.messages.items():
-            what = {BROKEN: "connection failed"}.get(status, f"status {status}")
-            remarks.append(f"{model}: {what}: {text}")
+            outcome = {BROKEN: "connection failed"}.get(status, f"status {status}")
+            remarks.append(f"{model}: {outcome}: {text}")
         if load.contents.unreadable:
             remarks.append(
                 f"{model}: {load.contents.unreadable} answers could not be read, the first because "

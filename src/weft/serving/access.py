@@ -31,13 +31,14 @@ from weft.serving.config import Count, Name, ServerConfig, is_loopback, one_line
 log = logging.getLogger("weft.server")
 
 LOOK_EVERY_S = 1.0
-"""Interval between checks of the file for changes: a check costs a system call, and delays a revoked key's end."""
+"""Interval between checks of the keys file: a check costs a system call; a revoked key works until the next one."""
 
 ANYBODY = "anybody"
 """The name under which requests are counted if no key is required."""
 OWN = "api_key"
 """The name of the server's own key."""
 REFUSALS = ("rate", "in_flight")
+"""Reasons for refusing a request with a valid key."""
 
 
 class KeyConfig(BaseModel):
@@ -49,13 +50,13 @@ class KeyConfig(BaseModel):
     """Its name in metrics and logs."""
     key: Annotated[str, AfterValidator(valid_key)] = Field(repr=False)
     priority: Annotated[int, Field(ge=0, le=3)] = 0
-    """Of its requests that state none, before that of their model; 1 is the highest."""
+    """Of its requests that state none; overrides that of their model. 1 is the highest, 0: not set."""
     top_priority: Annotated[int, Field(ge=1, le=3)] = 1
-    """The highest that its requests get, whatever they and their models say."""
+    """The highest priority that its requests can have, even if they or their models set a higher one."""
     requests_per_s: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] | None = None
-    """Requests on average; as many as in one second may come at once."""
+    """Rate limit; a burst may have the requests of one second."""
     in_flight: Count | None = None
-    """Requests that are not answered."""
+    """Limit on requests that are not answered."""
 
 
 class _KeysFile(BaseModel):
@@ -95,7 +96,7 @@ class Caller:
         self.removed = False
         self.rank = ANYONE
         self.requests = self.in_flight = 0
-        self.refused: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()  # by reason
         self._bucket: _TokenBucket | None = None
         """The rate limit; None: no limit."""
 
@@ -164,13 +165,13 @@ class Keys:
         self.required = own is not None or file is not None
         self.callers: dict[str, Caller] = {}
         """Users of keys by name, including those whose key was removed."""
-        self._anybody = None if self.required else self._caller(ANYBODY)
-        self._own = {} if own is None else {self._digest(own): self._caller(OWN)}
-        self._by_digest: dict[bytes, Caller] = dict(self._own)
+        self._without_key = None if self.required else self._caller(ANYBODY)
+        self._server_key = {} if own is None else {self._digest(own): self._caller(OWN)}
+        self._by_digest: dict[bytes, Caller] = dict(self._server_key)
         self._next_check_s = 0.0
-        self._seen: tuple[int, ...] | None = None
+        self._file_signature: tuple[int, ...] | None = None
         if file is not None:
-            self._seen = _signature(file)
+            self._file_signature = _signature(file)
             self._replace_file_keys(read_keys(file))
 
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
@@ -178,15 +179,15 @@ class Keys:
 
         Checks the keys file for changes before, at most every LOOK_EVERY_S.
         """
-        if self._anybody is not None:
-            return self._anybody
+        if self._without_key is not None:
+            return self._without_key
         if self._file is not None and self._now() >= self._next_check_s:
             self.reload()
-        given = headers.get("x-api-key", "")
+        key = headers.get("x-api-key", "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            given = token.strip()
-        return self._by_digest.get(self._digest(given))
+            key = token.strip()
+        return self._by_digest.get(self._digest(key))
 
     def known(self, headers: Mapping[str, str]) -> Caller:
         """Return the user of a request's key; Unauthorised without a valid key."""
@@ -196,20 +197,20 @@ class Keys:
         return caller
 
     def reload(self, *, force: bool = False) -> None:
-        """Read the keys file again if it has changed, or *anyway*; after an error, which is logged, the keys stay."""
+        """Read the keys file again if it has changed, or if *force*; after an error, which is logged, the keys stay."""
         if self._file is None:
             return
         self._next_check_s = self._now() + LOOK_EVERY_S
-        seen = _signature(self._file)
-        if seen == self._seen and not force:
+        signature = _signature(self._file)
+        if signature == self._file_signature and not force:
             return
-        self._seen = seen
+        self._file_signature = signature
         try:
             self._replace_file_keys(read_keys(self._file))
         except InputError as error:
             log.error("%s; the keys stay as they were", error)
         else:
-            log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._own))
+            log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._server_key))
 
     def _replace_file_keys(self, configs: list[KeyConfig]) -> None:
         """Replace the keys of the file by *configs*; the server's own key stays.
@@ -217,11 +218,11 @@ class Keys:
         Users whose keys were removed keep their counters, but their requests are refused.
         """
         digests = [self._digest(config.key) for config in configs]
-        if self._own.keys() & set(digests):
+        if self._server_key.keys() & set(digests):
             raise InputError(f"{self._file}: one of its keys is the server's own; use another")
         for caller in self.callers.values():
             caller.removed = caller.name != OWN
-        self._by_digest = dict(self._own)
+        self._by_digest = dict(self._server_key)
         for digest, config in zip(digests, configs, strict=True):
             self._by_digest[digest] = caller = self._caller(config.name)
             caller.set_limits(config)
@@ -278,21 +279,21 @@ class HostNames:
     """The host names of a server, on any port; all names are accepted if *names* is None or contains ``*``."""
 
     def __init__(self, names: Iterable[str] | None) -> None:
-        listed = None if names is None else {host_name(name) for name in names}
-        self._names = None if listed is None or ANY in listed else frozenset(listed)
-        self._seen: set[str] = set()
+        normalised = None if names is None else {host_name(name) for name in names}
+        self._names = None if normalised is None or ANY in normalised else frozenset(normalised)
+        self._accepted: set[str] = set()
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Refuse a request with a foreign name in ``Host``; one without the header is not from a browser."""
         host = headers.get("host")
-        if self._names is None or not host or host in self._seen:
+        if self._names is None or not host or host in self._accepted:
             return
         if host_name(host) not in self._names:
             raise Forbidden(
                 f"this server is not {host[:100]!r}; ask it under one of its names, or add that one to allowed_hosts"
             )
-        if len(self._seen) < MOST_SEEN:
-            self._seen.add(host)
+        if len(self._accepted) < MOST_SEEN:
+            self._accepted.add(host)
 
 
 def check_origin(method: str, headers: Mapping[str, str]) -> None:

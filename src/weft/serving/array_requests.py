@@ -62,27 +62,27 @@ def answer_of(response: InferResponse) -> dict[str, Array]:
 def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) -> Array:
     """Convert *value* to an array of the type and shape of the input *name*; BadRequest if it does not fit."""
     try:
-        given: Array = np.asarray(value)
+        array: Array = np.asarray(value)
     except ValueError as error:
         raise BadRequest(f"input {name!r}: no array can be made of it: {error}") from error
-    known = specs.get(name)
-    spec, dtype, _, _ = fit_input(name, known and known.datatype, list(given.shape), specs)
+    spec_or_none = specs.get(name)
+    spec, dtype, _, _ = fit_input(name, spec_or_none and spec_or_none.datatype, list(array.shape), specs)
     if dtype.kind == "O":
-        return _strings(given, spec)
-    whole = dtype.kind in "iu" and given.dtype.kind in "iu"
-    if not whole and not np.can_cast(given.dtype, dtype, "same_kind"):
-        raise BadRequest(f"input {name!r}: an array of {given.dtype} does not fit, the model expects {spec.datatype}")
-    if whole and given.size:
-        check_range([int(given.min()), int(given.max())], spec)
+        return _strings(array, spec)
+    is_integer = dtype.kind in "iu" and array.dtype.kind in "iu"
+    if not is_integer and not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise BadRequest(f"input {name!r}: an array of {array.dtype} does not fit, the model expects {spec.datatype}")
+    if is_integer and array.size:
+        check_range([int(array.min()), int(array.max())], spec)
     try:
         with np.errstate(over="raise"):
-            return np.asarray(given, dtype, order="C")
+            return np.asarray(array, dtype, order="C")
     except FloatingPointError as error:
         raise BadRequest(f"input {name!r}: an element is too large for {spec.datatype}") from error
 
 
-def _strings(given: Array, spec: TensorSpec) -> Array:
+def _strings(array: Array, spec: TensorSpec) -> Array:
     """Convert an array of strings or bytes to a BYTES tensor; BadRequest for other elements."""
-    if given.dtype.kind not in "OUS" or not all(isinstance(item, str | bytes) for item in given.reshape(-1).tolist()):
+    if array.dtype.kind not in "OUS" or not all(isinstance(item, str | bytes) for item in array.reshape(-1).tolist()):
         raise BadRequest(f"input {spec.name!r}: every element of {spec.datatype} is a string or bytes")
-    return bytes_array(bytes_elements(given)).reshape(given.shape)
+    return bytes_array(bytes_elements(array)).reshape(array.shape)

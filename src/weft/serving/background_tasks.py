@@ -40,17 +40,17 @@ def run_in_background(
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    awaited = [future]
+    future_box = [future]
 
     def run() -> None:
         if gently:
             give_way()
         try:
             result = call()
-        except BaseException as error:  # popping *awaited* breaks the cycle error -> frame -> future -> error
-            _schedule(loop, _set_error, awaited.pop(), error)
+        except BaseException as error:  # emptying *future_box* breaks the cycle error -> frame -> future -> error
+            _schedule(loop, _set_error, future_box.pop(), error)
         else:
-            if not _schedule(loop, _set_result, awaited.pop(), result, unwanted):
+            if not _schedule(loop, _set_result, future_box.pop(), result, unwanted):
                 unwanted(result)
 
     BackgroundThread(loop, name, run).start()

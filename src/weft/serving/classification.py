@@ -78,7 +78,7 @@ def read_labels(model: Path, files: Mapping[str, str], outputs: Collection[str])
     for output in files:
         if output not in outputs:
             raise ModelError(f"labels: {unknown_name('output', output, outputs)}")
-    return {output: _read(_label_file(model, name), name) for output, name in files.items()}
+    return {output: _read_label_file(_label_file(model, name), name) for output, name in files.items()}
 
 
 def _label_file(model: Path, name: str) -> Path:
@@ -87,7 +87,7 @@ def _label_file(model: Path, name: str) -> Path:
     return above if model.parent.name.isdigit() and not beside.exists() and above.exists() else beside
 
 
-def _read(path: Path, name: str) -> Labels:
+def _read_label_file(path: Path, name: str) -> Labels:
     """Read a label file, one label per line; ModelError with its *name* if it cannot be used."""
     try:
         if not path.is_file() or path.stat().st_size > MOST_LABEL_BYTES:

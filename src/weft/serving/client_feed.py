@@ -57,6 +57,7 @@ class ClientFeed:
     """Answers each admitted request exactly once; the engine calls its methods when batches and requests progress."""
 
     arrivals = None
+    """The engine draws no arrivals: requests come by ``Dispatcher.submit``."""
 
     def __init__(self, now: Callable[[], int], retry: Callable[[ClientTicket, float], None]) -> None:
         """now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds."""
@@ -65,7 +66,7 @@ class ClientFeed:
         """Set by the dispatcher, after the source whose queues these are."""
         self.retries = Retries(now)
         self.unanswered: set[ClientTicket] = set()
-        self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []
+        self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []  # answers that ``post`` will send
         self.stepping = False
         """Whether the engine is in a step, so that answers go to the outbox."""
         self.emptied: Callable[[ServedModel], None] | None = None
@@ -82,7 +83,7 @@ class ClientFeed:
         assert isinstance(work, BatchWork)
         work.stream.measured = True
         if work.model.exit_rules:
-            self._depart(work)
+            self._answer_leaving(work)
         else:
             for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
@@ -90,18 +91,18 @@ class ClientFeed:
                     ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self.settle(ticket, outputs)
         self._count_execution(work)
-        self._drop(work)
+        self._release_batch(work)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
         """Answer the requests that leave at the exit that a batch has reached; return those that continue."""
         work = batch.work
         assert isinstance(work, BatchWork)
-        self._depart(work)
+        self._answer_leaving(work)
         if not work.tickets:
             self._count_execution(work)
         return list(work.tickets)
 
-    def _depart(self, work: BatchWork) -> None:
+    def _answer_leaving(self, work: BatchWork) -> None:
         """Answer the requests that leave at the exit that a batch has reached."""
         exit_rules = work.model.exit_rules
         assert exit_rules is not None
@@ -117,9 +118,9 @@ class ClientFeed:
 
     def merged(self, batch: Batch, other: Batch) -> None:
         """Move the requests and tensors of *other*, which has caught up with *batch*, into *batch*."""
-        kept, joining = batch.work, other.work
-        assert isinstance(kept, BatchWork) and isinstance(joining, BatchWork)
-        kept.join(joining)
+        target, joining = batch.work, other.work
+        assert isinstance(target, BatchWork) and isinstance(joining, BatchWork)
+        target.join(joining)
         for model in joining.rows_by_model():
             model.statistics.merges += 1
         self._count_execution(joining)
@@ -158,11 +159,11 @@ class ClientFeed:
                 self._retry(ticket, verdict)
 
     def ended(self, batch: Batch) -> None:
-        """Release what a batch held that ended without outputs."""
+        """Release a batch that ended without outputs."""
         if isinstance(batch.work, BatchWork):
-            self._drop(batch.work)
+            self._release_batch(batch.work)
 
-    def _drop(self, work: BatchWork) -> None:
+    def _release_batch(self, work: BatchWork) -> None:
         """Release the tensors of a batch and its lease on the body."""
         work.drop()
         self.release(work.model)
@@ -218,10 +219,12 @@ def _ignore_outcome(ticket: ClientTicket, outcome: object) -> None:
 
 
 class _Quarantine(NamedTuple):
-    """When the quarantine of inputs ends, and their names, types and shapes, which are compared before digests."""
+    """The quarantine of one request's inputs."""
 
     until: int
+    """Its end, on the clock of the lanes."""
     outline: tuple[object, ...]
+    """Names, types and shapes of the inputs, which are compared before digests."""
 
 
 class Retries:
@@ -246,8 +249,8 @@ class Retries:
         while self.quarantined and next(iter(self.quarantined.values())).until <= now:
             self.quarantined.popitem(last=False)
         outline = _outline(ticket)
-        alike = any(entry.outline == outline for entry in self.quarantined.values())
-        match = self.quarantined.get(_digest(ticket)) if alike else None
+        may_match = any(entry.outline == outline for entry in self.quarantined.values())
+        match = self.quarantined.get(_digest(ticket)) if may_match else None
         if match is not None:
             rest_s = (match.until - now) / 1e9
             raise Overloaded(
@@ -265,7 +268,7 @@ class Retries:
         if not isinstance(error, WorkerDied):
             return client_error(ticket.model.name, error) if alone else 0.0
         ticket.tries += 1
-        ticket.deaths += error.suspects > 0
+        ticket.deaths += error.suspects > 0  # 0: this request is not the cause
         if ticket.deaths >= MOST_DEATHS:
             self._quarantine(ticket, error)
             return client_error(ticket.model.name, error)
@@ -311,11 +314,11 @@ def _digest(ticket: ClientTicket) -> bytes:
     digest = hashlib.blake2b(f"{ticket.model.name}\0{ticket.model.version}".encode(), digest_size=16)
     for name, value in sorted(ticket.inputs.items()):
         digest.update(f"\0{name}\0{value.dtype}\0{value.shape}\0".encode())
-        digest.update(_content(value))
+        digest.update(_content_bytes(value))
     return digest.digest()
 
 
-def _content(value: Input) -> bytes:
+def _content_bytes(value: Input) -> bytes:
     """Return the bytes of an input, or its location if the server cannot read them."""
     if isinstance(value, LentTensor):
         try:

@@ -41,7 +41,7 @@ MOST_VERBOSE = 2**31 - 1
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 ENDLESS = -1
-"""The count without a limit."""
+"""The ``trace_count`` that means no limit."""
 
 _LARGEST = 2**31 - 1
 """Limit on rates and counts: Triton keeps them in 32 bits."""
@@ -58,15 +58,15 @@ SETTABLE = frozenset({
 
 
 class LogSettings(logging.Filter):
-    """The settings of one server, and the filter that keeps the handlers to them from the first change on."""
+    """The log settings of one server, and the filter that applies them to log handlers after the first change."""
 
     def __init__(self) -> None:
         super().__init__()
         self._settings = dict(_LOG_DEFAULTS)
         self._old_formatters: dict[logging.Handler, logging.Formatter | None] = {}
-        """Handlers that have the filter -> how they wrote before."""
+        """Handler with the filter -> its original formatter."""
         self._level: int | None = None
-        """The logger's own level, where that was changed."""
+        """The logger's original level; None while it is unchanged."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return all settings, by the protocol's names."""
@@ -74,11 +74,11 @@ class LogSettings(logging.Filter):
 
     def change(self, wanted: Mapping[str, Any]) -> None:
         """Change the settings in *wanted*, or none of them if one is invalid; None leaves a setting as it is."""
-        named = {key: value for key, value in wanted.items() if value is not None}
-        for key, value in named.items():
+        changes = {key: value for key, value in wanted.items() if value is not None}
+        for key, value in changes.items():
             _check_log(key, value)
-        if named:
-            self._settings |= named
+        if changes:
+            self._settings |= changes
             self._apply()
 
     def restore(self) -> None:
@@ -144,7 +144,7 @@ def _utc_formatter() -> logging.Formatter:
 
 @dataclass(slots=True)
 class _Scope:
-    """The trace settings of the server, or of one model; a None in a model's stands for the server's value."""
+    """The trace settings of the server, or of one model, for which None means the server's value."""
 
     level: str | None = None
     rate: int | None = None
@@ -160,12 +160,13 @@ class _Scope:
 
 
 class TraceSettings:
-    """The settings of one server; decides for every request whether it is traced."""
+    """The trace settings of one server; decides for every request whether it is traced."""
 
     def __init__(self) -> None:
         self._server = _default_trace()
-        self._models: dict[str, _Scope] = {}
+        self._models: dict[str, _Scope] = {}  # only models with settings of their own
         self.everything = True
+        """Whether every request is traced, because no setting differs from the default."""
 
     def as_dict(self, model: str = "") -> dict[str, Any]:
         """Return the effective settings of the server or of a model, by the protocol's names."""
@@ -183,11 +184,11 @@ class TraceSettings:
         """Change the named settings, all or none; null, or no value, resets to the server's setting or the default."""
         changes = {key: _read_trace(key, _as_strings(key, value)) for key, value in wanted.items()}
         scope = self._models.get(model, _Scope()) if model else self._server
-        base = _Scope() if model else _default_trace()
+        defaults = _Scope() if model else _default_trace()
         for name in ("level", "rate", "count"):
             if (key := f"trace_{name}") in changes:
                 value = changes[key]
-                setattr(scope, name, getattr(base, name) if value is None else value)
+                setattr(scope, name, getattr(defaults, name) if value is None else value)
         scope.seen = 0
         if model and scope.empty:
             self._models.pop(model, None)
@@ -199,9 +200,9 @@ class TraceSettings:
         """Decide whether a new request for a model is traced, and count the request."""
         if self.everything:
             return True
-        own = self._models.get(model)
-        level, rate, count = self._effective(own)
-        counter = own or self._server  # a model with any setting of its own has its own counter
+        model_scope = self._models.get(model)
+        level, rate, count = self._effective(model_scope)
+        counter = model_scope or self._server  # a model with any setting of its own has its own counter
         counter.seen += 1
         if level.level == OFF or not count.count or counter.seen % (rate.rate or 1):
             return False
@@ -209,18 +210,18 @@ class TraceSettings:
             count.count -= 1
         return True
 
-    def _effective(self, own: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
+    def _effective(self, model_scope: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
         """Return three scopes: whose level, whose rate and whose count is effective for a model.
 
-        own: the model's scope; None if it has no settings of its own.
+        model_scope: the model's scope; None if it has no settings of its own.
         """
         server = self._server
-        if own is None:
+        if model_scope is None:
             return server, server, server
         return (
-            server if own.level is None else own,
-            server if own.rate is None else own,
-            server if own.count is None else own,
+            server if model_scope.level is None else model_scope,
+            server if model_scope.rate is None else model_scope,
+            server if model_scope.count is None else model_scope,
         )
 
 
@@ -232,10 +233,10 @@ def _as_strings(key: str, value: Any) -> list[str]:
     """Convert a setting to a list of strings, as in gRPC; empty if it is reset."""
     if value is None:
         return []
-    listed = value if isinstance(value, list) else [value]
-    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in listed):
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in items):
         raise BadRequest(f"trace setting {key[:64]!r} must be a string or a list of strings")
-    return [str(item) for item in listed[:8]]
+    return [str(item) for item in items[:8]]  # valid settings have one item; the limit bounds the work for others
 
 
 def _read_trace(key: str, values: list[str]) -> str | int | None:
@@ -285,8 +286,10 @@ def _parse_number(key: str, values: list[str], least: int) -> int | None:
 
 def parameters_of(settings: ModelConfig) -> dict[str, dict[str, str]]:
     """Convert the settings of a model to parameters of its configuration: text as it is, others as JSON."""
-    given = settings.model_dump(mode="json").items()
-    return {f"{PARAMETER_PREFIX}{key}": {"string_value": _to_text(value)} for key, value in given if value is not None}
+    members = settings.model_dump(mode="json").items()
+    return {
+        f"{PARAMETER_PREFIX}{key}": {"string_value": _to_text(value)} for key, value in members if value is not None
+    }
 
 
 def requested_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> ModelConfig | None:
@@ -315,10 +318,10 @@ def _parse_object(text: Any) -> dict[str, Any]:
     return config
 
 
-def _validate_settings(given: dict[str, Any]) -> ModelConfig:
+def _validate_settings(settings: dict[str, Any]) -> ModelConfig:
     """Make a ModelConfig of settings by name; BadRequest if one is invalid."""
     try:
-        return ModelConfig.model_validate(given)
+        return ModelConfig.model_validate(settings)
     except ValidationError as error:
         raise BadRequest(one_line(f"config: {first_problem(error, ModelConfig, TaskConfig)}")) from error
 

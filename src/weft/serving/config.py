@@ -1,6 +1,6 @@
-"""What a user sets: per model (``weft.toml`` beside it) and for the server as a whole (``weft serve --config``).
+"""Settings: of each model (``weft.toml`` beside it) and of the server as a whole (``weft serve --config``).
 
-The field names are the keys of the files; unknown keys are refused, and every complaint is one line.
+The field names are the keys of the files; unknown keys are refused, and every error message is one line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 """Where a model runs: in threads of the server, in a worker process of its own, or in that of a group."""
 
 
-def _devices(names: str) -> str:
+def _check_devices(names: str) -> str:
     """Check the names of devices, separated by commas; ValueError if one is unknown."""
     from weft.devices.host import example_devices, is_device  # numpy is slow to import, and help texts need none of it
 
@@ -71,7 +71,7 @@ def _devices(names: str) -> str:
     return names
 
 
-DeviceNames = Annotated[str, Field(strict=True), AfterValidator(_devices)]
+DeviceNames = Annotated[str, Field(strict=True), AfterValidator(_check_devices)]
 """Devices of this machine, such as GPUs, with commas between them."""
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -80,7 +80,7 @@ LARGEST_BATCH = 256
 
 
 class TaskConfig(BaseModel):
-    """What may be set for one of the models of a stitched file."""
+    """The settings of one of the models of a stitched file; each has the meaning as in ``ModelConfig``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -102,7 +102,7 @@ class ModelConfig(BaseModel):
     priority: Annotated[int, Field(ge=0, le=3)] = 0
     """1 is the highest, 3 the lowest; 0 is the default."""
     max_batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
-    """Most rows computed together; chosen from the model where left out."""
+    """Largest batch, in rows; by default chosen for the model."""
     rows: Literal["independent"] | None = None
     """"independent": batched although an operator looks across rows."""
     batch_timeout_ms: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = 0.0
@@ -112,25 +112,25 @@ class ModelConfig(BaseModel):
     grain_ms: Milliseconds = 5.0
     """Target length of a segment, after which another model may run."""
     max_pieces: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Most segments the model is cut into."""
+    """Limit on the number of segments."""
     shapes: dict[Name, Annotated[list[Count], BeforeValidator(sizes_of)]] = {}
     """Input -> shape to warm up at, or axis -> its size, for inputs with free dimensions."""
     values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number it must hold when warming up, such as a sampling rate."""
     exits: list[Name] = []
-    """Outputs at which samples may leave, shallow to deep, the end last; those the file names where left out."""
+    """Outputs at which samples may leave, shallow to deep, the end last; by default those that the file names."""
     exit_threshold: Threshold = 0.8
     """Confidence at which a row leaves early, from 0 to 1; above 1 no row does."""
     exit_floor: Threshold | None = None
     """Lowest threshold under load; by default it is not lowered."""
     exit_confidence: Literal["logits", "probabilities"] = "logits"
-    """What the outputs of the exits are."""
+    """Whether the outputs of the exits are logits or probabilities."""
     exit_record: Annotated[str, Field(pattern=r"^[^/\\]+\.npz$"), AfterValidator(printable)] | None = None
     """A file in the model's folder with its accuracy at each threshold."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
     tasks: dict[Name, TaskConfig] = {}
-    """In a stitched file: model -> what is set for it alone."""
+    """In a stitched file: model -> its own settings."""
     max_compute_s: Seconds | None = None
     """Limit on the computation of a request without a strict deadline, 0: none; by default the server's."""
     isolation: Isolation | None = None
@@ -157,10 +157,10 @@ def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
     try:
         return ModelConfig.model_validate(read_toml(path, shown))
     except ValidationError as error:
-        raise InputError(one_line(f"{shown}: {_complaint(error, ModelConfig, TaskConfig)}")) from error
+        raise InputError(one_line(f"{shown}: {_validation_message(error, ModelConfig, TaskConfig)}")) from error
 
 
-def _host(text: str) -> str:
+def _check_host(text: str) -> str:
     """Check an address or a host name, without a port and without brackets; ValueError for other text."""
     is_name = re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text) and not re.fullmatch(r"[0-9.]+", text)
     if not is_name and (_address(text) is None or not re.fullmatch(r"[A-Za-z0-9._:%-]+", text)):
@@ -168,14 +168,14 @@ def _host(text: str) -> str:
     return text
 
 
-def _endpoint(value: bool | str) -> bool | str:
+def _check_endpoint(value: bool | str) -> bool | str:
     """Check an HTTP address; booleans are not checked. ValueError for other text."""
     if isinstance(value, str) and not re.fullmatch(r"https?://[!-~]+", value):
         raise ValueError("must be an address such as http://localhost:4318")
     return value
 
 
-Endpoint = Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_endpoint)]
+Endpoint = Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_check_endpoint)]
 """An address, or True for the one that the environment names."""
 
 
@@ -194,7 +194,7 @@ def _default_lanes() -> int:
 
 
 machine, network = map(OptionPanel, ("Machine", "Network"))
-"""Options that say what of this machine the server uses, and how clients reach it."""
+"""Panels for the resources of this machine that the server uses, and for the access of clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,7 +344,7 @@ class LimitSettings:
 class NetworkSettings:
     """Where the server listens, how clients reach it, and how they authenticate."""
 
-    host: Annotated[str, Field(strict=True), AfterValidator(_host), network()] = "127.0.0.1"
+    host: Annotated[str, Field(strict=True), AfterValidator(_check_host), network()] = "127.0.0.1"
     """Address to listen on."""
     http_port: Annotated[Port, network()] = 8000
     """0 lets the system choose."""
@@ -416,10 +416,10 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, init=False)
 class ServerConfig:
-    """All that ``weft serve`` takes, in groups.
+    """All settings of ``weft serve``, in groups.
 
-    It is made from the keys of a file, whatever their group: ``ServerConfig(host="::1", lanes=2)``. Groups may be given
-    as well, as ``dataclasses.replace`` does; keys override them. A value of the wrong kind or range raises InputError.
+    Arguments are keys of a settings file, whatever their group: ``ServerConfig(host="::1", lanes=2)``. Groups may be
+    given, too, as ``dataclasses.replace`` does; keys override them. A value of a wrong type or range raises InputError.
     """
 
     loading: LoadingSettings
@@ -432,8 +432,8 @@ class ServerConfig:
 
     def __init__(self, **settings: Any) -> None:
         groups = [settings.pop(name, None) or kind() for name, kind in GROUPS.items()]
-        given = {key.name: getattr(group, key.name) for group in groups for key in fields(group)}
-        values = _validate(given | settings)
+        group_values = {key.name: getattr(group, key.name) for group in groups for key in fields(group)}
+        values = _validate(group_values | settings)
         if values["device"] is not None:  # each device has one lane
             values["lanes"] = len(values["device"].split(","))
         for name, kind in GROUPS.items():
@@ -446,8 +446,8 @@ class ServerConfig:
             """Return a setting by its name before 0.3, which had no groups, with a DeprecationWarning until 0.4."""
             if name not in GROUP_OF:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-            now = f"ServerConfig.{GROUP_OF[name]}.{name}"
-            warn(f"ServerConfig.{name} is {now} now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
+            new_name = f"ServerConfig.{GROUP_OF[name]}.{name}"
+            warn(f"ServerConfig.{name} is {new_name} now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
             return self.value_of(name)
 
     def value_of(self, key: str) -> Any:
@@ -477,8 +477,8 @@ class ServerConfig:
         The server opens the objects that clients name with its own rights. If ``allowed_hosts`` is set, requests may
         come through a proxy from other machines, so that listening on loopback alone proves nothing.
         """
-        alone = is_loopback(self.network.host) and self.network.allowed_hosts is None
-        return alone if self.network.shared_memory is None else self.network.shared_memory
+        default = is_loopback(self.network.host) and self.network.allowed_hosts is None
+        return default if self.network.shared_memory is None else self.network.shared_memory
 
 
 GROUPS: dict[str, type[Any]] = get_type_hints(ServerConfig)
@@ -497,9 +497,9 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
     _check_keys(raw, shown)
     for key in ("tls_cert", "tls_key", "cache", "api_key_file", "keys_file"):
         if isinstance(raw.get(key), str):
-            raw[key] = _below(path, raw[key])
+            raw[key] = _relative_to(path, raw[key])
     if isinstance(raw.get("models"), list):
-        raw["models"] = tuple(_source(path, source) for source in raw["models"])
+        raw["models"] = tuple(_resolve_source(path, source) for source in raw["models"])
     for key in ("allowed_hosts", "shapes"):
         if isinstance(raw.get(key), list):
             raw[key] = tuple(raw[key])
@@ -581,7 +581,7 @@ def setting_types() -> dict[str, Any]:
 
 @cache
 def _schema() -> type[BaseModel]:
-    """Create the pydantic model that checks the settings of a server, all of them required."""
+    """Create the pydantic model that checks the settings of a server; it requires all of them."""
     model_fields: dict[str, Any] = {key: (hint, ...) for key, hint in setting_types().items()}
     return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **model_fields)
 
@@ -597,7 +597,7 @@ def _validate(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         checked = _schema().model_validate(values)
     except ValidationError as error:
-        raise InputError(one_line(_complaint(error, _schema()))) from error
+        raise InputError(one_line(_validation_message(error, _schema()))) from error
     return {key: getattr(checked, key) for key in GROUP_OF}
 
 
@@ -637,7 +637,7 @@ def _check_device(execution: ExecutionSettings, isolation: str) -> None:
         )
 
 
-def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
+def _validation_message(error: ValidationError, *schemas: type[BaseModel]) -> str:
     """Describe the first problem of a validation error; *schemas*: the checked models, whose keys are suggested."""
     problem = error.errors(include_url=False, include_input=False)[0]
     if problem["loc"][:1] == ("api_key",):  # a message must not show the key
@@ -652,8 +652,8 @@ def _check_keys(raw: Mapping[str, Any], where: str) -> None:
     """Raise InputError for a key of a settings file that is no setting, with a similar setting as a suggestion."""
     known = {"api_key_file", *GROUP_OF}
     for key in sorted(raw.keys() - known):
-        near = get_close_matches(key, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        similar = get_close_matches(key, known, n=1)
+        hint = f"; did you mean {similar[0]!r}?" if similar else ""
         raise InputError(one_line(f"{where}: unknown key {key!r}{hint}"))
 
 
@@ -670,12 +670,12 @@ def _take_api_key(raw: dict[str, Any], where: str, environment: Mapping[str, str
     return key if key is not None else read_api_key(file, environment)
 
 
-def _below(path: Path, given: str) -> Path:
-    """Return the path *given*, which is relative to the folder of the file *path*, or absolute."""
+def _relative_to(path: Path, given: str) -> Path:
+    """Return the path *given* in the settings file *path*: absolute, or relative to the folder of that file."""
     return path.parent / given
 
 
-def _source(path: Path, given: Any) -> Any:
+def _resolve_source(path: Path, entry: Any) -> Any:
     """Return an entry of ``models`` in the settings file *path*, with paths relative to the folder of that file.
 
     Names of models that weft knows stay as they are; pydantic refuses entries that are not text later.
@@ -684,7 +684,7 @@ def _source(path: Path, given: Any) -> Any:
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
-    if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
-        return given
-    is_path = "/" in given or given.endswith(suffixes()) or os.path.exists(path.parent / given)
-    return str(_below(path, given)) if is_path else given
+    if not isinstance(entry, str) or entry in (*ZOO, *TRAINED, *PACKAGED, ""):
+        return entry
+    is_path = "/" in entry or entry.endswith(suffixes()) or os.path.exists(path.parent / entry)
+    return str(_relative_to(path, entry)) if is_path else entry

@@ -70,7 +70,7 @@ class Dispatcher:
         self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)
         self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
         self.policy = make_request_policy(policy, self._setting, options)
-        self._chosen = policy, options, late
+        self._policy_choice = policy, options, late  # to make the policy again when the lanes change
         self.feed = ClientFeed(self.lanes.now, self._retry)
         self._engine, self._source = request_engine(
             self.policy, self.feed, self.lanes, remaining, late=late, places=most_waiting
@@ -98,7 +98,7 @@ class Dispatcher:
         return self._source.admission.free_in(NO_DEADLINE, self.lanes.now())
 
     def lane_name(self, lane: int) -> str:
-        """Return the name of a lane for people: its number, and its share if lanes are shares of a device."""
+        """Return the name of a lane for display: its number, and its share if lanes are shares of a device."""
         return f"lane {lane}" if self.sharing is None else f"lane {lane}: {self.sharing.name(lane)} SMs"
 
     def exit_threshold(self, model: ServedModel) -> float:
@@ -117,20 +117,20 @@ class Dispatcher:
         shares = self.sharing.shares if self.sharing else None
         setting = replace(self._setting, lanes=lanes, shares=shares)
         self.policy = self.observer.policy = make_request_policy(policy, setting, options)
-        self._setting, self._chosen = setting, (policy, options, late)
+        self._setting, self._policy_choice = setting, (policy, options, late)
         self.lanes.resize(len(shares.lanes) if shares else lanes)
         self._engine.follow(self.policy)
         self._source.follow(self.policy, late)
         self._pump_soon()
 
     def prepare_for(self, body: ServedModel) -> None:
-        """Prepare for requests for a newly loaded body.
+        """Prepare for requests for a newly loaded body: change the lanes if they are shares of a GPU.
 
-        The first body on a GPU reports how the GPU can be divided; then the lanes are made again, one per share.
+        The first body on a GPU reports how the GPU can be divided; then policy and lanes are made again, one per share.
         """
         shares = body.loaded.shares
         if self.sharing and shares and self.sharing.recut(shares.cuts):
-            self.follow(*self._chosen, self._setting.lanes)
+            self.follow(*self._policy_choice, self._setting.lanes)
 
     def forget(self, body: ServedModel) -> None:
         """Close the streams of a body that no request or batch needs any more."""
@@ -157,7 +157,7 @@ class Dispatcher:
         if self.lanes.ended or (deadlines.heap and deadlines.any_passed(now)):
             self._account()
         ticket.enter(stream, now)
-        ticket.more = round(model.residency.away_s * 1e9)
+        ticket.more = round(model.residency.away_s * 1e9)  # to bring the model back to its device
         refusal = self._source.admit(ticket, now)
         if refusal:
             if refusal.reason == "unmeetable":
@@ -168,7 +168,7 @@ class Dispatcher:
         self.feed.admitted(ticket)
 
     def _account(self) -> None:
-        """Let the engine note ended segments, so that admission does not count finished work.
+        """Let the engine process ended segments, so that admission does not count finished work.
 
         Answers that become ready are sent in the next turn.
         """
@@ -226,10 +226,10 @@ class Dispatcher:
     def _pump(self) -> None:
         """Run the engine until it has nothing to start, or for TURN_NS; then set the timers."""
         self._pumping = False
-        until = self.lanes.now() + TURN_NS
+        end = self.lanes.now() + TURN_NS
         try:
             while self._step():
-                if self.lanes.now() > until:  # many short segments ran on this thread; let the loop serve the network
+                if self.lanes.now() > end:  # many short segments ran on this thread; let the loop serve the network
                     self._pump_soon()
                     break
         except Exception as error:  # a policy's fault
@@ -349,17 +349,17 @@ class ComputeLimits:
         freed: called after a lane whose segment took much longer than expected was replaced by a new lane.
         """
         self._loop, self._lanes, self._source = loop, lanes, source
-        self._withdraw, self._freed = withdraw, freed
+        self._withdraw, self._on_lane_freed = withdraw, freed
         self._timer: asyncio.TimerHandle | None = None
         self._next_check = NO_DEADLINE
 
     def started(self, work: BatchWork) -> None:
         """Set the timer for a segment of a batch that was given to a lane."""
-        left = work.compute_left_ns()
+        left_ns = work.compute_left_ns()
         if self._lanes.ahead:  # a segment on such a lane may run on after its requests have ended; check that one, too
-            left = min(left, work.model.max_compute_ns)
-        if (limit := self._lanes.now() + left) < self._next_check:
-            self._set_timer(limit)
+            left_ns = min(left_ns, work.model.max_compute_ns)
+        if (limit_at := self._lanes.now() + left_ns) < self._next_check:
+            self._set_timer(limit_at)
 
     def replace_overrun(self) -> None:
         """If requests wait and no lane is free, replace lanes whose segment takes much longer than expected.
@@ -371,29 +371,29 @@ class ComputeLimits:
             return
         overrun_at = lanes.replace_overrun()
         if lanes.takes_more:
-            self._freed()
+            self._on_lane_freed()
         elif overrun_at < self._next_check:
             self._set_timer(overrun_at)
 
-    def _set_timer(self, at: int) -> None:
-        """Set the timer for the next check to *at*, or remove it (NO_DEADLINE).
+    def _set_timer(self, check_at: int) -> None:
+        """Set the timer for the next check to *check_at*, or remove it (NO_DEADLINE).
 
         The timer is not cancelled when its segment ends in time, as most segments do: the check then finds nothing.
         """
         if self._timer:
             self._timer.cancel()
-        self._timer, self._next_check = None, at
-        if at < NO_DEADLINE:
-            delay_s = max(0, at - self._lanes.now()) / 1e9
+        self._timer, self._next_check = None, check_at
+        if check_at < NO_DEADLINE:
+            delay_s = max(0, check_at - self._lanes.now()) / 1e9
             self._timer = self._loop.call_later(delay_s, self._check_segments)
 
     def _check_segments(self) -> None:
         """Check all running segments: answer requests beyond ``max_compute_s``, stop segments that are not needed."""
-        now, limit = self._lanes.now(), NO_DEADLINE
+        now, limit_at = self._lanes.now(), NO_DEADLINE
         for lane in self._lanes.lanes:
             for task in lane.tasks:
-                limit = min(limit, self._check_segment(lane, task, now))
-        self._set_timer(limit)
+                limit_at = min(limit_at, self._check_segment(lane, task, now))
+        self._set_timer(limit_at)
         self.replace_overrun()
 
     def _check_segment(self, lane: Lane, task: LaneTask, now: int) -> int:
@@ -404,18 +404,18 @@ class ComputeLimits:
         """
         (stream, query), began = task.batch, now if task.began is None else task.began
         batch = self._source.queues[stream].by_query.get(query)
-        work, limit = batch.work if batch else None, NO_DEADLINE
+        work, limit_at = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):
             while began + work.compute_left_ns() <= now:
-                oldest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
-                self._withdraw(oldest, _too_long_error(oldest.model))
-            limit = began + work.compute_left_ns()
+                longest = max(work.soft_tickets(), key=lambda ticket: ticket.compute_ns)
+                self._withdraw(longest, _too_long_error(longest.model))
+            limit_at = began + work.compute_left_ns()
         if task.reported and (batch is None or batch.all_gone):
             assert isinstance(task.work, BatchWork)
-            limit = began + task.work.model.max_compute_ns
-            if limit <= now:
+            limit_at = began + task.work.model.max_compute_ns
+            if limit_at <= now:
                 self._lanes.halt(lane, task)
-        return limit if limit > now else NO_DEADLINE
+        return limit_at if limit_at > now else NO_DEADLINE
 
 
 def _too_long_error(model: ServedModel) -> Expired:

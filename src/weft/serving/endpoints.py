@@ -165,7 +165,7 @@ def _write_regions(regions: list[Json]) -> Json:
 # The table
 
 
-def _of_model(suffix: str, methods: tuple[str, ...], name: str, summary: str, **more: Any) -> list[Endpoint]:
+def _model_endpoints(suffix: str, methods: tuple[str, ...], name: str, summary: str, **more: Any) -> list[Endpoint]:
     """Make two endpoints of a model: for its newest version, and for a version in the path.
 
     suffix: the path after the model or version. name: the OpenAPI operation. more: other fields of ``Endpoint``. The
@@ -177,7 +177,7 @@ def _of_model(suffix: str, methods: tuple[str, ...], name: str, summary: str, **
     return [newest, replace(newest, path=version, id=f"{name}Version", summary=f"{summary}, one version", rpc=None)]
 
 
-def _of_regions(kind: str, schema: Json, body: Json, *, works: bool) -> list[Endpoint]:
+def _region_endpoints(kind: str, schema: Json, body: Json, *, works: bool) -> list[Endpoint]:
     """Make the endpoints of one kind of shared memory: status, register and unregister.
 
     Status and unregister are for one region, or for all regions of the caller. schema, body: of the status and of
@@ -197,26 +197,27 @@ def _of_regions(kind: str, schema: Json, body: Json, *, works: bool) -> list[End
         service.regions[kind].unregister(call.caller, call.name)
 
     base, memory = f"/v2/{kind}sharedmemory", f"{kind}SharedMemory"
-    one, method = f"{base}/region/{{region}}", f"{kind.capitalize()}SharedMemory"
+    path, method = f"{base}/region/{{region}}", f"{kind.capitalize()}SharedMemory"
     status_of_all = Endpoint(
         f"{base}/status", GET, f"{memory}Status", f"Regions of {kind} shared memory", schema,
         handle=status, rpc=Rpc(f"{method}Status", write=_write_regions),
     )  # fmt: skip
     unregister_all = Endpoint(
-        f"{base}/unregister", POST, f"{memory}Unregister", "Let go of all regions",
+        f"{base}/unregister", POST, f"{memory}Unregister", "Unregister all regions",
         handle=unregister, rpc=Rpc(f"{method}Unregister"),
     )  # fmt: skip
-    named: dict[str, Any] = {"statuses": (404,), "rpc": None}
+    single: dict[str, Any] = {"statuses": (404,), "rpc": None}
     return [
         status_of_all,
-        replace(status_of_all, path=f"{one}/status", id=f"{memory}RegionStatus", summary="One region", **named),
+        replace(status_of_all, path=f"{path}/status", id=f"{memory}RegionStatus", summary="One region", **single),
         Endpoint(
-            f"{one}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None, body,
-            (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
+            f"{path}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None,
+            body, (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
         ),
         unregister_all,
         replace(
-            unregister_all, path=f"{one}/unregister", id=f"{memory}RegionUnregister", summary="Let go of one", **named
+            unregister_all, path=f"{path}/unregister", id=f"{memory}RegionUnregister",
+            summary="Unregister one region", **single,
         ),
     ]  # fmt: skip
 
@@ -251,25 +252,25 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/v2/models/stats", READ, "allStatistics", "Counters of the loaded models", ref("Statistics"),
         handle=lambda service, call: service.statistics(),
     ),
-    *_of_model(
+    *_model_endpoints(
         "", GET, "model", "Inputs and outputs of a model", schema=ref("Model"),
         handle=lambda service, call: service.model_metadata(call.name, call.version), rpc=Rpc("ModelMetadata"),
     ),
-    *_of_model(
+    *_model_endpoints(
         "/ready", READ, "modelReady", "Whether a model takes requests", schema=HEALTH,
         handle=lambda service, call: {"name": call.name, "ready": service.model_ready(call.name, call.version)},
         rpc=Rpc("ModelReady"),
     ),
-    *_of_model(
+    *_model_endpoints(
         "/config", GET, "modelConfig", "Settings of a model", schema=ref("ModelConfig"),
         handle=lambda service, call: service.model_config(call.name, call.version),
         rpc=Rpc("ModelConfig", write=lambda config: {"config": config}),
     ),
-    *_of_model(
+    *_model_endpoints(
         "/stats", READ, "statistics", "Counters of a model", schema=ref("Statistics"),
         handle=lambda service, call: service.statistics(call.name, call.version), rpc=Rpc("ModelStatistics"),
     ),
-    *_of_model(
+    *_model_endpoints(
         "/infer", POST, "infer", "Compute a model", schema=ref("InferResponse"), body=ref("InferRequest"),
         statuses=(404, 504), parameters=FRAMING, computes=True, rpc=Rpc("ModelInfer"),
     ),
@@ -308,8 +309,8 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/weft/plan/reload", POST, "renew", "Read the plan again and take over what has changed", ref("Renewal"),
         openapi.OBJECT, writes=True, handle=_renew,
     ),
-    *_of_model("/generate", POST, "generate", "Not supported", works=False),
-    *_of_model("/generate_stream", POST, "generateStream", "Not supported", works=False),
+    *_model_endpoints("/generate", POST, "generate", "Not supported", works=False),
+    *_model_endpoints("/generate_stream", POST, "generateStream", "Not supported", works=False),
     Endpoint(
         "/v2/trace/setting", GET + POST, "traceSettings", "Which requests are traced", ref("TraceSettings"),
         ref("TraceChanges"), handle=lambda service, call: service.change_trace_settings(call.name, call.body),
@@ -321,16 +322,16 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         handle=lambda service, call: service.change_trace_settings(call.name, call.body),
     ),
     Endpoint(
-        "/v2/logging", GET + POST, "logSettings", "What of the log is written", ref("LogSettings"), ref("LogChanges"),
+        "/v2/logging", GET + POST, "logSettings", "Settings of the log", ref("LogSettings"), ref("LogChanges"),
         handle=lambda service, call: service.change_log_settings(call.body),
         rpc=Rpc("LogSettings", _read_log, _write_log),
     ),
-    *_of_regions("system", ref("Regions"), ref("RegionRequest"), works=True),
-    *_of_regions("cuda", ref("CudaRegions"), ref("CudaRegionRequest"), works=False),
+    *_region_endpoints("system", ref("Regions"), ref("RegionRequest"), works=True),
+    *_region_endpoints("cuda", ref("CudaRegions"), ref("CudaRegionRequest"), works=False),
 )  # fmt: skip
 
 OPEN = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
-"""Paths that need no key: probes, and the frames of pages for people, which ask for the key themselves."""
+"""Paths that need no key: probes, and HTML pages without data, whose scripts ask the user for the key."""
 VITAL = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.vital)
 PROBES = OPEN & VITAL
 RPCS = {endpoint.rpc.method: endpoint for endpoint in ENDPOINTS if endpoint.rpc}
@@ -356,8 +357,8 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(path.format(model=name, region=name, version=version))
 
 
-_FIXED = {endpoint.path: Route(endpoint) for endpoint in ENDPOINTS if "{" not in endpoint.path}
-_NAMED = [(_pattern(endpoint.path), endpoint) for endpoint in ENDPOINTS if "{" in endpoint.path]
+_EXACT_ROUTES = {endpoint.path: Route(endpoint) for endpoint in ENDPOINTS if "{" not in endpoint.path}
+_PATTERN_ROUTES = [(_pattern(endpoint.path), endpoint) for endpoint in ENDPOINTS if "{" in endpoint.path]
 
 
 @lru_cache(maxsize=256)
@@ -366,9 +367,9 @@ def find(path: str) -> Route:
 
     Only the names of models, versions and regions, which are one segment each, may be percent-encoded.
     """
-    if route := _FIXED.get(path):
+    if route := _EXACT_ROUTES.get(path):
         return route
-    for pattern, endpoint in _NAMED:
+    for pattern, endpoint in _PATTERN_ROUTES:
         if match := pattern.fullmatch(path):
             return Route(endpoint, **{key: unquote(text) for key, text in match.groupdict().items()})
     return Route(None)

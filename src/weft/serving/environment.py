@@ -56,9 +56,9 @@ def near_misses(environment: Mapping[str, str]) -> tuple[str, ...]:
     known = [variable_name.removeprefix(PREFIX) for variable_name in (*VARIABLES, API_KEY_FILE_VARIABLE)]
     warnings = []
     for name in sorted(environment):
-        rest = name.removeprefix(PREFIX)
-        near = get_close_matches(rest, known, n=1, cutoff=NEAR) if rest != name and rest not in known else []
-        warnings += [one_line(f"the variable {name} sets nothing; did you mean {PREFIX}{match}?") for match in near]
+        suffix = name.removeprefix(PREFIX)
+        similar = get_close_matches(suffix, known, n=1, cutoff=NEAR) if suffix != name and suffix not in known else []
+        warnings += [one_line(f"the variable {name} sets nothing; did you mean {PREFIX}{match}?") for match in similar]
     return tuple(warnings)
 
 
@@ -100,5 +100,5 @@ def _scalar(text: str) -> bool | int | float | str:
         value = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # ValueError: also a number of more than 4300 digits
         return text
-    plain = value["value"] if len(value) == 1 else text
-    return plain if isinstance(plain, (bool, int, float)) else text
+    scalar = value["value"] if len(value) == 1 else text
+    return scalar if isinstance(scalar, (bool, int, float)) else text

@@ -24,7 +24,7 @@ from weft.serving.config import ModelConfig
 from weft.workloads.exits import ExitRecord, miscounted, read_record
 
 EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_threshold"
-"""Two outputs, the number of the exit that each row took and its confidence there, and a request parameter."""
+"""Two outputs, (rows,): the number of the exit that each row took, and its confidence there; a request parameter."""
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,8 +35,9 @@ class ExitOutputs(NamedTuple):
     number: int
     """Number of the exit, from 1; the last exit is the end of the model."""
     answers: Array
+    """(rows, ...)"""
     confidences: Floats
-    """Confidence of each row."""
+    """(rows,)"""
 
 
 class ExitRules:
@@ -53,7 +54,7 @@ class ExitRules:
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
         self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
-        self._kind = exits.confidence
+        self._confidence_kind = exits.confidence
         self._by_segment = {spec.segment: number for number, spec in enumerate(exits.specs, start=1)}
         self.layers = () if at_end else tuple(spec.segment + 1 for spec in exits.specs[:-1])
         """Numbers of segments after which requests may leave, without the end."""
@@ -64,13 +65,13 @@ class ExitRules:
         if number is None:
             return None
         answers = outputs[self.names[number - 1]]
-        return ExitOutputs(number, answers, confidence(answers, self._kind))
+        return ExitOutputs(number, answers, confidence(answers, self._confidence_kind))
 
     def choose_exits(self, outputs: Mapping[str, Array], threshold: float) -> dict[str, Array]:
         """Choose each row's exit for a request that ran to the end, from the outputs of all exits."""
         rows = RequestRows(len(outputs[self.names[-1]]))
         for number, name in enumerate(self.names, start=1):
-            exit_outputs = ExitOutputs(number, outputs[name], confidence(outputs[name], self._kind))
+            exit_outputs = ExitOutputs(number, outputs[name], confidence(outputs[name], self._confidence_kind))
             rows.record_exits(exit_outputs, threshold, end=number == len(self.names))
         return rows.to_answer(self)
 
@@ -95,7 +96,7 @@ class RequestRows:
     __slots__ = ("_answers", "_confidences", "_exits")
 
     def __init__(self, rows: int) -> None:
-        self._exits = np.zeros(rows, np.int64)
+        self._exits = np.zeros(rows, np.int64)  # 0: has not left
         self._confidences = np.zeros(rows, np.float32)
         self._answers: Array | None = None
 

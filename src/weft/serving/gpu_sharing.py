@@ -29,7 +29,7 @@ KEPT = 64
 
 
 class LaneRun(NamedTuple):
-    """A segment that ran on a lane. kind: number of its program. Times are on the clock of the lanes."""
+    """A segment on a lane, ended or running. kind: number of its program. Times are on the clock of the lanes."""
 
     lane: int
     kind: int
@@ -64,20 +64,22 @@ class GpuSharing:
 
     def __init__(self) -> None:
         self.cuts = UNCUT
+        # by number of the program: its sensitivity to shares, its body, and its tag (see ``_tag``)
         self._kinds: list[GpuLikeness] = []
         self._bodies: list[int] = []
+        self._tags: list[int] = []
         self._living: set[int] = set()
         """Loaded bodies."""
-        self._tags: list[int] = []
         self._numbers = count()
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
+        """The last segments, in the order of their ends."""
         self._changed: set[int] = set()
         """Bodies with learned speeds that the policy does not know yet."""
         self._next_update = 0
         """The earliest time at which learned speeds are passed on to the policy again, in ticks."""
         self._predicted: dict[tuple[int, int, int, int], float] = {}
-        """Predicted speeds of pairs, before any observation."""
+        """(kind, lane, neighbour's kind, neighbour's lane) -> predicted speed, before any observation."""
 
     def next_number(self) -> int:
         """Return an unused number for another body."""
@@ -133,63 +135,63 @@ class GpuSharing:
         lanes = self.shares.lanes
         return str(lanes[lane]) if lane < len(lanes) else str(self.shares.sms)
 
-    def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> ObservedContention:
+    def observe(self, run: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> ObservedContention:
         """Learn from a segment that ended; return the contention that it met.
 
         expected: its expected ticks alone on the whole GPU, None if unknown. running: segments still on other lanes.
         """
-        ticks = max(1, ran.end - ran.start)
-        overlaps, followed = self._overlaps(ran, running)
-        self._ended.append(ran)
-        if ran.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
+        ticks = max(1, run.end - run.start)
+        overlaps, lane_was_busy = self._overlaps(run, running)
+        self._ended.append(run)
+        if run.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
             return ObservedContention(alone=False, speed=1.0)
         if sum(overlaps.values()) <= ALONE * ticks:
-            whole = self.shares.lanes[ran.lane].sms == self.shares.sms
-            return ObservedContention(alone=whole, speed=self.shares.speeds([ran.kind], [ran.lane])[0])
+            has_whole_gpu = self.shares.lanes[run.lane].sms == self.shares.sms
+            return ObservedContention(alone=has_whole_gpu, speed=self.shares.speeds([run.kind], [run.lane])[0])
         main_neighbours = [neighbour for neighbour, overlap in overlaps.items() if overlap > ticks / 2]
         # Learn only from a clean observation: exactly one neighbour, during nearly all of the segment's time; and the
         # lane must have been busy before, because an idle lane starts with a delay.
-        if expected and followed and len(overlaps) == len(main_neighbours) == 1:
+        if expected and lane_was_busy and len(overlaps) == len(main_neighbours) == 1:
             (neighbour,) = main_neighbours
             if overlaps[neighbour] >= BESIDE * ticks:
-                self._learn(ran, neighbour, expected / ticks)
-        self._publish(ran.end)
-        kinds = [ran.kind, *[kind for kind, _ in main_neighbours]]
-        lanes = [ran.lane, *[lane for _, lane in main_neighbours]]
+                self._learn(run, neighbour, expected / ticks)
+        self._publish(run.end)
+        kinds = [run.kind, *[kind for kind, _ in main_neighbours]]
+        lanes = [run.lane, *[lane for _, lane in main_neighbours]]
         return ObservedContention(alone=False, speed=self.shares.speeds(kinds, lanes)[0])
 
-    def _overlaps(self, ran: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
+    def _overlaps(self, run: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
         """Return for how many ticks a segment ran at the same time as others, by their kind and lane.
 
         Also return whether its lane was busy right before it.
         """
-        overlaps, followed = dict[tuple[int, int], int](), False
+        overlaps, lane_was_busy = dict[tuple[int, int], int](), False
         for other in running:
-            _add_overlap(ran, other, overlaps)
-        for other in reversed(self._ended):  # reported in the order of their ends
-            if other.end < ran.start:
+            _add_overlap(run, other, overlaps)
+        for other in reversed(self._ended):
+            if other.end < run.start:
                 break
-            followed = followed or other.lane == ran.lane
-            _add_overlap(ran, other, overlaps)
-        return overlaps, followed
+            lane_was_busy = lane_was_busy or other.lane == run.lane
+            _add_overlap(run, other, overlaps)
+        return overlaps, lane_was_busy
 
-    def _learn(self, ran: LaneRun, neighbour: tuple[int, int], speed: float) -> None:
+    def _learn(self, run: LaneRun, neighbour: tuple[int, int], speed: float) -> None:
         """Learn the observed speed of a segment next to one neighbour, given by its kind and lane."""
-        pair = self.shares.pair(ran.kind, ran.lane, *neighbour)
-        if self.shares.seen.learn(pair, speed / self._predict_speed(ran, *neighbour)):
+        pair = self.shares.pair(run.kind, run.lane, *neighbour)
+        if self.shares.seen.learn(pair, speed / self._predict_speed(run, *neighbour)):
             self._changed.add(pair.body)
 
-    def _predict_speed(self, ran: LaneRun, other: int, others_lane: int) -> float:
+    def _predict_speed(self, run: LaneRun, other: int, others_lane: int) -> float:
         """Return the predicted speed of a segment next to one of another kind, before any observation."""
-        key = ran.kind, ran.lane, other, others_lane
+        key = run.kind, run.lane, other, others_lane
         if key not in self._predicted:
-            self._predicted[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]
+            self._predicted[key] = self.shares.predicted([run.kind, other], [run.lane, others_lane])[0]
         return self._predicted[key]
 
 
-def _add_overlap(ran: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
+def _add_overlap(run: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
     """Add the ticks during which *other*, a segment on another lane, ran at the same time to *overlaps*."""
-    overlap = min(ran.end, other.end) - max(ran.start, other.start)
-    if overlap > 0 and other.lane != ran.lane:
+    overlap = min(run.end, other.end) - max(run.start, other.start)
+    if overlap > 0 and other.lane != run.lane:
         key = other.kind, other.lane
         overlaps[key] = overlaps.get(key, 0) + overlap

@@ -11,7 +11,7 @@ import grpc
 from weft.base.errors import RequestError
 
 NOT_RECEIVED = "NOT_RECEIVED"
-"""Stands for a status code where gRPC ended a call before its message had arrived: it was larger than
+"""In place of a status code: gRPC ended the call before its message had arrived, because it was larger than
 ``max_body_bytes``, the client cancelled it, or there were too many calls. gRPC's Python server does not say which."""
 
 Answer = Callable[[bytes, Any], Awaitable[Any]]
@@ -20,9 +20,11 @@ Answer = Callable[[bytes, Any], Awaitable[Any]]
 async def listen(server: Any, host: str, port: int, credentials: Any = None) -> int:
     """Start a gRPC server at an address and return its port; RuntimeError if that is not possible."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    bound = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    bound_port = (
+        server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    )
     await server.start()
-    return int(bound)
+    return int(bound_port)
 
 
 def serialized(message: Any) -> bytes:
@@ -92,5 +94,5 @@ class LostAnswers(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Drop records of the exception that gRPC raises when it cannot send."""
-        kind = record.exc_info[0] if record.exc_info else None
-        return kind is None or kind.__name__ != "ExecuteBatchError"
+        exception_class = record.exc_info[0] if record.exc_info else None
+        return exception_class is None or exception_class.__name__ != "ExecuteBatchError"

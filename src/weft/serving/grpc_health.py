@@ -1,8 +1,8 @@
 """gRPC's own health service, ``grpc.health.v1.Health``, which orchestrators and load balancers call.
 
 The service ``""``, or that of the protocol, is the server as a whole; any other is the name of a model. The two
-messages are built here, for they have three fields together. The package for them (grpcio-health-checking) is one more
-to install, must be notified of every change of every model, and registers in the shared descriptor pool.
+messages, with two fields in all, are built here: the package for them (grpcio-health-checking) would be one more
+dependency, must be notified of every change of every model, and registers in the shared descriptor pool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SERVICE = f"{PACKAGE}.Health"
 UNKNOWN, SERVING, NOT_SERVING, SERVICE_UNKNOWN = range(4)
 
 WATCHERS = 64
-"""Most calls that may watch at a time: each of them lasts as long as its client likes."""
+"""Limit on concurrent ``Watch`` calls, each of which lasts until its client ends it."""
 LOOK_S = 0.5
 """Polling interval of ``Watch``: how soon its clients learn of a change."""
 
@@ -35,22 +35,22 @@ def _classes() -> tuple[Any, Any]:
     request = file.message_type.add(name="HealthCheckRequest")
     request.field.add(name="service", number=1, type=field.TYPE_STRING, label=field.LABEL_OPTIONAL)
     response = file.message_type.add(name="HealthCheckResponse")
-    kind = f".{PACKAGE}.HealthCheckResponse.ServingStatus"
-    response.field.add(name="status", number=1, type=field.TYPE_ENUM, label=field.LABEL_OPTIONAL, type_name=kind)
+    status_type = f".{PACKAGE}.HealthCheckResponse.ServingStatus"
+    response.field.add(name="status", number=1, type=field.TYPE_ENUM, label=field.LABEL_OPTIONAL, type_name=status_type)
     statuses = response.enum_type.add(name="ServingStatus")
     for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
         statuses.value.add(name=name, number=number)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    kinds = [pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}") for message in (request, response)]
-    return message_factory.GetMessageClass(kinds[0]), message_factory.GetMessageClass(kinds[1])
+    descriptors = [pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}") for message in (request, response)]
+    return message_factory.GetMessageClass(descriptors[0]), message_factory.GetMessageClass(descriptors[1])
 
 
 HealthCheckRequest, HealthCheckResponse = _classes()
 
 
 class Health:
-    """Answers for the server and its models, once or whenever something changes."""
+    """The health of the server and its models: one answer (``Check``), or an answer per change (``Watch``)."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # otherwise its core writes to stderr, too
 
 import grpc
 
@@ -68,14 +68,11 @@ FINAL = "triton_final_response"
 class _PendingInfer:
     """An inference request until its answer is sent: its future answer, and the bytes it holds."""
 
-    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "identity")
+    __slots__ = ("_caller", "_release_bytes", "answer", "began_ns", "call", "held_bytes", "identity")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """give: releases held bytes. caller: the user whose requests in flight it counts towards.
-
-        None if the whole call was counted instead.
-        """
-        self._caller, self._give = caller, give
+        """give: releases held bytes. caller: its user, if it counts as in flight; None: the whole call does instead."""
+        self._caller, self._release_bytes = caller, give
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
         """None before it has begun, and after its end."""
@@ -99,7 +96,7 @@ class _PendingInfer:
     def end(self) -> None:
         """Release the held bytes, and break the cycle with the call (through ``done``), which holds the tensors."""
         self.call = None
-        self._give(self.held_bytes)
+        self._release_bytes(self.held_bytes)
         if self._caller:
             self._caller.end()
 
@@ -112,20 +109,22 @@ class GrpcServer:
         self._logged = service.config.telemetry.access_log
         self.in_flight = 0
         """Requests whose answers are not sent to their last byte."""
-        self._lost = LostAnswers()
-        self._readers: set[asyncio.Task[None]] = set()
-        most = service.config.limits.max_body_bytes
+        self._lost_answers = LostAnswers()
+        self._readers: set[asyncio.Task[None]] = set()  # of open streams
+        max_bytes = service.config.limits.max_body_bytes
         options = [
-            ("grpc.max_receive_message_length", min(most, 2**31 - 1)),
+            ("grpc.max_receive_message_length", min(max_bytes, 2**31 - 1)),  # an int32
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),
+            ("grpc.so_reuseport", 0),  # otherwise a second server could listen on the same port
             ("grpc.max_concurrent_streams", service.config.limits.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
             ("grpc.max_connection_idle_ms", IDLE_MS),
         ]
+        # 256 more than requests may wait, so that health and metadata are answered even under load
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.limits.total_queue + 256)
         self._health = Health(service)
-        self._open: dict[tuple[str, str], Callable[[], Any]] = {
+        # (service, method) -> function that returns the response
+        self._open_answers: dict[tuple[str, str], Callable[[], Any]] = {
             (proto.SERVICE, name): partial(self._answer_open, name) for name in OPEN
         } | {(HEALTH, CHECK): self._health.whole}
         self._server.add_generic_rpc_handlers((_CallRouter(service, self),))
@@ -133,7 +132,7 @@ class GrpcServer:
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen, and return the port; *credentials*: for TLS."""
         bound = await listen(self._server, host, port, credentials)
-        _GRPC_LOG.addFilter(self._lost)
+        _GRPC_LOG.addFilter(self._lost_answers)
         return bound
 
     async def finish(self) -> None:
@@ -149,7 +148,7 @@ class GrpcServer:
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, and give running calls *grace_s* seconds to end."""
         await self._server.stop(grace_s)
-        _GRPC_LOG.removeFilter(self._lost)
+        _GRPC_LOG.removeFilter(self._lost_answers)
 
     # Handlers
 
@@ -169,7 +168,7 @@ class GrpcServer:
 
     def open_handler(self, package: str, name: str) -> Any:
         """Return gRPC's handler for a call that needs no key, which does not read the message; None for other calls."""
-        answer = self._open.get((package, name))
+        answer = self._open_answers.get((package, name))
         if answer is None:
             return None
 
@@ -185,7 +184,7 @@ class GrpcServer:
         return grpc.unary_stream_rpc_method_handler(self._watch, None, serialized)
 
     def refusing_handler(self, name: str, error: RequestError) -> Any:
-        """Return gRPC's handler that refuses a call without reading its messages."""
+        """Return a handler for gRPC that refuses a call without reading its messages."""
 
         def record(context: Any) -> None:
             self._record(context, name, error.code, time.monotonic_ns())
@@ -255,7 +254,7 @@ class GrpcServer:
             self._record(context, WATCH, code, began_ns)
 
     def _record(self, context: Any, name: str, code: str, began_ns: int) -> None:
-        """Count an answer and write it to the access log; *context* is None if gRPC ended the call itself."""
+        """Count an answer and write it to the access log; *context* is None if the message was not received."""
         self._service.grpc_answers[name, code] += 1
         if self._logged:
             peer = context.peer() if context else "-"
@@ -332,8 +331,8 @@ class GrpcServer:
     async def _stream(self, caller: Caller, messages: Any, context: Any) -> AsyncIterator[Any]:
         """Yield answers in the order of the requests; errors are answers, too, and do not end the stream."""
         queue: asyncio.Queue[_PendingInfer | None] = asyncio.Queue()
-        room = asyncio.Semaphore(STREAM_AHEAD)  # backpressure: bounds unanswered requests of this stream
-        reader = asyncio.create_task(self._read(context, queue, room, caller, _parent(context)))
+        permits = asyncio.Semaphore(STREAM_AHEAD)  # backpressure: bounds unanswered requests of this stream
+        reader = asyncio.create_task(self._read(context, queue, permits, caller, _parent(context)))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         opened_ns, unanswered = time.monotonic_ns(), list[_PendingInfer]()
@@ -346,7 +345,7 @@ class GrpcServer:
                 self.in_flight -= 1
                 unanswered = []
                 pending.end()
-                room.release()
+                permits.release()
                 del pending, answer  # a stream that waits for its next request holds nothing of the last
         except asyncio.CancelledError:
             self._record(context, STREAM, "CANCELLED", opened_ns)
@@ -379,18 +378,18 @@ class GrpcServer:
         self,
         context: Any,
         queue: asyncio.Queue[_PendingInfer | None],
-        room: asyncio.Semaphore,
+        permits: asyncio.Semaphore,
         caller: Caller,
         parent: str,
     ) -> None:
         """Start the requests of a stream and put them into *queue*, then None at the end of the stream.
 
-        room: a permit for each unanswered request, at most ``STREAM_AHEAD``; the consumer of the queue releases them.
+        permits: one for each unanswered request, at most ``STREAM_AHEAD``; the consumer of the queue releases them.
         """
         try:
             # not from gRPC's iterator, which holds a message until the next one comes
             while (data := await context.read()) is not grpc.aio.EOF:
-                await room.acquire()
+                await permits.acquire()
                 queue.put_nowait(self._begin_streamed(data, caller, parent))
                 self.in_flight += 1
                 del data  # otherwise held until the next message arrives
@@ -399,16 +398,16 @@ class GrpcServer:
 
     def _begin_streamed(self, data: bytes, caller: Caller, parent: str) -> _PendingInfer:
         """Start a request of a stream; if that fails, the error is its answer."""
-        refused: RequestError | None = None
+        refusal: RequestError | None = None
         try:
             caller.begin()
         except RequestError as error:
-            refused = error
-        pending = _PendingInfer(self._service.budget.give, None if refused else caller)
+            refusal = error
+        pending = _PendingInfer(self._service.budget.give, None if refusal else caller)
         try:
-            if refused:
-                self._service.trace_refusal("", refused, parent)
-                raise refused
+            if refusal:
+                self._service.trace_refusal("", refusal, parent)
+                raise refusal
             self._begin(pending, data, None, caller, parent)
         except RequestError as error:
             pending.done(error)
@@ -476,7 +475,7 @@ def _parent(context: Any) -> str:
 
 
 def _identity(message: InferMessage) -> dict[str, str]:
-    """Return the id and the model of a request, which its answer repeats, without values that are too long."""
+    """Return the request's id and model, which its answer in a stream repeats, without values that are too long."""
     names = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
 

@@ -1,6 +1,6 @@
-"""Conversion between the gRPC messages of ``proto`` and our values; what REST answers as JSON becomes messages here.
+"""Conversion between gRPC messages (``proto``) and requests, responses and the answers of endpoints.
 
-The tensors of a request travel as typed contents or as raw bytes, all in the same way; those of an answer are raw.
+All tensors of a request have typed contents, or all have raw contents (bytes); those of a response are raw.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def encode_infer(response: InferResponse) -> Any:
         tensor = message.outputs.add(name=spec.name, datatype=spec.datatype, shape=array.shape)
         if spec.name in response.shared:
             fill_parameters(tensor.parameters, response.shared[spec.name].parameters())
-            message.raw_output_contents.append(b"")  # clients count one for every output
+            message.raw_output_contents.append(b"")  # clients assign raw contents to outputs by position
         else:
             message.raw_output_contents.append(wire.to_binary(array))
     return message
@@ -84,7 +84,7 @@ def parameters_of(message: Any) -> dict[str, str | int | bool | bytes]:
 
 
 def filled(name: str, answer: Mapping[str, Any]) -> Any:
-    """Build the message *name* from an answer in the shape of REST's JSON; members without a field are left out."""
+    """Build the message *name* from an endpoint's answer (the JSON over HTTP); members without a field are ignored."""
     try:
         return json_format.ParseDict(answer, proto.CLASSES[name](), ignore_unknown_fields=True)
     except json_format.ParseError as error:
@@ -98,8 +98,9 @@ def _parse_inputs(
 
     raws: the raw contents, one for each input that is not in a region, or empty for typed contents.
     """
-    parts = _region_parts(islice(tensors, len(model.inputs)), "input")
-    with_data, next_raw = len(tensors) - len(parts), iter(raws)
+    # islice: a request with more tensors is refused below, and should cost no more until then
+    parts_by_input = _region_parts(islice(tensors, len(model.inputs)), "input")
+    with_data, next_raw = len(tensors) - len(parts_by_input), iter(raws)
     if raws and len(raws) < with_data:  # surplus contents belong to no input and are ignored
         raise BadRequest(f"{len(raws)} raw input contents for {with_data} inputs; send one for each")
     specs = model.inputs_by_name
@@ -111,8 +112,10 @@ def _parse_inputs(
         if name in inputs or name in in_regions:
             raise BadRequest(f"input {name!r} is given twice")
         _refuse_parameters(tensor.parameters, "input")
-        if name in parts:
-            in_regions[name] = wire.check_in_region(parts[name], fitted, inline=bool(tensor.contents.ListFields()))
+        if name in parts_by_input:
+            in_regions[name] = wire.check_in_region(
+                parts_by_input[name], fitted, inline=bool(tensor.contents.ListFields())
+            )
         elif not raws:
             inputs[name] = _from_contents(tensor.contents, fitted)
         elif tensor.HasField("contents") and tensor.contents.ListFields():

@@ -18,7 +18,7 @@ from pathlib import Path
 
 PROCESSES = Path("/proc")
 AGE_S = 5.0
-"""Age up to which a reading is reused: the dashboard asks every second, and a reading takes milliseconds."""
+"""Age up to which a reading is reused: the dashboard polls every second, and a reading takes milliseconds."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of the GNU C library's ``mallopt``."""
@@ -66,7 +66,7 @@ def with_offspring(pid: int, processes: Path) -> list[int]:
     """Return the ids of a process and all its descendants."""
     parents = {int(folder.name): _parent(folder) for folder in processes.glob("[0-9]*")}
     family = [pid]
-    for ancestor in family:
+    for ancestor in family:  # the list grows meanwhile: children are ancestors, too
         family += [child for child, parent in parents.items() if parent == ancestor]
     return family
 
@@ -74,7 +74,7 @@ def with_offspring(pid: int, processes: Path) -> list[int]:
 def _parent(folder: Path) -> int:
     """Return the id of the parent of a process, given its folder below /proc; 0 if the process has ended."""
     fields = read_text(folder / "stat").rpartition(")")[2].split()  # the name in parentheses may hold any text
-    return int(fields[1]) if len(fields) > 1 else 0
+    return int(fields[1]) if len(fields) > 1 else 0  # state and parent follow the name
 
 
 def _process_bytes(folder: Path) -> int:
@@ -87,7 +87,7 @@ def _process_bytes(folder: Path) -> int:
 def resident_bytes(folder: Path) -> int:
     """Return the resident memory of a process, given its folder below /proc; 0 if it cannot be read."""
     fields = read_text(folder / "statm").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0  # pages: size, resident, ...
 
 
 def read_text(file: Path) -> str:

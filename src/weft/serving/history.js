@@ -13,21 +13,22 @@ const past = (() => {
   Object.assign(axis.view, { from: -keptS, to: 0 });
   byId("past-bar").append(zoomButtons(axis));
 
-  // ---- What is kept
-  function take(told) {
-    const first = !times.length, fresh = told.times_s.length;
-    stepS = told.step_s; keptS = told.kept_s;
-    const grow = (mine, theirs) => { for (const field of FIELDS) mine[field].push(...(theirs ? theirs[field] : Array(fresh).fill(null))); };
-    const theirs = new Map(told.models.map(model => [keyOf(model), model]));
-    for (const [key, model] of theirs) if (!models.has(key)) models.set(key, { name: model.name, ...columns(times.length) });
-    for (const [key, model] of models) grow(model, theirs.get(key));
-    grow(totals, told.totals);
-    times.push(...told.times_s);
-    const old = times.findIndex(time => time >= times.at(-1) - keptS);
-    if (old > 0) for (const list of [times, ...[totals, ...models.values()].flatMap(each => FIELDS.map(field => each[field]))]) list.splice(0, old);
+  // ---- The samples
+  /** Append an answer of /weft/history; models without samples in it get null. */
+  function take(answer) {
+    const first = !times.length, added = answer.times_s.length;
+    stepS = answer.step_s; keptS = answer.kept_s;
+    const grow = (target, source) => { for (const field of FIELDS) target[field].push(...(source ? source[field] : Array(added).fill(null))); };
+    const received = new Map(answer.models.map(model => [keyOf(model), model]));
+    for (const [key, model] of received) if (!models.has(key)) models.set(key, { name: model.name, ...columns(times.length) });
+    for (const [key, model] of models) grow(model, received.get(key));
+    grow(totals, answer.totals);
+    times.push(...answer.times_s);
+    const firstKept = times.findIndex(time => time >= times.at(-1) - keptS);
+    if (firstKept > 0) for (const list of [times, ...[totals, ...models.values()].flatMap(series => FIELDS.map(field => series[field]))]) list.splice(0, firstKept);
     if (first) { fillCurves("", totals); for (const [key, model] of models) fillCurves(key, model); }
   }
-  /** The curves of the last minute begin with what the server knows. */
+  /** Begin the curves of the last minute with the server's samples, so that they are not empty at first. */
   function fillCurves(key, values) {
     const known = histories.get(key) || [], before = known.length ? known[0].at : Infinity;
     const points = times.map((time, k) => ({ at: time, ...Object.fromEntries(FIELDS.map(field => [field, values[field][k]])) }));
@@ -53,7 +54,7 @@ const past = (() => {
   }
   function drawChart({ field, name, least, show }, top) {
     const first = Math.max(0, times.findIndex(time => time >= now() + axis.view.from) - 1), lines = [totals, ...models.values()];
-    const most = lines.reduce((high, each) => each[field].slice(first).reduce((a, b) => isNumber(b) ? Math.max(a, b) : a, high), -1);
+    const most = lines.reduce((high, line) => line[field].slice(first).reduce((a, b) => isNumber(b) ? Math.max(a, b) : a, high), -1);
     const scale = Math.max(most * 1.08, least), last = totals[field].at(-1);
     pen.fillStyle = css("lane"); pen.fillRect(0, top, width, TALL);
     pen.textAlign = "left"; pen.fillStyle = css("ink"); pen.fillText(name, 0, top - 11);
@@ -91,7 +92,7 @@ const past = (() => {
     }
   }
 
-  // ---- Looking at one sample
+  // ---- Details of one sample
   function hover(event) {
     at = -1;
     if (event && times.length) {

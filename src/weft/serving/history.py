@@ -18,7 +18,7 @@ import numpy.typing as npt
 from weft.serving.statistics import Statistics
 
 STEP_S = 2.0
-"""Between two samples."""
+"""Interval between two samples."""
 KEPT_SAMPLES = 300
 """Samples that are kept: the last ten minutes."""
 MOST_MODELS = 64
@@ -42,8 +42,8 @@ class RequestCounts(NamedTuple):
     missed: int
 
     @classmethod
-    def of(cls, seen: Statistics) -> RequestCounts:
-        return cls(seen.success, seen.failures.total(), seen.met, seen.missed)
+    def of(cls, statistics: Statistics) -> RequestCounts:
+        return cls(statistics.success, statistics.failures.total(), statistics.met, statistics.missed)
 
     def since(self, before: RequestCounts) -> RequestCounts:
         """Return the difference from earlier counters."""
@@ -140,27 +140,27 @@ class History:
         self._previous = {key: (statistics, RequestCounts.of(statistics)) for key, statistics in counters.items()}
         changes = {}
         for key, (statistics, counts) in self._previous.items():
-            known, known_counts = previous.get(key, (statistics, NOTHING))
-            if known is not statistics:  # another model of this name was loaded since
-                known_counts = NOTHING
-            if counts != known_counts:
-                changes[key] = counts.since(known_counts)
+            previous_statistics, previous_counts = previous.get(key, (statistics, NOTHING))
+            if previous_statistics is not statistics:  # another model of this name was loaded since
+                previous_counts = NOTHING
+            if counts != previous_counts:
+                changes[key] = counts.since(previous_counts)
         return changes
 
     def _ring(self, key: ModelKey) -> ModelRing | None:
         """Return the ring of an active model, evicting the ring idle longest; None if all rings are in use."""
         if key not in self._rings and len(self._rings) >= MOST_MODELS:
-            quietest = min(self._rings, key=lambda other: self._rings[other].served_at)
-            if self._rings[quietest].served_at == self._taken:
+            idle_longest = min(self._rings, key=lambda other: self._rings[other].served_at)
+            if self._rings[idle_longest].served_at == self._taken:
                 return None
-            del self._rings[quietest]
+            del self._rings[idle_longest]
         return self._rings.setdefault(key, ModelRing())
 
 
-def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
+def _latencies_ns(statistics: Statistics, since_ns: int) -> list[int]:
     """Return the latencies of the answers after *since_ns*, at most the latest ``MOST_ANSWERS``."""
     latencies: list[int] = []
-    for end_ns, latency_ns, _ in reversed(seen.recent):
+    for end_ns, latency_ns, _ in reversed(statistics.recent):
         if end_ns <= since_ns or len(latencies) == MOST_ANSWERS:
             break
         if latency_ns >= 0:
@@ -185,9 +185,9 @@ def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
     """Return a percentile (nearest rank) of sorted latencies; NaN if there are none."""
     if not ordered_ns:
         return math.nan
-    return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6
+    return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6  # two minus signs: rounds the rank up
 
 
 def _columns(values: Floats) -> dict[str, list[float]]:
-    """Return the rows of a ring as a list per figure."""
+    """Return rows of a ring (samples, figures) as one list per figure."""
     return dict(zip(FIGURES, values.T.astype(np.float64).round(4).tolist(), strict=True))

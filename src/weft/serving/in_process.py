@@ -53,7 +53,7 @@ class InProcessServer:
     """Models served from within this process, to ``infer`` and over HTTP on loopback.
 
     *models* are what ``weft serve`` takes: repositories, .onnx files, names of models, or the folder of a plan.
-    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file and stand in the place of its own.
+    *config* is a TOML file or a ``ServerConfig``; *settings* are keys of such a file, which override it.
     The system chooses the port, and there is no gRPC, unless ``http_port`` and ``grpc_port`` say otherwise::
 
         with weft.Server("camera.onnx", lanes=2) as server:
@@ -117,14 +117,16 @@ class InProcessServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.stop()
 
     async def __aenter__(self) -> Self:
         return await self.start_async()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop_async()
 
@@ -193,7 +195,7 @@ class InProcessServer:
             return False
 
     def metrics(self) -> dict[str, float]:
-        """What ``/metrics`` says, by name and labels: ``nv_inference_request_success{model="camera",version="1"}``."""
+        """``/metrics`` by name and labels: ``nv_inference_request_success{model="camera",version="1"}``."""
         return self._running.query(metrics.values)
 
     def state(self) -> dict[str, Any]:
@@ -215,9 +217,8 @@ class InProcessServer:
             raise InputError("this server runs already; make another one")
         self._thread = thread = _ServerThread(self.config)
         thread.start()
-        weakref.finalize(
-            self, thread.request_stop, at_once=True
-        ).atexit = False  # a server that is not stopped ends by ``_end_all``
+        # stops a server that is garbage-collected while it runs; at exit ``_end_all`` does
+        weakref.finalize(self, thread.request_stop, at_once=True).atexit = False
         return thread
 
     def _start_inference(
@@ -232,7 +233,7 @@ class InProcessServer:
         """Start a request on the server's thread, and return the future of its outputs; parameters as for ``infer``."""
         if deadline_ms is not None and not 0 < deadline_ms < math.inf:
             raise BadRequest(f"deadline_ms = {deadline_ms!r} must be a number of milliseconds above 0")
-        thread, left_ns = self._running, None if deadline_ms is None else round(deadline_ms * 1e6)
+        thread, deadline_ns = self._running, None if deadline_ms is None else round(deadline_ms * 1e6)
 
         def begin(answer: Answer) -> None:
             """Start the request, on the server's loop, and let its outcome complete *answer*."""
@@ -254,8 +255,9 @@ class InProcessServer:
                 decode=lambda spec: request_of(spec, inputs, outputs, parameters),
                 done=done,
                 peek=lambda: parameters or {},
-                deadline=None if left_ns is None else service.now() + left_ns,
+                deadline=None if deadline_ns is None else service.now() + deadline_ns,
             )
+            # a future that is cancelled by its caller withdraws the request
             answer.add_done_callback(lambda _: thread.schedule(call.cancel) if answer.cancelled() else None)
 
         return thread.start_call(begin)
@@ -273,14 +275,14 @@ class _ServerThread(threading.Thread):
         self.started: Future[None] = _uncancellable_future()
         """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancellable_future()
-        self._calls: set[Future[Any]] = set()
+        self._calls: set[Future[Any]] = set()  # calls of ``start_call`` that are not complete
         # protects _closed and additions to _calls: no request may be added after _fail_remaining took the list
         self._lock = threading.Lock()
         self._closed = False
 
     def run(self) -> None:
         """Run the server to its end; complete ``started`` and ``ended``, also after a failure."""
-        _running.add(self)
+        _running_threads.add(self)
         failure: BaseException | None = None
         try:
             with _switch_interval, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
@@ -294,7 +296,7 @@ class _ServerThread(threading.Thread):
         if not self.started.done():
             self.started.set_exception(failure or _not_running())
             failure = None
-        _running.discard(self)
+        _running_threads.discard(self)
         if failure:
             self.ended.set_exception(failure)
         else:
@@ -356,9 +358,9 @@ class _ServerThread(threading.Thread):
         answer.add_done_callback(self._calls.discard)
         return answer
 
-    def query(self, question: Callable[[Service], T]) -> T:
-        """Call a function of the service on the loop and wait for its result."""
-        return self.start_call(lambda answer: _complete(answer, question(self.server.service))).result()
+    def query(self, function: Callable[[Service], T]) -> T:
+        """Call *function* with the service, on the loop, and wait for its result."""
+        return self.start_call(lambda answer: _complete(answer, function(self.server.service))).result()
 
     def end(self, *, at_once: bool = False) -> None:
         """Stop the server and wait for its thread; *at_once*: without answering pending requests."""
@@ -395,20 +397,21 @@ class _ServerThread(threading.Thread):
         self.schedule(stop)
 
     def _fail_remaining(self) -> None:
-        """Fail the requests that arrived too late for the loop."""
+        """Fail the calls that the loop did not complete before it ended."""
         with self._lock:
             self._closed = True
-            left = list(self._calls)
-        for answer in left:
+            remaining = list(self._calls)
+        for answer in remaining:
             _fail(answer, _not_running())
 
 
-_running: set[_ServerThread] = set()
+_running_threads: set[_ServerThread] = set()
+"""Server threads of this process that have not ended."""
 
 
 def _end_all() -> None:
     """Stop all servers of this process at its exit."""
-    for thread in list(_running):
+    for thread in list(_running_threads):
         with contextlib.suppress(Exception):
             thread.end(at_once=True)
 
@@ -450,10 +453,10 @@ def _make_config(
     if base is None and len(models) == 1 and (Path(models[0]) / PLAN_FILE).is_file():
         base, models = Path(models[0]) / SETTINGS_FILE, ()
     if not isinstance(base, ServerConfig):
-        file = ServerConfig() if base is None else read_server_config(Path(base), environment={})
-        base = replace(file, **PORTS)
-    named: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
-    merged = replace(base, **named, **settings)
+        file_config = ServerConfig() if base is None else read_server_config(Path(base), environment={})
+        base = replace(file_config, **PORTS)
+    models_setting: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
+    merged = replace(base, **models_setting, **settings)
     if not merged.loading.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return merged

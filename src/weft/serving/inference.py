@@ -43,12 +43,12 @@ PRIORITIES = {1: 9, 2: 3}
 Decode = Callable[[ModelSpec], "InferRequest | Awaitable[InferRequest]"]
 """Decodes a request, here or in a helper process."""
 Peek = Callable[[], Mapping[str, object]]
-"""The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
+"""Returns the unchecked parameters of a request that cannot be decoded yet, because its model is not loaded."""
 Done = Callable[["InferResponse | RequestError"], None]
 
 
 class InferCall:
-    """One request for a result, from the client's first byte until its answer is handed to the socket.
+    """One inference request, from the client's first byte until its answer is handed to the socket.
 
     The protocol (HTTP, gRPC, the calling program) encodes the result, then calls ``settle`` and sends its verdict: the
     deadline is checked, and the request is counted, after everything that takes time.
@@ -72,8 +72,8 @@ class InferCall:
     ) -> None:
         """name: of the model. Other parameters are as for ``InferenceService.infer``."""
         self._service, self.name, self._done, self.caller, self._parent = service, name, done, caller, parent
-        own = caller.rank if caller else ANYONE
-        self.rank = own if rank is None else rank.within(own)
+        key_rank = caller.rank if caller else ANYONE
+        self.rank = key_rank if rank is None else rank.within(key_rank)
         self.arrival = service.now() - age
         self.deadline = deadline
         """The deadline of the transport (gRPC), on the clock of the lanes."""
@@ -84,7 +84,8 @@ class InferCall:
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
-        self._computed_at = 0
+        """The task that loads its model, decodes it, or writes its outputs into regions."""
+        self._computed_at = 0  # on the clock of the lanes
         self._settled = False
 
     @property
@@ -104,8 +105,8 @@ class InferCall:
             if isinstance(request, InferRequest):
                 self._submit(slot, request, began)
             else:
-                self.waiting = self._service.start_task(self._begin_when_read(slot, slot.served.spec, request))
-        except Exception as error:  # the client gets an answer to a fault of ours, too
+                self.waiting = self._service.start_task(self._begin_when_decoded(slot, slot.served.spec, request))
+        except Exception as error:  # internal errors are answered, too
             self.refuse(error)
 
     def _fetch(
@@ -119,11 +120,11 @@ class InferCall:
         regions = self.regions = self._service.regions_of(tensors, self.caller)
         done = self._done
 
-        def ended(outcome: InferResponse | RequestError) -> None:
+        def release_regions(outcome: InferResponse | RequestError) -> None:
             regions.end()
             done(outcome)
 
-        self._done = ended
+        self._done = release_regions
         return regions.read_inputs(request, borrows=borrows)
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
@@ -136,16 +137,16 @@ class InferCall:
         ticket.traced = trace.everything or trace.sample(slot.entry.name)
         self.ticket = ticket
 
-    async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
-        """Submit the request after it was decoded elsewhere, with its original arrival time."""
+    async def _begin_when_decoded(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
+        """Wait until the request was decoded in a helper process, then submit it with its original arrival time."""
         try:
             request = await reading
             if slot.served is None or slot.served.spec != spec:
                 name = slot.entry.name
                 raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
         except Exception as error:
-            # without its traceback: the frames hold *reading*, which holds the error, and the body until garbage is
-            # collected, which is seldom
+            # without its traceback: that is a reference cycle (frames, *reading*, error), which would keep the body
+            # until the next garbage collection
             self.refuse(error.with_traceback(None) if isinstance(error, RequestError) else error)
         else:
             self.waiting = None
@@ -226,7 +227,7 @@ class InferCall:
             statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.sample(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
-        self._done = _ignore  # it refers to the protocol's request, and that to this: the cycle would keep the body
+        self._done = _ignore  # a reference cycle through the protocol's request would keep the body
         return error
 
     def cancel(self) -> None:
@@ -278,11 +279,11 @@ class InferenceService:
         self.system_memory = SystemMemory(**limits)
         self.cuda_memory = CudaMemory(library.backend.region_devices, self._write_on_device, **limits)
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
-        """Kind of shared memory -> what is registered of it."""
+        """Kind of shared memory -> its registered regions."""
         self.region_tensors = RegionTensors(self.budget, config.limits.max_body_bytes)
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
-        """Return the user of a request's API key; Unauthorised if it has none. *headers* have lower-case names."""
+        """Return the user of a request's API key; Unauthorised without a valid one. *headers* have lower-case names."""
         return self.keys.known(headers)
 
     def slot_for(self, name: str, version: str) -> ModelSlot:
@@ -359,7 +360,7 @@ class InferenceService:
         reply: Reply,
         rank: ClientRank = ANYONE,
     ) -> ClientTicket:
-        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's.
+        """Create the ticket of a request. Its deadline and priority override its model's, and those the server's.
 
         arrival, deadline: on the clock of the lanes; *deadline*: that of the transport (gRPC). reply: gets the outcome.
         rank: the priorities of the client's key.
@@ -461,7 +462,7 @@ def _loading_timeout_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | 
 
 
 def _weight(requested: int, model: int, rank: ClientRank) -> int:
-    """Return the weight of a request: of its own priority, else its key's, else its model's, limited by its key."""
+    """Return the scheduling weight of a request: by its priority, else its key's or model's, limited by its key."""
     return min(PRIORITIES.get(requested or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
 
 

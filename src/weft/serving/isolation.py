@@ -28,14 +28,14 @@ def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
     """
     if backend.device is not None:
         return backend.device
-    wanted = entry.config.isolation or default
-    if wanted == THREADS:
+    isolation = entry.config.isolation or default
+    if isolation == THREADS:
         return None
     if not backend.isolates:
         raise ModelError(
-            f'isolation = "{wanted}" cannot be had with this backend on this system; set isolation = "{THREADS}"'
+            f'isolation = "{isolation}" cannot be had with this backend on this system; set isolation = "{THREADS}"'
         )
-    return f"model:{entry.body or entry.name}" if wanted == PROCESS else wanted
+    return f"model:{entry.body or entry.name}" if isolation == PROCESS else isolation
 
 
 def grain_s_of(config: ModelConfig, backend: Backend) -> float:
@@ -46,18 +46,18 @@ def grain_s_of(config: ModelConfig, backend: Backend) -> float:
 
 def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
     """Return the precision of a model, by default *default*; ModelError if it needs a device: only devices convert."""
-    wanted = config.precision or default
-    if wanted != "fp32" and backend.device is None:
-        raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
-    return wanted
+    precision = config.precision or default
+    if precision != "fp32" and backend.device is None:
+        raise ModelError(f'precision = "{precision}" needs a device; serve with --device, or leave it out')
+    return precision
 
 
 def engine_of(config: ModelConfig, backend: Backend) -> Engine:
     """Return the engine of a model, by default the backend's; ModelError if it needs a device and there is none."""
-    wanted = config.engine or backend.default_engine
-    if wanted != ONNXRUNTIME and backend.device is None:
-        raise ModelError(f'engine = "{wanted}" needs a device; serve with --device, or leave it out')
-    return wanted
+    engine = config.engine or backend.default_engine
+    if engine != ONNXRUNTIME and backend.device is None:
+        raise ModelError(f'engine = "{engine}" needs a device; serve with --device, or leave it out')
+    return engine
 
 
 def check_device(path: Path, backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""A pool of helper processes that read and write large JSON, which would hold up the event loop and Python's lock.
+"""A pool of helper processes that read and write large JSON, which would block the event loop and hold the GIL.
 
 They also read and write large tensors of strings, binary ones included, because every string is an object. A helper is
 started on first need, works for one request at a time, and is restarted if it dies.
@@ -27,6 +27,7 @@ WORKERS = 2
 
 Result = TypeVar("Result")
 _Arguments = Callable[[], tuple[object, ...]]
+"""Builds the arguments of a call."""
 
 
 def has_strings(model: ModelSpec) -> bool:
@@ -64,7 +65,7 @@ class JsonHelpers:
         return bytes(await self._begin(json_worker.encode_message, lambda: (_prepare_for_transport(response),)))
 
     async def call(self, function: Callable[..., Result], message: bytes, *arguments: object) -> Result:
-        """Call a module's function with a message and arguments, in a helper."""
+        """Call a module-level function with a message and arguments, in a helper."""
         result: Result = await self._begin(function, lambda: (pickle.PickleBuffer(message), *arguments))
         return result
 
@@ -79,12 +80,12 @@ class JsonHelpers:
         """The ids of the running helpers."""
         return self._children.process_ids
 
-    def _begin(self, function: Callable[..., object], make: _Arguments) -> asyncio.Future[Any]:
-        """Queue a call in a helper. *make* builds its arguments on a pool thread, when its turn has come."""
+    def _begin(self, function: Callable[..., object], make_arguments: _Arguments) -> asyncio.Future[Any]:
+        """Queue a call in a helper. *make_arguments* builds its arguments, on a pool thread, right before the call."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1
-        box = [make]  # a list, so that the arguments can be released while the job is still in the queue
+        box = [make_arguments]  # the job takes it out; ``_end_job`` empties it if the job is cancelled in the queue
         job = asyncio.get_running_loop().run_in_executor(self._threads, self._run_job, function, box)
         job.add_done_callback(partial(self._end_job, box))
         return job
@@ -99,11 +100,11 @@ class JsonHelpers:
     def _run_job(self, function: Callable[..., object], box: list[_Arguments]) -> Any:
         """Call a function in a helper and wait for its result, on a pool thread; *box*: see ``_begin``."""
         try:
-            make = box.pop()
+            make_arguments = box.pop()
         except IndexError:
             raise Cancelled("the client went away") from None
         try:
-            answer = self._children.call(function, *make())
+            answer = self._children.call(function, *make_arguments())
         except PoolClosed:
             raise Overloaded("the server is going down", reason="draining") from None
         except ChildDied as death:

@@ -24,8 +24,8 @@ from weft.runtime.tensors import Array
 QUICK_BYTES = 64 * 1024
 """JSON with such literals is parsed by Python's slower parser; beyond this size a helper does it (``json_helpers``)."""
 
-_LITERALS = (b"NaN", b"Infinity")
-_HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+_LITERALS = (b"NaN", b"Infinity")  # the second one also finds -Infinity
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def has_literals(body: bytes | memoryview, end: int | None = None) -> bool:
@@ -43,18 +43,18 @@ def loads(data: bytes | memoryview) -> Any:
         if not has_literals(text):
             raise
         try:
-            return _loads(text)
+            return _loads_with_literals(text)
         except (ValueError, TypeError, RecursionError):
             raise error from None
 
 
-def _loads(text: bytes) -> Any:
+def _loads_with_literals(text: bytes) -> Any:
     """Parse JSON with Python's parser as orjson would, but with ``NaN`` and ``Infinity``.
 
     ValueError, TypeError or RecursionError if it is invalid.
     """
-    value = json.loads(text.decode(), parse_int=_parse_whole, parse_float=_number)
-    if _HALF_A_PAIR.search(text):
+    value = json.loads(text.decode(), parse_int=_parse_whole, parse_float=_parse_float)
+    if _SURROGATE_ESCAPE.search(text):
         orjson.dumps(value)  # raises for half of a surrogate pair, which Python's parser accepts
     return value
 
@@ -62,10 +62,10 @@ def _loads(text: bytes) -> Any:
 def _parse_whole(text: str) -> int | float:
     """Parse a whole number; as in orjson, a number beyond 64 bits becomes a float."""
     value = int(text) if len(text) <= 20 else None
-    return value if value is not None and -(2**63) <= value < 2**64 else _number(text)
+    return value if value is not None and -(2**63) <= value < 2**64 else _parse_float(text)
 
 
-def _number(text: str) -> float:
+def _parse_float(text: str) -> float:
     """Parse a float; ValueError if it is too large, which Python's parser would make infinite."""
     value = float(text)
     if math.isinf(value):
@@ -86,9 +86,9 @@ def spell_out(tensors: list[dict[str, Any]]) -> bool:
 
 def _write_array(flat: Array) -> bytes:
     """Write a flat array as JSON: the nulls that orjson writes for non-finite elements are replaced by literals."""
-    first, *rest = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
+    first, *pieces = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
     literals = map(_literal, flat[~np.isfinite(flat)].tolist())
-    return first + b"".join([literal + piece for literal, piece in zip(literals, rest, strict=True)])
+    return first + b"".join([literal + piece for literal, piece in zip(literals, pieces, strict=True)])
 
 
 def _literal(value: float) -> bytes:
@@ -97,15 +97,14 @@ def _literal(value: float) -> bytes:
 
 
 class Structure(NamedTuple):
-    """The number of parts of a JSON text, by kind."""
+    """The number of parts of a JSON text, by kind; ``commas`` stands for the elements of lists and objects."""
 
     objects: int
     lists: int
     keys: int
     strings: int
-    """Keys among them."""
+    """Including keys."""
     commas: int
-    """One less than the elements of every list and object."""
 
 
 LIMITS = Structure(objects=1 << 16, lists=1 << 20, keys=1 << 18, strings=1 << 20, commas=1 << 24)
@@ -118,6 +117,7 @@ UNCOUNTED_BYTES = 2 * LIMITS.objects
 _SHOWN_CHARS = 64
 """Characters of a client's text that an error message repeats; bounds the message."""
 _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:",'))
+"""All bytes except those that ``_count_parts`` counts."""
 
 
 def check_parts(text: bytes) -> None:
@@ -134,7 +134,7 @@ def check_parts(text: bytes) -> None:
 def _exceeded_limits(parts: Structure) -> list[str]:
     """Describe the counts that exceed ``LIMITS``; empty if none does."""
     kinds = zip(Structure._fields, parts, LIMITS, strict=True)
-    return [f"{count} {kind}, more than the limit of {most}" for kind, count, most in kinds if count > most]
+    return [f"{count} {kind}, more than the limit of {limit}" for kind, count, limit in kinds if count > limit]
 
 
 def check_keys(text: bytes, keys: int) -> None:
@@ -161,10 +161,9 @@ def exact_structure(text: bytes) -> Structure:
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = text.translate(None, _NOT_COUNTED)
     strings = text.count(b'"') // 2
-    if (
-        strings <= LIMITS.strings
-    ):  # beyond the limit the text is refused anyway, and splitting it would take much memory
-        text = b"".join(text.split(b'"')[::2])
+    # beyond the limit the text is refused anyway, and splitting it would take much memory
+    if strings <= LIMITS.strings:
+        text = b"".join(text.split(b'"')[::2])  # every second piece is outside of strings
     return _count_parts(text)._replace(strings=strings)
 
 
@@ -185,7 +184,7 @@ def _find_repeated_key(text: bytes) -> str | None:
             seen.add(key)
 
     try:
-        json.loads(text, object_pairs_hook=check_object, parse_int=_nothing, parse_float=_nothing)
+        json.loads(text, object_pairs_hook=check_object, parse_int=_ignore_number, parse_float=_ignore_number)
     except _Repeated as repeated:
         return repeated.key
     except RecursionError:
@@ -201,5 +200,5 @@ class _Repeated(Exception):
         self.key = key
 
 
-def _nothing(_: str) -> None:
+def _ignore_number(_: str) -> None:
     """Ignore a number where only keys matter: converting very long ones is slow, or refused by Python."""

@@ -43,18 +43,18 @@ def unpacked(arrays: dict[str, Any]) -> dict[str, Array]:
 
 
 def decode(body: memoryview, header_length: int | None, model: ModelSpec) -> InferRequest:
-    """Read a request that came over HTTP."""
+    """Decode a request of HTTP (``wire.decode``)."""
     return _prepare_for_transport(wire.decode(memoryview(body), header_length, model))
 
 
 def encode(response: InferResponse) -> tuple[list[pickle.PickleBuffer], int | None]:
-    """Write an answer for HTTP."""
+    """Encode an answer for HTTP (``wire.encode``)."""
     parts, length = wire.encode(_unpack_response(response))
     return list(map(pickle.PickleBuffer, parts)), length
 
 
 def decode_message(message: memoryview, model: ModelSpec) -> InferRequest:
-    """Read a request that came over gRPC."""
+    """Parse and decode a request of gRPC (``grpc_wire.decode_infer``)."""
     from weft.serving import grpc_messages, grpc_wire
 
     head, raws = grpc_messages.parse_infer(bytes(message))
@@ -62,7 +62,7 @@ def decode_message(message: memoryview, model: ModelSpec) -> InferRequest:
 
 
 def encode_message(response: InferResponse) -> pickle.PickleBuffer:
-    """Write an answer for gRPC."""
+    """Encode and serialize an answer for gRPC (``grpc_wire.encode_infer``)."""
     from weft.serving import grpc_wire
 
     return pickle.PickleBuffer(grpc_wire.encode_infer(_unpack_response(response)).SerializeToString())
@@ -90,6 +90,6 @@ def _lower_priority() -> None:
 
 
 def main() -> None:
-    """Call functions until the server closes its end."""
+    """Answer the server's calls of functions until it closes the pipe."""
     _lower_priority()
     answer_calls()

@@ -83,7 +83,7 @@ class Learner:
             await asyncio.wait([self._task])
 
     def close(self) -> None:
-        """Learn nothing more; what is being learned is left to its thread."""
+        """Stop learning; the thread of the model that is being learned is abandoned."""
         self._jobs.clear()
         if self._task:
             self._task.cancel()
@@ -115,7 +115,7 @@ class Learner:
                 self._jobs.append(job._replace(turn_s=self._learn_s))
             else:
                 self._keep_whole(job, error)
-        except Exception as error:  # whatever is wrong with a model concerns this model alone
+        except Exception as error:  # a fault of one model must not end the learning of others
             self._keep_whole(job, error)
 
     def _install_learned(self, job: LearningJob, body: ServedModel) -> None:

@@ -63,10 +63,10 @@ class Library:
         self._isolation, self._precision, self._compile_s = isolation, precision, compile_s
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
-        self._slots: dict[tuple[str, str], ModelSlot] = {}
+        self._slots: dict[tuple[str, str], ModelSlot] = {}  # by name and version
         self._by_request: dict[tuple[str, str], ModelSlot] = {}
         """Cache of ``find``: slots by requested name and version, valid until the next scan of the repository."""
-        self._closing: set[asyncio.Future[None]] = set()
+        self._closing: set[asyncio.Future[None]] = set()  # of models that are being closed on threads
         self._retired: set[ServedModel] = set()
         """Bodies that take no more requests and are closed when their last lease is released."""
         self._loads: dict[ModelSlot, int] = {}
@@ -75,13 +75,16 @@ class Library:
         self.learner = Learner(self._learn, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
+        """Set when memory was freed, or another reason to wait for it has ended."""
         dispatcher.feed.emptied = self._close_if_retired
 
     @property
     def used_bytes(self) -> int:
         """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
-        held = [body.residency for body in [*self._loaded_bodies(), *self._retired]]
-        return sum(body.memory_bytes for body in held) + max((body.moving_bytes for body in held), default=0)
+        residencies = [body.residency for body in [*self._loaded_bodies(), *self._retired]]
+        return sum(body.memory_bytes for body in residencies) + max(
+            (body.moving_bytes for body in residencies), default=0
+        )
 
     def _loaded_bodies(self) -> dict[ServedModel, list[ModelSlot]]:
         """Return the bodies that take requests, each with its models."""
@@ -154,7 +157,7 @@ class Library:
             raise LoadFailed(f"{name} cannot be loaded: {slot.message}")
 
     def refresh(self, slot: ModelSlot) -> None:
-        """Set a model's file and settings to those of the last scan."""
+        """Set a model's file and settings, from which it will be loaded next, to those of the last scan."""
         slot.entry = self.repository.entry(slot.entry.name, slot.entry.version)
 
     def has_changed(self, slot: ModelSlot) -> bool:
@@ -182,10 +185,10 @@ class Library:
         """Estimate whether a model can be loaded without evicting another one."""
         return self._has_room(slot.guess_bytes())
 
-    def _has_room(self, needed: int) -> bool:
-        """Tell whether *needed* bytes fit into the budget, next to loaded models and running loads."""
+    def _has_room(self, needed_bytes: int) -> bool:
+        """Tell whether *needed_bytes* fit into the budget, next to loaded models and running loads."""
         reserved = sum(self._loads.values())
-        return self.budget_bytes is None or self.used_bytes + reserved + needed <= self.budget_bytes
+        return self.budget_bytes is None or self.used_bytes + reserved + needed_bytes <= self.budget_bytes
 
     def why_unusable(self, slot: ModelSlot) -> str:
         """Return why a model cannot be used, now or on demand; empty if it can."""
@@ -222,6 +225,7 @@ class Library:
         if task is None:
             self._loads[slot] = slot.guess_bytes()
             task = asyncio.create_task(self._load(together))
+            # marks the exception as retrieved, also if no request waits for the task any more
             task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
             for member in together:
                 member.loading = task
@@ -252,7 +256,7 @@ class Library:
                 slot.message = str(error)
                 slot.state = "ready" if slot.served else "unloaded"
             raise
-        except Exception as error:  # whatever is wrong with a model concerns this model alone
+        except Exception as error:  # any fault of a model file makes only this model unusable
             reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
             reason = reason.replace(str(entry.path), entry.path.name)  # clients must not learn the server's paths
             for slot in slots:
@@ -275,7 +279,7 @@ class Library:
         return self._open_body(entry, self._learn_s or None, learn=learn)
 
     def _learn(self, entry: ModelEntry, learn_s: float) -> ServedModel:
-        """Open and learn a model."""
+        """Open and learn a model that is served whole meanwhile; on any thread, for ``learner``."""
         return self._open_body(entry, learn_s, learn=True)
 
     def _open_body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
@@ -321,7 +325,7 @@ class Library:
             raise
 
     def _compute_limit_s(self, config: ModelConfig) -> float | None:
-        """Return how long a request for a model may be computed; None: without limit."""
+        """Return the limit on the computing time of a request for a model; None: no limit."""
         return self._max_compute_s if config.max_compute_s is None else config.max_compute_s or None
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
@@ -329,24 +333,24 @@ class Library:
 
         Overloaded if all models were unloaded meanwhile.
         """
-        before, now_ns, entry = self._loaded_bodies(), self.backend.now(), slots[0].entry
+        previous_bodies, now_ns, entry = self._loaded_bodies(), self.backend.now(), slots[0].entry
         self._dispatcher.prepare_for(body)
         for slot in slots:
             try:
                 slot.take(body, now_ns)
             except ModelError as error:
                 slot.fail(str(error))
-        for unused in {*before, body} - self._loaded_bodies().keys():
+        for unused in {*previous_bodies, body} - self._loaded_bodies().keys():
             self._retire(unused)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
         summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
         log.info("%s %s is loaded: %s", body.name, entry.version, summary)
 
-    async def _make_room(self, needed: int, wanted: list[ModelSlot]) -> None:
-        """Evict the least recently used models until *needed* bytes are free, and wait until their memory is.
+    async def _make_room(self, needed_bytes: int, loading: list[ModelSlot]) -> None:
+        """Evict the least recently used models until *needed_bytes* are free, and wait until they are closed.
 
-        wanted: the models that are being loaded. needed: 0 after they were loaded, to correct a wrong estimate.
+        loading: the models that are being loaded. needed_bytes: 0 after they were loaded, to correct a wrong estimate.
         Overloaded if the memory budget is too small.
 
         Idle models are evicted first; a model in use takes no more requests and is closed after the last one. A model
@@ -354,35 +358,40 @@ class Library:
         and a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one.
         Models that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
-        while self.budget_bytes is not None and self._bytes_before(wanted[0], needed) + needed > self.budget_bytes:
+        while (
+            self.budget_bytes is not None
+            and self._bytes_before(loading[0], needed_bytes) + needed_bytes > self.budget_bytes
+        ):
             self._room_changed.clear()
-            if max(needed, wanted[0].size_bytes) > self.budget_bytes:
-                self._take_from_service(wanted, "larger than the memory budget")
-                raise Overloaded(self._no_room_message(needed, wanted[0]), reason="memory")
-            loaded = [group for group in self._loaded_bodies().values() if wanted[0] not in group or needed]
-            together = any(slot.loading for group in loaded for slot in group) or bool(self._loads)
-            free = [group for group in loaded if wanted[0] in group or not any(slot.waiters for slot in group)]
-            if free:
+            if max(needed_bytes, loading[0].size_bytes) > self.budget_bytes:
+                self._take_from_service(loading, "larger than the memory budget")
+                raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
+            candidates = [group for group in self._loaded_bodies().values() if loading[0] not in group or needed_bytes]
+            others_loading = any(slot.loading for group in candidates for slot in group) or bool(self._loads)
+            evictable = [
+                group for group in candidates if loading[0] in group or not any(slot.waiters for slot in group)
+            ]
+            if evictable:
                 self.evictions += 1
-                self._take_from_service(min(free, key=lambda group: _eviction_rank(group, wanted)), "")
-            elif together and not needed:
+                self._take_from_service(min(evictable, key=lambda group: _eviction_rank(group, loading)), "")
+            elif others_loading and not needed_bytes:
                 return
-            elif loaded or self._retired or len(self._loads) > 1:
+            elif candidates or self._retired or len(self._loads) > 1:
                 await self._room_changed.wait()
             else:
-                self._take_from_service(wanted, "does not fit into the memory budget")
-                raise Overloaded(self._no_room_message(needed, wanted[0]), reason="memory")
+                self._take_from_service(loading, "does not fit into the memory budget")
+                raise Overloaded(self._no_room_message(needed_bytes, loading[0]), reason="memory")
 
-    def _bytes_before(self, wanted: ModelSlot, needed: int) -> int:
-        """Return the bytes that loaded models hold; if *needed* is not 0, plus the bytes reserved for earlier loads."""
-        earlier = takewhile(lambda slot: slot is not wanted, self._loads) if needed else ()
+    def _bytes_before(self, loading: ModelSlot, needed_bytes: int) -> int:
+        """Return the bytes of loaded models; unless *needed_bytes* is 0, plus the bytes reserved for earlier loads."""
+        earlier = takewhile(lambda slot: slot is not loading, self._loads) if needed_bytes else ()
         return self.used_bytes + sum(self._loads[slot] for slot in earlier)
 
-    def _no_room_message(self, needed: int, wanted: ModelSlot) -> str:
+    def _no_room_message(self, needed_bytes: int, loading: ModelSlot) -> str:
         """Return the message for a model that does not fit into the memory budget."""
-        size = f"about {needed >> 20} MiB" if needed else "more"
+        size = f"about {needed_bytes >> 20} MiB" if needed_bytes else "more"
         used, budget = self.used_bytes >> 20, (self.budget_bytes or 0) >> 20
-        return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
+        return f"{loading.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
     def _take_from_service(self, slots: list[ModelSlot], message: str) -> None:
         """Take models from service; a body without models is closed when its last lease is released."""
@@ -437,7 +446,7 @@ def _make_exit_rules(entry: ModelEntry, loaded: LoadedModel, steering: Steering)
     return None
 
 
-def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:
-    """Order of eviction: other models before the wanted ones, idle before used, least recently used first."""
+def _eviction_rank(group: list[ModelSlot], loading: list[ModelSlot]) -> tuple[bool, bool, int]:
+    """Order of eviction: other models before those being loaded, idle before used, least recently used first."""
     in_use = any(slot.served and slot.served.body.leases for slot in group)
-    return wanted[0] in group, in_use, max(slot.used_ns for slot in group)
+    return loading[0] in group, in_use, max(slot.used_ns for slot in group)

@@ -27,15 +27,15 @@ from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 
 _HTML = "text/html; charset=utf-8"
 _ANY_INLINE = "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-_REST = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-_ALL_PAGES = (("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache"))
+_OTHER_SOURCES = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_PAGE_HEADERS = (("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache"))
 
 
 @cache
 def dashboard() -> HttpResponse:
     """Return the page of the dashboard, which is the same for every server."""
-    policy = ("Content-Security-Policy", f"default-src 'none'; {_ANY_INLINE}; {_REST}")
-    return HttpResponse(200, whole_page("dashboard.html", "weft.serving").encode(), _HTML, (policy, *_ALL_PAGES))
+    policy = ("Content-Security-Policy", f"default-src 'none'; {_ANY_INLINE}; {_OTHER_SOURCES}")
+    return HttpResponse(200, whole_page("dashboard.html", "weft.serving").encode(), _HTML, (policy, *_PAGE_HEADERS))
 
 
 @cache
@@ -46,10 +46,10 @@ def docs() -> HttpResponse:
     """
     text = whole_page("docs.html", "weft.serving")
     policy = (
-        f"default-src 'none'; script-src {_hash('script', text)}; style-src {_hash('style', text)}; {_REST}; "
+        f"default-src 'none'; script-src {_hash('script', text)}; style-src {_hash('style', text)}; {_OTHER_SOURCES}; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
-    headers = (("Content-Security-Policy", policy), *_ALL_PAGES, ("Referrer-Policy", "same-origin"))
+    headers = (("Content-Security-Policy", policy), *_PAGE_HEADERS, ("Referrer-Policy", "same-origin"))
     return HttpResponse(200, text.encode(), _HTML, headers)
 
 
@@ -66,11 +66,11 @@ LONGEST_NS = 60_000_000_000
 
 
 def state(service: Service) -> dict[str, Any]:
-    """Return everything the dashboard shows except the timeline."""
+    """Return the data of the dashboard, except the timeline."""
     now = service.now()
     slots = list(service.library.slots())
-    seen = [slot.statistics for slot in slots]
-    windows = {id(statistics): statistics.window(now) for statistics in seen}
+    all_statistics = [slot.statistics for slot in slots]
+    windows = {id(statistics): statistics.window(now) for statistics in all_statistics}
     dispatcher = service.dispatcher
     return {
         "server": "weft",
@@ -81,16 +81,16 @@ def state(service: Service) -> dict[str, Any]:
         "draining": service.draining,
         "uptime_s": (now - service.started_ns) / 1e9,
         "now_s": now / 1e9,
-        "lanes": _lanes(service, now),
+        "lanes": _describe_lanes(service, now),
         "in_flight": dispatcher.pending,
         "window_s": WINDOW_NS / 1e9,
-        "totals": _totals([*seen, service.refused], list(windows.values())),
+        "totals": _sum_totals([*all_statistics, service.refused], list(windows.values())),
         "memory": {
             "held_bytes": service.held_memory.now(),
             "used_bytes": service.library.used_bytes,
             "budget_bytes": service.library.budget_bytes,
         },
-        "models": [_model(service, slot, windows) for slot in slots],
+        "models": [_describe_model(service, slot, windows) for slot in slots],
     }
 
 
@@ -104,7 +104,7 @@ def timeline(service: Service, since_s: float) -> dict[str, Any]:
         "models": sorted(
             {name for slot in service.library.slots() for name in (slot.entry.name, slot.entry.body) if name}
         ),
-        "spans": [_span(span) for span in spans],
+        "spans": [_describe_span(span) for span in spans],
     }
 
 
@@ -122,7 +122,7 @@ def profile(service: Service) -> dict[str, Any]:
         "threads": execution.threads,
         "default_slo_ms": scheduling.default_slo_ms,
         "hand_over_s": service.dispatcher.observer.hand_over_s,
-        "gpu": _gpu(service),
+        "gpu": _describe_gpu(service),
         "models": {
             slot.entry.name: {
                 "segments": list(slot.served.loaded.segments),
@@ -135,7 +135,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "max_batch": slot.served.loaded.batching.max_batch,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
-                "like": _like(slot.served.loaded),
+                "like": _sensitivities_by_rows(slot.served.loaded),
                 "exits": list(slot.served.exit_rules.layers) if slot.served.exit_rules else [],
                 "body": slot.entry.body,
                 "exit_rates": list(slot.served.exit_rules.shares.published)
@@ -148,71 +148,73 @@ def profile(service: Service) -> dict[str, Any]:
     }
 
 
-def _gpu(service: Service) -> dict[str, Any] | None:
+def _describe_gpu(service: Service) -> dict[str, Any] | None:
     """Return how the GPU can be divided; None if models do not share one, or before it is known."""
     sharing = service.dispatcher.sharing
     return sharing.cuts.model_dump(mode="json") if sharing and sharing.cuts is not UNCUT else None
 
 
-def _like(loaded: LoadedModel) -> dict[str, Any]:
+def _sensitivities_by_rows(loaded: LoadedModel) -> dict[str, Any]:
     """Return a model's sensitivity to shares of a GPU, by the number of rows.
 
     Of successive sizes with equal sensitivities only the largest is listed.
     """
     sensitivities = loaded.shares.like if loaded.shares else {}
     descending = sorted(sensitivities.items(), reverse=True)
-    listed = [rows for at, (rows, like) in enumerate(descending) if at == 0 or like != descending[at - 1][1]]
-    return {str(rows): sensitivities[rows].model_dump(mode="json") for rows in reversed(listed)}
+    largest_rows = [
+        rows for index, (rows, like) in enumerate(descending) if index == 0 or like != descending[index - 1][1]
+    ]
+    return {str(rows): sensitivities[rows].model_dump(mode="json") for rows in reversed(largest_rows)}
 
 
-def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
-    """Return for every lane whether it computes now, how much it did in the last seconds, and its share of a GPU."""
+def _describe_lanes(service: Service, now: int) -> list[dict[str, Any]]:
+    """Return for every lane whether it computes now, its utilisation in the last seconds, and its share of a GPU."""
     busy: Counter[int] = Counter()
     for span in service.dispatcher.recorder.since(now - WINDOW_NS):
         busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
     sharing = service.dispatcher.sharing
-    age = max(1, min(WINDOW_NS, now - service.started_ns))
+    window_ns = max(1, min(WINDOW_NS, now - service.started_ns))
     return [
         {
             "busy": lane.task is not None,
-            "utilisation": min(1.0, busy[lane.index] / age),
+            "utilisation": min(1.0, busy[lane.index] / window_ns),
             "share": sharing.name(lane.index) if sharing else None,
         }
         for lane in service.dispatcher.lanes.lanes
     ]
 
 
-def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
+def _sum_totals(all_statistics: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
     """Return the sums over all models of their counters and of their last seconds."""
     failures: Counter[str] = Counter()
-    for statistics in seen:
+    for statistics in all_statistics:
         failures += statistics.failures
-    success = sum(statistics.success for statistics in seen)
+    success = sum(statistics.success for statistics in all_statistics)
     return {
         "requests": success + failures.total(),
         "rate": sum(window.rate for window in windows),
         "success": success,
         "failures": dict(failures),
-        "deadline_met": sum(statistics.met for statistics in seen),
-        "deadline_missed": sum(statistics.missed for statistics in seen),
+        "deadline_met": sum(statistics.met for statistics in all_statistics),
+        "deadline_missed": sum(statistics.missed for statistics in all_statistics),
         "window_met": sum(window.met for window in windows),
         "window_missed": sum(window.missed for window in windows),
-        "preemptions": sum(statistics.preemptions for statistics in seen),
-        "aborts": sum(statistics.aborts for statistics in seen),
+        "preemptions": sum(statistics.preemptions for statistics in all_statistics),
+        "aborts": sum(statistics.aborts for statistics in all_statistics),
     }
 
 
-def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
-    """Return what the dashboard shows of a model; *windows*: the last seconds, by the id of the statistics."""
-    seen = slot.statistics
-    window = windows[id(seen)]
+def _describe_model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
+    """Return a model's data for the dashboard; *windows*: the last seconds, by the ``id()`` of the statistics."""
+    statistics = slot.statistics
+    window = windows[id(statistics)]
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,
         "state": slot.state,
         "message": slot.message,
         "rate": window.rate,
-        "requests": seen.success + seen.failures.total(),
+        "requests": statistics.success + statistics.failures.total(),
         "p50_ms": window.p50_ms,
         "p90_ms": window.p90_ms,
         "p99_ms": window.p99_ms,
@@ -220,31 +222,31 @@ def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) 
         "window_missed": window.missed,
         "queued": slot.served.line.waiting if slot.served else slot.waiters,
         "queue_size": slot.config.queue_size,
-        "mean_batch": seen.mean_batch,
+        "mean_batch": statistics.mean_batch,
         "segments": len(slot.served.loaded.segments) if slot.served else 0,
         "memory_bytes": slot.served.memory_bytes if slot.served else 0,
-        "failures": dict(seen.failures),
-        "exits": _exits(service, slot),
-        "shares": seen.shares.lately(service.now()),
+        "failures": dict(statistics.failures),
+        "exits": _describe_exits(service, slot),
+        "shares": statistics.shares.lately(service.now()),
     }
 
 
-def _exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
+def _describe_exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
     """Return the state of a model's early exits; None if it has none."""
-    served, seen = slot.served, slot.statistics
+    served, statistics = slot.served, slot.statistics
     if served is None or served.exit_rules is None:
         return None
     exit_rules = served.exit_rules
     return {
         "names": list(exit_rules.names),
-        "taken": [seen.exits[number] for number in range(1, len(exit_rules.names) + 1)],
+        "taken": [statistics.exits[number] for number in range(1, len(exit_rules.names) + 1)],
         "threshold": service.dispatcher.exit_threshold(served),
         "accuracy": exit_rules.accuracy,
-        "merges": seen.merges,
+        "merges": statistics.merges,
     }
 
 
-def _span(span: LaneSpan) -> dict[str, Any]:
+def _describe_span(span: LaneSpan) -> dict[str, Any]:
     """Return a segment as the timeline has it, with times in seconds."""
     return {
         "lane": span.lane,

@@ -64,16 +64,16 @@ class ServerProcess:
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
-        learn = [] if any(a.startswith("--learn") for a in arguments) else ["--learn-first"]
+        learn_option = [] if any(a.startswith("--learn") for a in arguments) else ["--learn-first"]
         weft = str(Path(python).parent / "weft")
-        self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
+        self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn_option]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
         """The last lines that the server printed."""
         self._settled = threading.Event()
         """Set when the server is ready, or has failed."""
-        self._missing = ""
-        """The reason that the server printed for not being ready."""
+        self._not_ready = ""
+        """What the server printed about not being ready: ``not ready: REASON``; else empty."""
 
     @property
     def pid(self) -> int:
@@ -96,9 +96,9 @@ class ServerProcess:
         except BaseException:
             self.stop()
             raise
-        if self._missing:
+        if self._not_ready:
             self.stop()
-            raise InputError(f"the server is {self._missing}")
+            raise InputError(f"the server is {self._not_ready}")
         if not self.url:
             self.stop()
             raise InputError(f"the server did not start: {' '.join([*self.output][-3:]) or 'it said nothing'}")
@@ -109,16 +109,18 @@ class ServerProcess:
         assert self._process.stdout
         for line in self._process.stdout:
             self.output.append(line.rstrip())
-            word, _, url = line.strip().partition("  ")
-            if word == "ready" and url.startswith("http") and not self.url:
-                self.url = url.strip()
+            word, _, text = line.strip().partition("  ")  # fields of a line are separated by two blanks
+            if word == "ready" and text.startswith("http") and not self.url:
+                self.url = text.strip()
                 self._settled.set()
-            if word == "not ready" and not self._missing:
-                self._missing = f"not ready: {url.partition('  ')[2].strip()}"
+            if word == "not ready" and not self._not_ready:
+                self._not_ready = f"not ready: {text.partition('  ')[2].strip()}"
                 self._settled.set()
         self._settled.set()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> int:
@@ -173,7 +175,7 @@ def leave_if_stuck(code: int, last_words: str = "") -> None:
 
     last_words: printed to standard error before.
     """
-    if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
+    if any(thread.daemon and _runs_models(thread) for thread in threading.enumerate()):
         leave(code, last_words)
 
 
@@ -188,7 +190,7 @@ def leave(code: int, last_words: str = "") -> None:
     os._exit(code)
 
 
-def _computes(thread: threading.Thread) -> bool:
+def _runs_models(thread: threading.Thread) -> bool:
     """Tell by its name whether a thread loads or runs models."""
     return thread.name.startswith(("lane-", "loader of ", "learner", "end of ", "unwanted"))
 

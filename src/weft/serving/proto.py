@@ -1,8 +1,8 @@
 """The messages of the protocol's gRPC service, built at import time from the tables below.
 
-They live in a descriptor pool of their own: other packages register the same names in the default pool, and a process
-that serves may well hold such a client too. Numbers and types are those of the protocol, so the bytes are the same.
-Of ``ModelConfig`` there is only the part we have something to say about; readers skip what is not there.
+They are in a descriptor pool of their own, because clients of the protocol in the same process register the same names
+in the default pool. Numbers and types of fields are those of the protocol, so the encoded bytes are the same.
+``ModelConfig`` has only the fields that this server sets.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ _MESSAGES = {
     "ModelParameter": "1 string string_value",
     "ModelTransactionPolicy": "1 bool decoupled",
 }
-"""Message -> its fields: number, type, name. ``*`` means repeated, ``{}`` a map from strings, ``=`` an enumeration;
-what stands behind ``|`` is the name of the choice a field belongs to."""
+"""Message -> its fields: number, type, name. Type ``X*`` is repeated, ``{X}`` a map from strings to X, ``=X`` an
+enumeration. ``name|choice``: the field belongs to the oneof *choice*."""
 
 _ENUMERATIONS = {
     "DataType": """TYPE_INVALID TYPE_BOOL TYPE_UINT8 TYPE_UINT16 TYPE_UINT32 TYPE_UINT64 TYPE_INT8 TYPE_INT16
@@ -141,8 +141,8 @@ _SCALARS = {
 }
 
 
-def _file() -> Any:
-    """Build the descriptor of all messages from the tables."""
+def _build_file() -> Any:
+    """Build the file descriptor of all messages from the tables."""
     file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
     messages: dict[str, Any] = {}
     for path, fields in _MESSAGES.items():
@@ -160,25 +160,25 @@ def _file() -> Any:
     return file
 
 
-def _add_field(message: Any, path: str, number: str, kind: str, name: str) -> None:
-    """Add a field to the message *path*; number, kind and name are as in ``_MESSAGES``.
+def _add_field(message: Any, path: str, number: str, type_text: str, name: str) -> None:
+    """Add a field to the message *path*; number, type_text and name are as in ``_MESSAGES``.
 
     A map is a repeated field of messages with a key and a value, as in every .proto file.
     """
     name, _, choice = name.partition("|")
     field = message.field.add(name=name, number=int(number), label=_Field.LABEL_OPTIONAL)
-    if kind.startswith("{"):
+    if type_text.startswith("{"):
         entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
         entry.options.map_entry = True
         _add_field(entry, f"{path}.{entry.name}", "1", "string", "key")
-        _add_field(entry, f"{path}.{entry.name}", "2", kind.strip("{}"), "value")
-        kind = f"{path}.{entry.name}*"
-    if kind.endswith("*"):
+        _add_field(entry, f"{path}.{entry.name}", "2", type_text.strip("{}"), "value")
+        type_text = f"{path}.{entry.name}*"
+    if type_text.endswith("*"):
         field.label = _Field.LABEL_REPEATED
-    plain = kind.strip("*=")
-    field.type = _SCALARS.get(plain, _Field.TYPE_ENUM if kind.startswith("=") else _Field.TYPE_MESSAGE)
-    if plain not in _SCALARS:
-        field.type_name = f".{PACKAGE}.{plain}"
+    base_type = type_text.strip("*=")
+    field.type = _SCALARS.get(base_type, _Field.TYPE_ENUM if type_text.startswith("=") else _Field.TYPE_MESSAGE)
+    if base_type not in _SCALARS:
+        field.type_name = f".{PACKAGE}.{base_type}"
     if choice:
         choices = [known.name for known in message.oneof_decl]
         if choice not in choices:
@@ -188,20 +188,20 @@ def _add_field(message: Any, path: str, number: str, kind: str, name: str) -> No
 
 
 POOL = descriptor_pool.DescriptorPool()
-POOL.AddSerializedFile(_file().SerializeToString())
+POOL.AddSerializedFile(_build_file().SerializeToString())
 
 CLASSES: dict[str, Any] = {
     name: message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
     for name in _MESSAGES
     if "." not in name
 }
-"""Message -> its class; inner messages are attributes of those. Every class is an attribute of this module too."""
+"""Message -> its class, of which nested messages are attributes. The classes are attributes of this module, too."""
 
 METHODS: dict[str, tuple[Any, Any, bool]] = {
     name: (CLASSES[f"{name}Request"], CLASSES[f"{name}Response"], False)
     for name in (message.removesuffix("Request") for message in CLASSES if message.endswith("Request"))
 } | {"ModelStreamInfer": (CLASSES["ModelInferRequest"], CLASSES["ModelStreamInferResponse"], True)}
-"""Call -> the classes of its request and its response, named after it, and whether both of them come in streams."""
+"""Call -> the classes of its request and its response, and whether it streams both of them."""
 
 
 def __getattr__(name: str) -> Any:

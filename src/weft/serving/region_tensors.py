@@ -43,6 +43,7 @@ LENT_FROM_BYTES = 128 * 1024
 which ends the process with SIGBUS if the client has truncated the region."""
 
 Find = Callable[[str], Region]
+"""Returns a region by its name."""
 Result = TypeVar("Result")
 
 
@@ -61,7 +62,7 @@ class _OutputPlace(NamedTuple):
     part: RegionPart
 
 
-class _Outgoing(NamedTuple):
+class _OutputWrite(NamedTuple):
     """An output that is written to a region."""
 
     name: str
@@ -153,8 +154,8 @@ class RequestRegions:
     def end(self) -> None:
         """Release the regions and the held bytes, after the answer or when the client has disconnected."""
         self._inputs, self._outputs = {}, {}
-        held, self._held_bytes = self._held_bytes, 0
-        self._copier.budget.give(held)
+        held_bytes, self._held_bytes = self._held_bytes, 0
+        self._copier.budget.give(held_bytes)
 
     def _check_size_limit(self, count: int) -> None:
         """Raise TooLarge if the inputs in regions have too many bytes together."""
@@ -163,7 +164,7 @@ class RequestRegions:
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
 
     def _hold(self, count: int) -> None:
-        """Count bytes that are about to be read as held, until the end of the request."""
+        """Reserve bytes that are about to be read in the byte budget, until the end of the request."""
         if count > UNCOUNTED_BYTES:
             self._copier.budget.take(count)
             self._held_bytes = count
@@ -234,26 +235,26 @@ def _payload(array: Array) -> memoryview:
 
 def _write_outputs(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
     """Write outputs into their regions; if one does not fit, none is written."""
-    writing = [_make_outgoing(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
-    _refuse_overlaps(writing)
-    for output in writing:
+    writes = [_plan_write(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
+    _refuse_overlaps(writes)
+    for output in writes:
         output.region.write_from(output.data, output.part.offset)
-    return {output.name: output.part for output in writing}
+    return {output.name: output.part for output in writes}
 
 
-def _make_outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> _Outgoing:
+def _plan_write(name: str, region: Region, part: RegionPart, data: memoryview) -> _OutputWrite:
     """Pair an output's bytes with its part of a region; BadRequest if the part is too small."""
     if len(data) > part.byte_size:
         raise BadRequest(
             f"output {name!r} has {len(data)} bytes, and shared_memory_byte_size leaves {part.byte_size} for it in "
             f"region {part.region!r}; give it as many as it has"
         )
-    return _Outgoing(name, region, part._replace(byte_size=len(data)), data)
+    return _OutputWrite(name, region, part._replace(byte_size=len(data)), data)
 
 
-def _refuse_overlaps(writing: list[_Outgoing]) -> None:
+def _refuse_overlaps(writes: list[_OutputWrite]) -> None:
     """Raise BadRequest if two outputs would overlap in a region."""
-    ordered = sorted(writing, key=lambda output: (output.part.region, output.part.offset))
+    ordered = sorted(writes, key=lambda output: (output.part.region, output.part.offset))
     for first, second in pairwise(ordered):
         if first.region is second.region and first.part.end > second.part.offset:
             raise BadRequest(

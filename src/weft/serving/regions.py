@@ -97,7 +97,7 @@ class Regions(ABC, Generic[R]):
     def __init__(self, refusal: RequestError | None, most_regions: int, most_bytes: int) -> None:
         """refusal: why nothing can be registered, None if regions can. most_regions, most_bytes: limits per owner."""
         self._refusal, self._most_regions, self._most_bytes = refusal, most_regions, most_bytes
-        self._regions: dict[Owner, dict[str, R]] = {}
+        self._regions: dict[Owner, dict[str, R]] = {}  # owner -> name -> region
 
     @abstractmethod
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> R:
@@ -110,12 +110,12 @@ class Regions(ABC, Generic[R]):
 
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
         """Return the status of a region of the owner, or of all its regions; NotFound if there is none of that name."""
-        own = self._regions.get(owner, {})
+        owned = self._regions.get(owner, {})
         if not name:
-            return [region.status() for region in own.values()]
-        if name not in own:
+            return [region.status() for region in owned.values()]
+        if name not in owned:
             raise NotFound(_unknown(name))
-        return [own[name].status()]
+        return [owned[name].status()]
 
     def register(self, owner: Owner, name: str, parameters: Mapping[str, object]) -> None:
         """Open a region with the *parameters* of the client's request and register it; RequestError if refused."""
@@ -123,17 +123,17 @@ class Regions(ABC, Generic[R]):
         self._forget_removed()
         if not name or len(name) > LONGEST_NAME_CHARS:
             raise BadRequest(f"the name of a region has 1 to {LONGEST_NAME_CHARS} characters, not {len(name)}")
-        own = self._regions.get(owner, {})
-        if name in own:
-            raise AlreadyRegistered(f"region {name!r} is registered already, for {own[name].place}; unregister it")
+        owned = self._regions.get(owner, {})
+        if name in owned:
+            raise AlreadyRegistered(f"region {name!r} is registered already, for {owned[name].place}; unregister it")
         byte_size = whole(parameters.get("byte_size"), f"region {name!r}: byte_size", least=1)
-        self._check_room(name, own, byte_size)
-        self._regions[owner] = {**own, name: self.open_region(name, parameters, byte_size)}
+        self._check_room(name, owned, byte_size)
+        self._regions[owner] = {**owned, name: self.open_region(name, parameters, byte_size)}
 
     def unregister(self, owner: Owner, name: str = "") -> None:
-        own = self._regions.pop(owner, {})
-        if name and own.keys() - {name}:
-            self._regions[owner] = {other: region for other, region in own.items() if other != name}
+        owned = self._regions.pop(owner, {})
+        if name and owned.keys() - {name}:
+            self._regions[owner] = {other: region for other, region in owned.items() if other != name}
 
     def has(self, owner: Owner, name: str) -> bool:
         """Tell whether the owner has a region of that name."""
@@ -156,23 +156,23 @@ class Regions(ABC, Generic[R]):
         if self._refusal is not None:
             raise type(self._refusal)(str(self._refusal))
 
-    def _check_room(self, name: str, own: Mapping[str, R], byte_size: int) -> None:
-        """Raise TooLarge if a new region exceeds the limits; *own*: the regions that its owner has."""
-        if len(own) >= self._most_regions:
+    def _check_room(self, name: str, owned: Mapping[str, R], byte_size: int) -> None:
+        """Raise TooLarge if a new region exceeds the limits; *owned*: the regions that its owner has."""
+        if len(owned) >= self._most_regions:
             raise TooLarge(
-                f"region {name!r} is one too many: {len(own)} are registered, which is the limit "
+                f"region {name!r} is one too many: {len(owned)} are registered, which is the limit "
                 "(max_shared_memory_regions); unregister one"
             )
-        held = sum(region.byte_size for region in own.values())
-        if held + byte_size > self._most_bytes:
+        held_bytes = sum(region.byte_size for region in owned.values())
+        if held_bytes + byte_size > self._most_bytes:
             raise TooLarge(
-                f"region {name!r} of {byte_size} bytes is too large: {held} of {self._most_bytes} are registered "
+                f"region {name!r} of {byte_size} bytes is too large: {held_bytes} of {self._most_bytes} are registered "
                 "(max_shared_memory_bytes); unregister one"
             )
 
     def _forget_removed(self) -> None:
         """Release the regions of keys that were removed."""
-        self._regions = {owner: own for owner, own in self._regions.items() if not owner.removed}
+        self._regions = {owner: owned for owner, owned in self._regions.items() if not owner.removed}
 
 
 def _unknown(name: str) -> str:
@@ -207,8 +207,8 @@ def part_of(parameters: Mapping[str, object], kind: str, name: object) -> Region
     tensor = f"{kind} {name!r:.64}"
     region = parameters.get(REGION)
     if region is None:
-        given = next(key for key in (OFFSET, BYTE_SIZE) if key in parameters)
-        raise BadRequest(f"{tensor} has {given} without {REGION}; name the region, or leave it out")
+        parameter = next(key for key in (OFFSET, BYTE_SIZE) if key in parameters)
+        raise BadRequest(f"{tensor} has {parameter} without {REGION}; name the region, or leave it out")
     if not isinstance(region, str) or not region:
         raise BadRequest(f"{tensor}: {REGION} must be the name of a region, not {region!r:.64}")
     if BYTE_SIZE not in parameters:

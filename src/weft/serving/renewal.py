@@ -20,7 +20,7 @@ from weft.serving.slots import ModelSlot
 log = logging.getLogger("weft.models")
 
 DECIDING = ("lanes", "policy", "policy_options", "late")
-"""Settings that the dispatcher takes over."""
+"""Settings of scheduling, which the dispatcher takes over at once."""
 LOADING = ("threads", "isolation", "max_compute_s")
 """Settings that take effect when a model is loaded."""
 AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
@@ -44,14 +44,14 @@ class Renewal:
     """Descriptions of changed settings that need a restart."""
 
     def __str__(self) -> str:
-        parts = [
+        sentences = [
             *([f"loaded {', '.join(self.loaded)}"] if self.loaded else []),
             *([f"left {', '.join(self.left)}"] if self.left else []),
             *(f"{name} stays as it was: {why}" for name, why in self.failed.items()),
             *self.settings,
             *self.restart,
         ]
-        return "; ".join(parts) or "nothing has changed"
+        return "; ".join(sentences) or "nothing has changed"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -85,17 +85,17 @@ def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
     )
 
 
-def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
+def _describe(name: str, config: ServerConfig, new_config: ServerConfig) -> str:
     """Describe the change of a setting, without the values of secrets."""
     return (
         name
         if name in SECRET
-        else f"{name} {_value_text(config.value_of(name))} -> {_value_text(wanted.value_of(name))}"
+        else f"{name} {_value_text(config.value_of(name))} -> {_value_text(new_config.value_of(name))}"
     )
 
 
 def _value_text(value: Any) -> str:
-    """Write the value of a setting for people."""
+    """Format the value of a setting for messages."""
     if isinstance(value, dict):
         return ", ".join(f"{key}={option}" for key, option in value.items()) or "none"
     if isinstance(value, tuple):
@@ -108,14 +108,14 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
 
     everything: load all models again. preload: also load new models, if their settings say so.
     """
-    before = set(library.repository.names())
+    names_before = set(library.repository.names())
     await library.rescan()
-    wanted = [slot for slot in library.slots() if _must_load(library, slot, everything=everything, preload=preload)]
+    changed = [slot for slot in library.slots() if _must_load(library, slot, everything=everything, preload=preload)]
     for slot in library.slots():
         library.refresh(slot)
-    loaded, failed = await _reload(library, wanted)
-    left = before - set(library.repository.names())
-    return Renewal(tuple(loaded), tuple(sorted(left)), failed)
+    loaded, failed = await _reload(library, changed)
+    removed = names_before - set(library.repository.names())
+    return Renewal(tuple(loaded), tuple(sorted(removed)), failed)
 
 
 def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
@@ -128,22 +128,22 @@ def _must_load(library: Library, slot: ModelSlot, *, everything: bool, preload: 
     return preload and entry.config.preload and entry.version == slot.entry.version and library.fits(slot)
 
 
-async def _reload(library: Library, wanted: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
+async def _reload(library: Library, slots: list[ModelSlot]) -> tuple[list[str], dict[str, str]]:
     """Load models, one after another; return the names of those loaded, and why the others failed, by name."""
     loaded: list[str] = []
     failed: dict[str, str] = {}
-    done: set[ModelSlot] = set()
-    for slot in wanted:
+    reloaded: set[ModelSlot] = set()
+    for slot in slots:
         name = slot.entry.name
         try:
-            if slot not in done:  # loaded together with another model of its file
+            if slot not in reloaded:  # loaded together with another model of its file
                 await library.reload(slot)
             loaded.append(name)
         except RequestError as error:
             log.warning("%s is not renewed: %s", name, error)
             failed[name] = str(error)
         else:
-            done |= {other for other in library.slots() if _share_body(other, slot)}
+            reloaded |= {other for other in library.slots() if _share_body(other, slot)}
     return loaded, failed
 
 

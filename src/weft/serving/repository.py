@@ -3,7 +3,7 @@
 A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
 ``name.onnx`` with settings in ``name.toml``. Programs of torch (``.pt2``) must be allowed, because loading one may run
 code in it. A stitched file holds several models, under names of their own.
-What cannot be used is listed in ``problems`` and does not affect other models. The name in a request is looked up in
+Models that cannot be used are listed in ``problems`` and do not affect others. The name in a request is looked up in
 the results of the last scan and never becomes part of a path.
 """
 
@@ -62,11 +62,11 @@ Versions = dict[str, ModelEntry]
 
 
 class _Unusable(Exception):
-    """Why a model, or a version of it, cannot be used; *passing*: whether the next scan may succeed."""
+    """A model, or a version of it, cannot be used; *transient*: whether the next scan may succeed."""
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(self, message: str, *, transient: bool = False) -> None:
         super().__init__(message)
-        self.passing = passing
+        self.transient = transient
 
 
 @dataclass(slots=True)
@@ -78,9 +78,9 @@ class _Scan:
     """Model -> its location, for messages about duplicate names."""
     problems: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
-    unseen: set[tuple[str, str]] = field(default_factory=set)
+    unread: set[tuple[str, str]] = field(default_factory=set)
     """Models and versions ("" for all) that could not be read; the results of the previous scan stay."""
-    blind: bool = False
+    unreadable: bool = False
     """Whether the whole source could not be read."""
 
     def add(self, entry: ModelEntry, where: str) -> None:
@@ -104,8 +104,8 @@ class _Scan:
     def note_unusable(self, name: str, version: str, trouble: _Unusable) -> None:
         """Record a model, or a version of it, that cannot be used; *version*: empty for the whole model."""
         self.problem(name, f"version {version}: {trouble}" if version else str(trouble))
-        if trouble.passing:
-            self.unseen.add((name, version))
+        if trouble.transient:
+            self.unread.add((name, version))
 
     def remark(self, name: str, message: str) -> None:
         """Record a file of a model or source that is ignored."""
@@ -131,32 +131,32 @@ class Repository:
         """
         self._sources = [_open_source(source, scratch, programs) for source in sources]
         self._scanning = threading.Lock()  # serializes scans, which merge their results with those of the previous one
-        self._found = _Scan()
-        self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
-        self._shapes: dict[str, dict[str, Shape]] = {}
+        self._merged = _Scan()
+        self._by_source: list[_Scan] = [_Scan() for _ in self._sources]  # before merging
+        self._shapes: dict[str, dict[str, Shape]] = {}  # model -> input or axis -> shape
         self._scan_sources(first=True)
         if shapes:
             aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
-            _refuse_stitched(self._shapes, self._found.models)
+            _refuse_stitched(self._shapes, self._merged.models)
             self._scan_sources(first=True)
 
     @property
     def problems(self) -> dict[str, str]:
         """Model -> why it, or one of its versions, cannot be used."""
-        return self._found.problems
+        return self._merged.problems
 
     @property
     def remarks(self) -> dict[str, str]:
         """Model or source -> files that were ignored."""
-        return self._found.remarks
+        return self._merged.remarks
 
     def scan(self) -> None:
         """Scan all sources again; errors become problems, and nothing is raised."""
         self._scan_sources(first=False)
 
     def names(self) -> list[str]:
-        return sorted(self._found.models)
+        return sorted(self._merged.models)
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model, the lowest first; NotFound if there is no such model."""
@@ -165,14 +165,14 @@ class Repository:
     def entry(self, name: str, version: str = "") -> ModelEntry:
         """Return a version of a model, by default the highest; NotFound if there is no such model or version."""
         versions = self._versions(name)
-        wanted = version or list(versions)[-1]
-        if wanted not in versions:
+        number = version or list(versions)[-1]
+        if number not in versions:
             raise NotFound(f"model {name} has no version {_shorten(version)!r}; it has {', '.join(versions)}")
-        return versions[wanted]
+        return versions[number]
 
     def _versions(self, name: str) -> Versions:
         """Return all versions of a model; NotFound if there is no such model, or none of its versions can be used."""
-        scan = self._found
+        scan = self._merged
         if name in scan.models:
             return scan.models[name]
         if name in scan.problems:
@@ -186,11 +186,11 @@ class Repository:
         with self._scanning:
             scans = [source.scan() for source in self._sources]
             for previous, latest in zip(self._by_source, scans, strict=True):
-                _keep_known(previous, latest)
+                _keep_unread(previous, latest)
             merged = _merge_scans(scans, strict=first)
             for name in self._shapes.keys() & merged.models.keys():
                 merged.models[name] = _set_shapes(merged.models[name], self._shapes[name])
-            self._by_source, self._found = scans, merged
+            self._by_source, self._merged = scans, merged
 
 
 def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> None:
@@ -213,17 +213,17 @@ def _set_shapes(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
     return shaped
 
 
-def _keep_known(previous: _Scan, latest: _Scan) -> None:
+def _keep_unread(previous: _Scan, latest: _Scan) -> None:
     """Add models of the previous scan that could not be read now to the latest scan, if their files still exist."""
     for name, versions in previous.models.items():
-        kept = {
+        surviving = {
             version: entry
             for version, entry in versions.items()
-            if (latest.blind or latest.unseen & {(entry.body or name, version), (entry.body or name, "")})
+            if (latest.unreadable or latest.unread & {(entry.body or name, version), (entry.body or name, "")})
             and _is_file(entry.path)
         }
-        if kept:
-            versions = {**kept, **latest.models.get(name, {})}
+        if surviving:
+            versions = {**surviving, **latest.models.get(name, {})}
             latest.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
             latest.where[name] = previous.where[name]
 
@@ -263,7 +263,7 @@ class _Directory:
             with os.scandir(root) as listing:
                 names = sorted(file.name for file in listing if not file.name.startswith("."))
         except OSError as error:
-            scan.blind = True
+            scan.unreadable = True
             scan.problem(str(self.path), f"cannot look into the repository: {error.strerror or error}")
             return scan
         present = set(names)
@@ -281,7 +281,7 @@ class _Directory:
         """Add the models of one file or folder of the repository to *scan*; other files are ignored."""
         name = next((file.removesuffix(suffix) for suffix in suffixes() if file.endswith(suffix)), file)
         try:
-            mode = _mode(root, root / file)
+            mode = _checked_mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
                 entries = _scan_versions(root, _check_name(name), scan, self.programs)
@@ -300,7 +300,7 @@ class _Directory:
 
 @dataclass(frozen=True, slots=True)
 class _ModelFile:
-    """One model file, whatever its source."""
+    """A source that is one file: given by its path, packaged, trained, or of the zoo."""
 
     name: str
     path: Path
@@ -353,16 +353,16 @@ def _scan_versions(root: Path, name: str, scan: _Scan, programs: bool) -> list[M
 
 
 def _version_entry(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
-    """Return the version *number* of a model; *config*: the settings of all its versions, which its own override."""
+    """Return the version *number* of a model; *config*: those of all versions, which its own override."""
     folder = root / name / number
     files = _list_folder(root, folder)
     file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
     if file not in files:
         raise _Unusable(f"no file {MODEL_FILE} in it")
-    if not stat.S_ISREG(mode := _mode(root, folder / file)):
+    if not stat.S_ISREG(mode := _checked_mode(root, folder / file)):
         raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
-    own = _read_settings(root, folder / SETTINGS_FILE)
-    return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
+    version_config = _read_settings(root, folder / SETTINGS_FILE)
+    return ModelEntry(name, number, folder / file, config.overridden_by(version_config), "repository")
 
 
 def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
@@ -380,7 +380,7 @@ def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
     try:
         tasks = [task.name for task in tasks_in(entry.path)]
     except OSError as error:
-        raise _Unusable(f"cannot look into {entry.path.name}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into {entry.path.name}: {error.strerror or error}", transient=True) from error
     except ModelError as error:
         raise _Unusable(str(error)) from error
     for name in entry.config.tasks:
@@ -398,7 +398,7 @@ def _read_settings(root: Path | None, path: Path) -> ModelConfig:
         return ModelConfig()
     where = str(path.relative_to(root)) if root else path.name
     if root:
-        _mode(root, path)
+        _checked_mode(root, path)
     try:
         return read_model_config(path, where=where)
     except InputError as error:
@@ -407,28 +407,28 @@ def _read_settings(root: Path | None, path: Path) -> ModelConfig:
 
 def _list_folder(root: Path, folder: Path) -> list[str]:
     """List the names in a directory, which must be inside the repository."""
-    if not stat.S_ISDIR(_mode(root, folder)):
+    if not stat.S_ISDIR(_checked_mode(root, folder)):
         raise _Unusable(f"{folder.relative_to(root)} is not a directory")
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
-        raise _Unusable(f"cannot look into it: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into it: {error.strerror or error}", transient=True) from error
 
 
-def _mode(root: Path, path: Path) -> int:
+def _checked_mode(root: Path, path: Path) -> int:
     """Return the mode of a file, after checking that it is inside the repository, links resolved."""
     shown = path.relative_to(root)
     try:
-        real = Path(os.path.realpath(path, strict=True))
-        if not real.is_relative_to(root):
+        resolved = Path(os.path.realpath(path, strict=True))
+        if not resolved.is_relative_to(root):
             raise _Unusable(f"{shown} is a link that leads out of the repository")
-        return real.stat().st_mode
+        return resolved.stat().st_mode
     except OSError as error:
-        raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", transient=True) from error
 
 
 def _check_name(name: str) -> str:
-    """Return a model's name; _Unusable if requests could not contain it."""
+    """Return a model's name; _Unusable if it is no valid name in a request."""
     if not servable(name):
         raise _Unusable(_NO_NAME)
     return name
@@ -443,26 +443,26 @@ def _shorten(text: str) -> str:
     return text if len(text) <= 128 else text[:125] + "..."
 
 
-def _open_source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
+def _open_source(source: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
     """Return the source of models that the user named; names of models that weft knows come before directories.
 
     InputError if there is no such source.
     """
-    if isinstance(given, str) and given in zoo.ZOO:
-        return _ModelFile(given, _export_zoo_model(given, scratch), "zoo", config=ModelConfig())
-    if isinstance(given, str) and given in PACKAGED:
-        shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
-        config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _ModelFile(given, packaged_file(given), "packaged", config=config)
-    if isinstance(given, str) and given in TRAINED:
-        return _ModelFile(given, TRAINED[given].path(), "trained", config=ModelConfig())
-    path = Path(given)
-    if os.path.isdir(path) and str(given):
+    if isinstance(source, str) and source in zoo.ZOO:
+        return _ModelFile(source, _export_zoo_model(source, scratch), "zoo", config=ModelConfig())
+    if isinstance(source, str) and source in PACKAGED:
+        shapes = {key: list(shape) for key, shape in PACKAGED[source].shapes.items()}
+        config = ModelConfig(shapes=shapes, values=dict(PACKAGED[source].values))
+        return _ModelFile(source, packaged_file(source), "packaged", config=config)
+    if isinstance(source, str) and source in TRAINED:
+        return _ModelFile(source, TRAINED[source].path(), "trained", config=ModelConfig())
+    path = Path(source)
+    if os.path.isdir(path) and str(source):
         return _Directory(path.absolute(), programs)
-    if str(given) and (kind := kind_at(path)) not in ("", "a file"):
+    if str(source) and (kind := kind_at(path)) not in ("", "a file"):
         raise InputError(one_line(f"{path} is {kind}, not a file; a file ends in .onnx, a repository is a directory"))
     if not os.path.isfile(path):
-        raise InputError(_missing_message(str(given), path))
+        raise InputError(_missing_message(str(source), path))
     if path.suffix not in suffixes():
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
@@ -471,14 +471,14 @@ def _open_source(given: str | Path, scratch: Path, programs: bool) -> _Directory
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 
 
-def _missing_message(given: str, path: Path) -> str:
+def _missing_message(source: str, path: Path) -> str:
     """Return the message for a missing source, with similar names."""
-    if "/" not in given and not given.endswith(suffixes()):
+    if "/" not in source and not source.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
-        return f"{unknown_name('model', _shorten(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
-    near = one_line(" or ".join(_similar_paths(path)))
-    return f"{_shorten(given)!r} is not there; " + (
-        f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
+        return f"{unknown_name('model', _shorten(source), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
+    similar = one_line(" or ".join(_similar_paths(path)))
+    return f"{_shorten(source)!r} is not there; " + (
+        f"did you mean {similar}?" if similar else "give a directory, an .onnx file or the name of a model"
     )
 
 
@@ -486,7 +486,7 @@ def _similar_paths(path: Path) -> Iterator[str]:
     """Yield up to three files in the same folder with similar names."""
     try:
         siblings = [name for name in os.listdir(path.parent) if not name.startswith(".")]
-    except (OSError, ValueError):  # no such folder, or a zero in the path: nothing is near
+    except (OSError, ValueError):  # no such folder, or a null byte in the path: nothing is similar
         return
     for name in get_close_matches(path.name, siblings, n=3):
         yield str(path.parent / name)
@@ -501,19 +501,19 @@ def _export_zoo_model(name: str, scratch: Path) -> Path:
         try:
             scratch.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=scratch, prefix=".writing-") as draft:
-                whole = Path(draft) / name
-                whole.mkdir()
-                zoo.export(name, whole / MODEL_FILE)
-                _publish(whole, folder)
+                finished = Path(draft) / name
+                finished.mkdir()
+                zoo.export(name, finished / MODEL_FILE)
+                _publish(finished, folder)
         except OSError as error:
             raise ModelError(one_line(f"cannot write {name} into {scratch}: {error.strerror or error}")) from error
     return folder / MODEL_FILE
 
 
-def _publish(whole: Path, folder: Path) -> None:
+def _publish(finished: Path, folder: Path) -> None:
     """Move a finished folder to its place, unless another process was faster."""
     try:
-        whole.rename(folder)
+        finished.rename(folder)
     except OSError:
         if not _is_file(folder / MODEL_FILE):
             raise

@@ -10,11 +10,11 @@ from weft.base.errors import BadRequest
 MOST_WHOLE = 2**64 - 1
 """Triton keeps ``timeout`` and ``priority`` in 64 bits without a sign."""
 LONGEST_NS = 2**60
-"""36 years: a deadline beyond is put there, so that sums with it stay within the 63 bits of every clock."""
+"""Limit on deadlines (36 years); later ones are set to it, so that sums stay within the 63 bits of every clock."""
 
 
 class ModelTerms(NamedTuple):
-    """Deadlines of requests that bring none, in milliseconds; None: not set."""
+    """Deadlines of requests that bring none, in milliseconds: soft and strict ones of a model, then the server's."""
 
     slo_ms: float | None = None
     timeout_ms: float | None = None
@@ -53,9 +53,9 @@ def due_of(
     if strict:
         return RequestDue(min(*strict, arrival + LONGEST_NS), strict=True, best_effort=False)
     soft_ms = slo_ms if slo_ms is not None else terms.slo_ms
-    within_ms = terms.default_slo_ms if soft_ms is None else soft_ms
+    delay_ms = terms.default_slo_ms if soft_ms is None else soft_ms
     # neither the request nor its model has a deadline: the server's default only orders it
-    return RequestDue(arrival + round(within_ms * 1e6), strict=False, best_effort=soft_ms is None)
+    return RequestDue(arrival + round(delay_ms * 1e6), strict=False, best_effort=soft_ms is None)
 
 
 def whole(parameters: Mapping[str, object], key: str) -> int:

@@ -51,7 +51,7 @@ SMALL_BODY_BYTES = 1 << 20
 class _Admitted:
     """A request that passed the gate: its route, its caller, and the bytes it holds until it is answered."""
 
-    __slots__ = ("_budget", "_counts", "_unpacked_bytes", "body_bytes", "caller", "route")
+    __slots__ = ("_budget", "_in_quota", "_unpacked_bytes", "body_bytes", "caller", "route")
 
     def __init__(
         self, route: Route, body_bytes: int, caller: Caller | None, budget: ByteBudget, *, counts: bool
@@ -61,12 +61,12 @@ class _Admitted:
         counts: whether it counts as one of the caller's requests in flight; OverQuota beyond the limit.
         """
         self.route, self.body_bytes, self.caller = route, body_bytes, caller
-        self._budget, self._unpacked_bytes, self._counts = budget, 0, counts
+        self._budget, self._unpacked_bytes, self._in_quota = budget, 0, counts
         if counts and caller is not None:
             caller.begin()
 
     def hold(self, count: int, packed_bytes: int) -> None:
-        """Count *count* unpacked bytes as held until the answer; the *packed_bytes* of the body count already."""
+        """Reserve *count* unpacked bytes until the answer; the *packed_bytes* of the body are reserved already."""
         self._budget.take(count, packed_bytes + self._unpacked_bytes)
         self._unpacked_bytes += count
 
@@ -74,7 +74,7 @@ class _Admitted:
         """Release what the request holds, after its answer."""
         if self._unpacked_bytes:
             self._budget.give(self._unpacked_bytes)
-        if self._counts and self.caller is not None:
+        if self._in_quota and self.caller is not None:
             self.caller.in_flight -= 1
 
 
@@ -94,7 +94,7 @@ class _AdmittedInfer(_Admitted):
 
 
 class Routes:
-    """Answers exchanges from a service."""
+    """Handles HTTP exchanges: calls the service and writes its answers."""
 
     def __init__(self, service: Service) -> None:
         """Take the limits and the host names from the settings of the service."""
@@ -169,13 +169,15 @@ class Routes:
             if endpoint.handle:
                 answer = endpoint.handle(self._service, _make_call(exchange, admitted, endpoint))
             if isinstance(answer, Awaitable):
-                self._soon(exchange, self._answer_when_done(exchange, endpoint, answer))
+                self._run_in_task(exchange, self._answer_when_done(exchange, endpoint, answer))
             else:
-                self._answer(exchange, _make_response(endpoint, answer))
+                self._answer_other(exchange, _make_response(endpoint, answer))
         except RequestError as error:
             self._refuse(exchange, error)
 
-    def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None], call: InferCall | None = None) -> None:
+    def _run_in_task(
+        self, exchange: HttpExchange, work: Coroutine[Any, Any, None], call: InferCall | None = None
+    ) -> None:
         """Run *work* in a task; if it raises, the error is the answer and ends *call*."""
 
         async def guarded() -> None:
@@ -190,7 +192,7 @@ class Routes:
 
     async def _answer_when_done(self, exchange: HttpExchange, endpoint: Endpoint, answer: Awaitable[Any]) -> None:
         """Answer with the result of a handler that is a coroutine."""
-        self._answer(exchange, _make_response(endpoint, await answer))
+        self._answer_other(exchange, _make_response(endpoint, await answer))
 
     def _refuse(self, exchange: HttpExchange, error: Exception, call: InferCall | None = None) -> None:
         """Answer with an error, which ends *call*; inference that fails before it became a call is traced here."""
@@ -204,7 +206,7 @@ class Routes:
             self._service.trace_refusal(admitted.route.name, error, exchange.headers.get(PARENT, ""))
         exchange.respond(self._add_estimate(exchange, refusal(error)))
 
-    def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
+    def _answer_other(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Answer a request other than inference; below /v2 without compression, which not all clients support."""
         if exchange.target.raw_path.startswith("/v2"):
             exchange.respond(response)
@@ -223,11 +225,11 @@ class Routes:
         """Answer, compressed on a thread if the client accepts that and the body is large enough."""
         response = self._add_estimate(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
-        wanted = bodies.wanted_encoding(accepted) if accepted else ""
-        if not wanted or exchange.method == "HEAD" or bodies.body_bytes(response) < bodies.LEAST_BYTES:
+        encoding = bodies.wanted_encoding(accepted) if accepted else ""
+        if not encoding or exchange.method == "HEAD" or bodies.body_bytes(response) < bodies.LEAST_BYTES:
             self._send(exchange, response, call)
         else:
-            self._soon(exchange, self._send_packed(exchange, response, wanted, call), call)
+            self._run_in_task(exchange, self._send_packed(exchange, response, encoding, call), call)
 
     async def _send_packed(
         self, exchange: HttpExchange, response: HttpResponse, encoding: str, call: InferCall | None
@@ -248,7 +250,7 @@ class Routes:
         if admitted.encoding == "identity":
             self._begin_inference(exchange, admitted, exchange.body)
         else:
-            self._soon(exchange, self._unpack(exchange, admitted))
+            self._run_in_task(exchange, self._unpack(exchange, admitted))
 
     async def _unpack(self, exchange: HttpExchange, admitted: _AdmittedInfer) -> None:
         """Decompress a body on a thread, within the budget of held bytes."""
@@ -282,9 +284,9 @@ class Routes:
             if isinstance(outcome, RequestError):
                 exchange.respond(self._add_estimate(exchange, refusal(outcome)))
             elif is_large(outcome):
-                self._soon(exchange, self._write_large(exchange, outcome, call), call)
+                self._run_in_task(exchange, self._encode_in_helper(exchange, outcome, call), call)
             else:
-                self._write(exchange, outcome, call)
+                self._encode_here(exchange, outcome, call)
 
         def peek() -> dict[str, Any]:
             return {} if large else peeked(body, length)
@@ -296,14 +298,14 @@ class Routes:
         if exchange.open:
             exchange.gone = call.cancel
 
-    def _write(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
+    def _encode_here(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         """Encode a result here, and send it."""
         try:
             self._answer_packed(exchange, _infer_response(*encode(result)), call)
         except Exception as error:
             self._refuse(exchange, error, call)
 
-    async def _write_large(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
+    async def _encode_in_helper(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         """Encode a result in a helper process, and send it."""
         if exchange.open:
             self._answer_packed(exchange, _infer_response(*await self._service.json.encode(result)), call)

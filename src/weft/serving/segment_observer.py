@@ -109,9 +109,10 @@ class SegmentObserver:
         """
         self.policy = policy
         self._lanes, self._streams, self._recorder, self._sharing = lanes, streams, recorder, sharing
+        # by lane: the batch of the last segment, and when that segment ended
         self._last_batch: dict[int, Batch] = {}
         self._last_end: dict[int, int] = {}
-        self._hand_overs = self._hand_over_ns = 0
+        self._hand_overs = self._hand_over_ns = 0  # number and sum of the gaps in ``hand_over_s``
 
     @property
     def hand_over_s(self) -> float:
@@ -154,23 +155,23 @@ class SegmentObserver:
         """Count a computed segment for its models, and learn the time *took*, corrected by contention on a GPU."""
         candidate, stream = completion.candidate, work.stream
         # A policy that refills makes small batches, and the gap between their segments is part of their cost.
-        between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
+        gap_ticks = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
         contention = self._observe_contention(lane, completion, stream) if self._sharing else None
-        expected = round(candidate.compute / contention.speed) if contention else candidate.compute
-        error = abs(took + between - expected) if stream.measured else 0
-        computed = max(1, candidate.size * stream.rows)
+        expected_ticks = round(candidate.compute / contention.speed) if contention else candidate.compute
+        error_ticks = abs(took + gap_ticks - expected_ticks) if stream.measured else 0
+        segment_rows = max(1, candidate.size * stream.rows)
         for model, rows in work.rows_by_model().items():  # requests may have joined the batch while it was computed
-            own = min(rows, computed)
-            model.statistics.computed(computed, own, took_ns=took, error_ns=error)
+            model_rows = min(rows, segment_rows)
+            model.statistics.computed(segment_rows, model_rows, took_ns=took, error_ns=error_ticks)
             if self._sharing:
-                model.statistics.shares.total_ns[self._sharing.name(lane)] += took * own // computed
+                model.statistics.shares.total_ns[self._sharing.name(lane)] += took * model_rows // segment_rows
         if contention is None or contention.alone:
-            self._streams.learn(stream, candidate, took, between)
+            self._streams.learn(stream, candidate, took, gap_ticks)
         elif not stream.measured:
             self._streams.learn(stream, candidate, round(took * contention.speed))
 
     def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> ObservedContention:
-        """Return the contention that a segment met, if lanes are shares of a GPU."""
+        """Return how segments on other lanes, which are shares of a GPU, slowed a segment down."""
         assert self._sharing
         candidate, times, now = completion.candidate, completion.times, self._lanes.now()
         running = [
@@ -178,8 +179,8 @@ class SegmentObserver:
             for other in self._lanes.lanes
             if other.task and other.task.began is not None
         ]
-        ran = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
-        return self._sharing.observe(ran, candidate.compute if stream.measured else None, running)
+        run = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
+        return self._sharing.observe(run, candidate.compute if stream.measured else None, running)
 
     def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
         """Record the gap between two segments of a batch on a lane, or that *batch* preempted the lane's last batch."""

@@ -41,13 +41,13 @@ log = logging.getLogger("weft.server")
 access = logging.getLogger("weft.access")
 
 SWITCH_S = 0.0005
-"""How long a Python thread may hold the global lock while another waits: lanes report within this."""
+"""Switch interval of Python threads (GIL), so that lanes report to the event loop within this time."""
 
 CLOSING_S = 0.5
 """Timeout for closing connections, lanes and models, each, after all requests were answered."""
 
 HURRIED_S = 0.1
-"""The same timeout if requests were lost, or after a second signal."""
+"""Shorter timeout than ``CLOSING_S``, if requests were lost, or after a second signal."""
 
 STOPPING_S = 0.4
 """Timeout for stopping running segments: an operator that has started cannot be interrupted."""
@@ -61,12 +61,12 @@ class Server:
 
         again: reads the settings once more, for a server that takes over changed settings while it runs.
         """
-        self.config, self._again = config, again
+        self.config, self._read_settings = config, again
         self.keys = Keys(config.network.api_key, config.network.keys_file)
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sharing = sharing_for(scheduling.policy, execution.device)
         setting = Setting([], NO_BUFFER, 1, lanes=execution.lanes, shares=sharing.shares if sharing else None)
-        make_request_policy(scheduling.policy, setting, scheduling.policy_options)
+        make_request_policy(scheduling.policy, setting, scheduling.policy_options)  # checks the settings
         self.backend = backend_of(config)
         self._hurry = asyncio.Event()
         self._scratch = make_folder() if loading.cache is None else None
@@ -122,7 +122,7 @@ class Server:
         """Load and learn the models without listening, call *report*, and stop: ``weft serve --check``."""
         self._create_service(learn_first=True)
         try:
-            tls_of(self.config.network)
+            tls_of(self.config.network)  # both: checks the certificate
             grpc_tls_of(self.config.network)
             await self.service.preload(say)
             report(self.service)
@@ -130,7 +130,7 @@ class Server:
             await self._close_models(CLOSING_S)
 
     def _create_service(self, *, learn_first: bool = False) -> None:
-        """Create the dispatcher, the library and the service."""
+        """Create the dispatcher, the library and the service; *learn_first*: learn models before serving them."""
         config = self.config
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sys.setswitchinterval(SWITCH_S)
@@ -160,8 +160,8 @@ class Server:
             compile_s=loading.compile_s,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
-        if self._again:
-            self.service.settings_again = self._again
+        if self._read_settings:
+            self.service.settings_again = self._read_settings
 
     def reread(self) -> None:
         """Read keys, settings and models again, and take over changes (SIGHUP)."""
@@ -280,7 +280,7 @@ class Server:
         await self._end_in_background("end of the scratch", self.remove_scratch)
 
     def _timeout_s(self, patience_s: float) -> float:
-        """Return *patience_s* as a timeout, shortened after ``hurry``."""
+        """Return *patience_s*, or the shorter ``HURRIED_S`` after ``hurry``."""
         return HURRIED_S if self._hurry.is_set() else patience_s
 
     def remove_scratch(self) -> None:
@@ -301,7 +301,7 @@ class Server:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first drains, the second ends at once, a third gets the system's default action.
+    """SIGTERM and SIGINT: the first drains, the second ends at once, a third has the system's default action.
 
     A timer ends the process after the first (``drain_s`` plus ``GRACE_S``) and the second, even if threads hang.
     """
@@ -327,7 +327,7 @@ class _Signals:
             self._loop.add_signal_handler(signal.SIGHUP, server.reread)
 
     def _on_signal(self) -> None:
-        """Request the stop at the first signal; at the second, end at once and restore the default actions."""
+        """Drain at the first signal; at the second, end at once and restore the default actions."""
         if not self.stop_requested.is_set():
             self.exit_timer.within(self._drain_s + GRACE_S)
             self.stop_requested.set()
@@ -389,10 +389,10 @@ async def _serve_until_stopped(
     finally:
         if starting.exception():
             waiting.cancel()
-    if nothing := why_nothing_is_served(server.service.library, server.config):
+    if problem := why_nothing_is_served(server.service.library, server.config):
         waiting.cancel()
         await server.stop()
-        raise InputError(nothing)
+        raise InputError(problem)
     gc.collect()
     gc.freeze()  # loaded objects stay; traversing them in every garbage collection would delay requests
     started(server)

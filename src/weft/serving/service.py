@@ -172,12 +172,12 @@ class Service(InferenceService):
         """Scan the repository and return every model with its state."""
         await self.library.rescan()
         self.log_readiness()
-        names = {"ready": "READY", "loading": "LOADING"}
+        state_names = {"ready": "READY", "loading": "LOADING"}
         rows = [
             {
                 "name": slot.entry.name,
                 "version": slot.entry.version,
-                "state": "UNAVAILABLE" if slot.outage else names.get(slot.state, "UNAVAILABLE"),
+                "state": "UNAVAILABLE" if slot.outage else state_names.get(slot.state, "UNAVAILABLE"),
                 "reason": slot.outage or (slot.message if slot.state != "ready" else ""),
             }
             for slot in self.library.slots()
@@ -206,8 +206,8 @@ class Service(InferenceService):
         """Read settings and models again, and take over the changes that do not need a restart, while serving."""
         async with self._renewing:
             try:
-                wanted = await run_in_background("reading of the settings", self.settings_again, lambda _: None)
-                change = change_of(self.config, wanted)
+                new_config = await run_in_background("reading of the settings", self.settings_again, lambda _: None)
+                change = change_of(self.config, new_config)
                 if change.any_of(DECIDING):
                     rules, lanes = change.config.scheduling, change.config.execution.lanes
                     self.dispatcher.follow(rules.policy, rules.policy_options, rules.late, lanes)
@@ -230,12 +230,12 @@ class Service(InferenceService):
     async def _parse_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
         """Return the settings for a model in the parameters of a load request; None if it has none."""
         backend = self.library.backend
-        shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
+        visible_config: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
         slot = self.library.find(name)
         if slot.served:
-            shown = await self.model_config(name)
-        settings = requested_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
+            visible_config = await self.model_config(name)
+        settings = requested_settings(parameters, {**visible_config, "parameters": parameters_of(slot.config)})
         if settings is not None and slot.entry.body:
             raise BadRequest(f"{name} is one of several models of a file; load it without a config")
         return settings
@@ -263,8 +263,8 @@ class Service(InferenceService):
         """Load models from *waiting*, which several calls share, one after another."""
         for slot in waiting:
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
-            done = slot.served or slot.loading or slot.state == "failed"  # together with a model of the same body
-            if done or not (slot.config.preload and newest and self.library.fits(slot)):
+            tried = slot.served or slot.loading or slot.state == "failed"  # with another model of the same body
+            if tried or not (slot.config.preload and newest and self.library.fits(slot)):
                 continue  # loaded on demand
             if say:
                 say(slot.entry.name)
@@ -283,8 +283,8 @@ def _describe_tensor(spec: Any) -> dict[str, Any]:
 
 def _describe_config(spec: Any, *, batched: bool) -> dict[str, Any]:
     """Return a tensor's entry in Triton's ModelConfig; if *batched*, its shape is without the batch dimension."""
-    kind = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
-    return {"name": spec.name, "data_type": kind, "dims": list(spec.shape[1:] if batched else spec.shape)}
+    data_type = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+    return {"name": spec.name, "data_type": data_type, "dims": list(spec.shape[1:] if batched else spec.shape)}
 
 
 def _add_label_file(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str, Any]:
@@ -304,20 +304,20 @@ def _duration(count: int, ns: int) -> dict[str, int]:
 
 def _describe_statistics(slot: ModelSlot) -> dict[str, Any]:
     """Return a model's entry in the answer to a statistics call."""
-    seen = slot.statistics
+    statistics = slot.statistics
     return {
         "name": slot.entry.name,
         "version": slot.entry.version,
-        "last_inference": seen.last_ms,
-        "inference_count": seen.inferences,
-        "execution_count": seen.executions,
+        "last_inference": statistics.last_ms,
+        "inference_count": statistics.inferences,
+        "execution_count": statistics.executions,
         "inference_stats": {
-            "success": _duration(seen.success, seen.total_ns),
-            "fail": _duration(seen.faults, seen.failed_ns),
-            "queue": _duration(seen.success, seen.queue_ns),
-            "compute_input": _duration(seen.success, seen.input_ns),
-            "compute_infer": _duration(seen.success, seen.infer_ns),
-            "compute_output": _duration(seen.success, seen.output_ns),
+            "success": _duration(statistics.success, statistics.total_ns),
+            "fail": _duration(statistics.faults, statistics.failed_ns),
+            "queue": _duration(statistics.success, statistics.queue_ns),
+            "compute_input": _duration(statistics.success, statistics.input_ns),
+            "compute_infer": _duration(statistics.success, statistics.infer_ns),
+            "compute_output": _duration(statistics.success, statistics.output_ns),
             "cache_hit": _duration(0, 0),
             "cache_miss": _duration(0, 0),
         },
@@ -328,6 +328,6 @@ def _describe_statistics(slot: ModelSlot) -> dict[str, Any]:
                 "compute_infer": _duration(count, ns),
                 "compute_output": _duration(count, 0),
             }
-            for rows, (count, ns) in sorted(seen.batches.items())
+            for rows, (count, ns) in sorted(statistics.batches.items())
         ],
     }

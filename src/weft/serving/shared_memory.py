@@ -37,20 +37,20 @@ class SystemRegion:
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """key: the name of the object. RequestError if there is no such object, or it is too short."""
         self.name, self.key, self.offset, self.byte_size = name, key, offset, byte_size
-        self._opened = _Descriptor(_open_checked(name, key, offset + byte_size))
+        self._descriptor = _Descriptor(_open_checked(name, key, offset + byte_size))
         self.terms = LendingTerms(next(REGION_NUMBERS), "file", offset, byte_size)
 
     on_device = False
 
     @property
     def file(self) -> int:
-        return self._opened.number
+        return self._descriptor.number
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill *buffer* from byte *offset* of the region on; BadRequest if the client has truncated the object."""
         start = self.offset + offset
         try:
-            complete = read_fully(self._opened.number, buffer, start)
+            complete = read_fully(self._descriptor.number, buffer, start)
         except OSError as error:
             raise BadRequest(f"region {self.name!r} cannot be read: {error.strerror}") from error
         if not complete:
@@ -58,12 +58,12 @@ class SystemRegion:
 
     def write_from(self, data: memoryview, offset: int) -> None:
         """Write *data* at byte *offset* of the region; BadRequest if the client has truncated the object."""
-        at, start = 0, self.offset + offset
-        if os.fstat(self._opened.number).st_size < start + len(data):  # writing would make it grow
+        written, start = 0, self.offset + offset
+        if os.fstat(self._descriptor.number).st_size < start + len(data):  # writing would make it grow
             raise BadRequest(self._truncated_message(start + len(data)))
-        while at < len(data):
+        while written < len(data):
             try:
-                at += os.pwrite(self._opened.number, data[at:], start + at)
+                written += os.pwrite(self._descriptor.number, data[written:], start + written)
             except OSError as error:
                 raise BadRequest(f"region {self.name!r} cannot be written: {error.strerror}") from error
 
@@ -74,11 +74,11 @@ class SystemRegion:
     def status(self) -> dict[str, str | int]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def _truncated_message(self, wanted: int) -> str:
-        """Return the message for an object that was truncated after it was registered; *wanted*: the bytes needed."""
-        size = os.fstat(self._opened.number).st_size
+    def _truncated_message(self, end: int) -> str:
+        """Return the message for an object that was truncated after it was registered; *end*: the bytes it needs."""
+        size = os.fstat(self._descriptor.number).st_size
         return (
-            f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {wanted} are "
+            f"region {self.name!r}: {self.key!r:.80} was cut to {size} bytes since it was registered, and {end} are "
             "needed; make it larger again, or register another"
         )
 
@@ -217,20 +217,20 @@ class CudaMemory(Regions[CudaRegion]):
         self._devices, self._write = sorted(devices), write
 
     def open_region(self, name: str, parameters: Mapping[str, object], byte_size: int) -> CudaRegion:
-        """Note memory of a GPU, given by ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
+        """Create a region of GPU memory from ``device_id`` and ``raw_handle``; BadRequest for a GPU without models."""
         device = whole(parameters.get("device_id", 0), f"region {name!r}: device_id")
         if device not in self._devices:
-            here = ", ".join(map(str, self._devices))
-            raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {here}")
+            devices = ", ".join(map(str, self._devices))
+            raise BadRequest(f"region {name!r} lies on GPU {device}, and models run on GPU {devices}")
         return CudaRegion(name, _decode_handle(name, parameters.get("raw_handle")), device, byte_size, self._write)
 
 
-def _decode_handle(name: str, given: object) -> bytes:
+def _decode_handle(name: str, raw_handle: object) -> bytes:
     """Decode a CUDA handle: bytes over gRPC, Base64 in an object over HTTP."""
-    if isinstance(given, Mapping):
-        given = given.get("b64")
+    if isinstance(raw_handle, Mapping):
+        raw_handle = raw_handle.get("b64")
     try:
-        handle = base64.b64decode(given, validate=True) if isinstance(given, str) else given
+        handle = base64.b64decode(raw_handle, validate=True) if isinstance(raw_handle, str) else raw_handle
     except (binascii.Error, ValueError):
         handle = None
     if not isinstance(handle, bytes) or len(handle) != HANDLE_BYTES:

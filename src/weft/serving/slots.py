@@ -39,10 +39,10 @@ def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     folder = path.parent
     files = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
     try:
-        listed = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
+        statuses = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
     except OSError:  # it is being changed right now
         return ()
-    return tuple(sorted((name, seen.st_mtime_ns, seen.st_size, seen.st_ino) for name, seen in listed))
+    return tuple(sorted((name, status.st_mtime_ns, status.st_size, status.st_ino) for name, status in statuses))
 
 
 @dataclass(eq=False)
@@ -134,5 +134,5 @@ def signature(path: Path) -> tuple[int, int] | None:
 
 def _load_message(loaded: LoadedModel, entry: ModelEntry) -> str:
     """Return what the index says about a loaded model: the body it shares with others, and its remarks."""
-    family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
-    return "; ".join([*family, *loaded.remarks])
+    body_note = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
+    return "; ".join([*body_note, *loaded.remarks])

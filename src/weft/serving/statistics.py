@@ -36,9 +36,10 @@ class Recent(NamedTuple):
 
 
 class RecentWindow(NamedTuple):
-    """The last seconds in numbers; percentiles are None where nothing was served."""
+    """Figures of the last seconds; percentiles are None without results."""
 
     rate: float
+    """Results per second."""
     p50_ms: float | None
     p90_ms: float | None
     p99_ms: float | None
@@ -50,8 +51,9 @@ class ShareTimes:
     """How long segments of a model ran on each share of a device, since the start and in the last minutes."""
 
     def __init__(self) -> None:
-        self.total_ns: Counter[str] = Counter()
+        self.total_ns: Counter[str] = Counter()  # by the name of the share
         self._past: deque[tuple[int, Counter[str]]] = deque(maxlen=SHARES_KEPT)
+        """(time in nanoseconds, ``total_ns`` at that time), oldest first."""
 
     def sample(self, now: int) -> None:
         """Keep a sample of the times until now."""
@@ -60,8 +62,8 @@ class ShareTimes:
 
     def lately(self, now: int) -> dict[str, float]:
         """Return the fraction of the last minutes during which segments ran, by share."""
-        since, before = self._past[0] if self._past else (now, self.total_ns)  # the oldest sample
-        return {share: (ns - before[share]) / max(1, now - since) for share, ns in self.total_ns.items()}
+        start, start_ns = self._past[0] if self._past else (now, self.total_ns)
+        return {share: (ns - start_ns[share]) / max(1, now - start) for share, ns in self.total_ns.items()}
 
 
 @dataclass(eq=False)
@@ -75,6 +77,7 @@ class Statistics:
     """Rows computed."""
     executions: int = 0
     """Batches computed."""
+    # of requests with a result: from arrival to answer, then its parts; failed_ns: of requests without one
     total_ns: int = 0
     queue_ns: int = 0
     input_ns: int = 0
@@ -82,7 +85,7 @@ class Statistics:
     output_ns: int = 0
     failed_ns: int = 0
     batches: dict[int, list[int]] = field(default_factory=dict)
-    """Rows of a batch -> how many, and their compute time."""
+    """Rows of a batch -> [number of such batches, their computing time]."""
     met: int = 0
     missed: int = 0
     exits: Counter[int] = field(default_factory=Counter)
@@ -151,19 +154,19 @@ class Statistics:
         self.executions += 1
         self.inferences += rows
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
-        count = self.batches.setdefault(size, [0, 0])
-        count[0] += 1
-        count[1] += infer_ns
+        count_and_ns = self.batches.setdefault(size, [0, 0])
+        count_and_ns[0] += 1
+        count_and_ns[1] += infer_ns
 
-    def computed(self, rows: int, own: int, took_ns: int, error_ns: int) -> None:
-        """Count a segment of *rows* rows, *own* of which belong to this model, with a proportional share of its time.
+    def computed(self, rows: int, own_rows: int, took_ns: int, error_ns: int) -> None:
+        """Count a segment of *rows*, *own_rows* of which belong to this model, with a proportional share of its time.
 
         took_ns: the time of the segment. error_ns: the difference from the expected time.
         """
         self.segments += 1
         self.segment_rows += rows
-        self.segment_ns += took_ns if own == rows else took_ns * own // max(1, rows)
-        self.segment_error_ns += error_ns if own == rows else error_ns * own // max(1, rows)
+        self.segment_ns += took_ns if own_rows == rows else took_ns * own_rows // max(1, rows)
+        self.segment_error_ns += error_ns if own_rows == rows else error_ns * own_rows // max(1, rows)
 
     def window(self, now: int) -> RecentWindow:
         """Summarize the answers of the last ten seconds, or of a shorter time under rates beyond RECENT per window."""

@@ -44,6 +44,7 @@ LEARNING = 0.15
 """Weight of an observation in the moving average of a segment's time: larger follows noise, smaller adapts late."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""(input, shape) of all inputs of a request."""
 
 
 class ServedModel:
@@ -75,7 +76,7 @@ class ServedModel:
         self.labels = labels or {}
         """Output -> the labels of its classes."""
         self.body = self
-        self.task: TaskSpec | None = None
+        self.task: TaskSpec | None = None  # which of the models of a stitched body this is
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
         self.max_compute_ns = NO_DEADLINE if max_compute_s is None else round(max_compute_s * 1e9)
         """Limit on the computing time of a request without a strict deadline; of a body, for all of its models."""
@@ -84,8 +85,9 @@ class ServedModel:
         self.statistics = Statistics()
         self.leases = 0
         """Requests and batches that use it as a body; it is not closed before they have ended."""
-        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
+        self.streams: dict[tuple[Shapes, bool], ServedStream] = {}  # of a body: by shapes, and whether alone
         warm = self.timing.warm_shapes
+        # elements of all inputs at the shapes that the model was measured with; 0 if it was not measured
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
     def for_task(self, task: TaskSpec, *, queue_size: int = 256, exit_rules: ExitRules | None = None) -> ServedModel:
@@ -115,12 +117,12 @@ class ServedModel:
         shapes = self.timing.warm_shapes or {}
         if length is None:
             return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
-        free = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
-        return tuple([(name, (rows, *[length if size < 0 else size for size in free[name]])) for name in shapes])
+        row_shapes = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
+        return tuple([(name, (rows, *[length if size < 0 else size for size in row_shapes[name]])) for name in shapes])
 
     @cached_property
     def _free_axes(self) -> list[tuple[str, int]]:
-        """Input of the body and axis, for each axis of the task's inputs whose length is free; not for the rows."""
+        """(input of the body, axis) of all free axes of the task's inputs, except the rows."""
         names = self.task.inputs.values() if self.task and self.task.length else ()
         specs = [spec for spec in self.loaded.inputs if spec.name in names]
         return [(spec.name, axis) for spec in specs for axis, size in enumerate(spec.shape) if axis and size < 0]
@@ -144,8 +146,8 @@ class ServedModel:
         them. None without free axes.
         """
         length = self.length(inputs)
-        family = self.loaded.tasks
-        if family and family.any_lengths and self.task is not None and self.task.length:
+        tasks = self.loaded.tasks
+        if tasks and tasks.any_lengths and self.task is not None and self.task.length:
             return self.task.length
         if length is None or self.task is None or self.task.fill is None:
             return length
@@ -163,13 +165,13 @@ class ServedModel:
         start, end: the rows of the request. length: of the request, to cut off padding; None without free axes.
         """
         assert self.task is not None
-        own = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
-        if length is None or self.exit_rules:  # scores of classes, of any length
-            return own
+        task_outputs = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
+        if length is None or self.exit_rules:  # outputs of exits are scores of classes, without a free axis
+            return task_outputs
         is_free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
         return {
             name: value[tuple(slice(length if axis and free else None) for axis, free in enumerate(is_free[name]))]
-            for name, value in own.items()
+            for name, value in task_outputs.items()
         }
 
 
@@ -184,7 +186,9 @@ class ServedStream:
     alone: bool
     """Whether each of its requests runs in a batch of its own (a retry)."""
     rows: int
+    """Rows of each request: the first dimension of its inputs."""
     first_program: int
+    """Position of the program for a batch of one request; larger batches follow."""
     batches: int
     """Most requests in a batch."""
     places: int
@@ -211,14 +215,16 @@ class ServedStreams:
     ) -> None:
         """programs, remaining: shared with the policy and filled here: segment times, and their remaining sums.
 
-        sharing: gets the sensitivity of every program.
+        A remaining sum is the time from a segment to the end. sharing: gets the sensitivity of every program.
         """
         self._source, self.programs, self._sharing = source, programs, sharing
         self._remaining = remaining
         self._bodies: dict[ServedModel, int] = {}
+        """Body -> its number in ``sharing``."""
         self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
         """The streams by their numbers, the one used least recently first."""
-        self._spare: list[ServedStream] = []
+        self._closed: list[ServedStream] = []
+        """Closed streams, whose numbers and programs new streams take over."""
 
     def __len__(self) -> int:
         return len(self._by_use)
@@ -240,7 +246,7 @@ class ServedStreams:
             self._close_old()
             stream = model.streams[shapes, alone] = self._open_stream(model, shapes, alone)
             self._by_use[stream.index] = stream
-        elif len(self._by_use) > STREAMS // 2:
+        elif len(self._by_use) > STREAMS // 2:  # before, no eviction is near, and the order does not matter
             self._by_use.move_to_end(stream.index)
         return stream
 
@@ -253,7 +259,7 @@ class ServedStreams:
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
     def whole(self, model: ServedModel) -> int:
-        """Return the expected ticks of a request of a model's most common shapes; 0 before the first request."""
+        """Return the expected ticks of a whole request of a model's most common shapes; 0 before the first request."""
         stream = _most_used_stream(model)
         return self.programs[stream.first_program].total_compute if stream else 0
 
@@ -314,7 +320,8 @@ class ServedStreams:
             learned, at_load = self.programs[index], _estimate_program(stream.model, stream.shapes, stream.rows, size)
             if stream.measured and learned.total_compute > at_load.total_compute:
                 pairs = zip(learned.compute, at_load.compute, strict=True)
-                compute = tuple((3 * ticks + min(ticks, loaded_ticks)) // 4 for ticks, loaded_ticks in pairs)
+                # a quarter of the difference, so that one refusal does not undo what was learned
+                compute = tuple((3 * ticks + min(ticks, ticks_at_load)) // 4 for ticks, ticks_at_load in pairs)
                 self._set_program(index, replace(learned, compute=compute))
 
     def _set_segment_ticks(self, index: int, layer: int, ticks: int) -> None:
@@ -331,19 +338,19 @@ class ServedStreams:
         rows, batches = 1, 1
         if batching.batchable:
             rows = _common_rows(model.name, shapes)
-            joins = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
-            batches = max(1, batching.max_batch // max(1, rows)) if joins else 1
+            can_join = not alone and (batching.any_shapes or _has_measured_shapes(timing, shapes))
+            batches = max(1, batching.max_batch // max(1, rows)) if can_join else 1
         programs = [_estimate_program(model, shapes, rows, size) for size in range(1, batches + 1)]
         measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.exit_rules.steered if model.exit_rules else None
-        fitting = [old for old in self._spare if old.places >= batches]
-        if fitting:
-            spare = min(fitting, key=lambda old: old.places)
-            self._spare.remove(spare)
-            first, places = spare.first_program, spare.places
+        reusable = [old for old in self._closed if old.places >= batches]
+        if reusable:
+            closed = min(reusable, key=lambda old: old.places)
+            self._closed.remove(closed)
+            first, places = closed.first_program, closed.places
             for index, program in enumerate(programs, first):
                 self._set_program(index, program)
-            stream = ServedStream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
+            stream = ServedStream(closed.index, model, shapes, alone, rows, first, batches, places, measured)
             self._source.open(_terms(stream), steered, stream=stream.index)
         else:
             stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
@@ -360,7 +367,7 @@ class ServedStreams:
         """Evict idle streams that were used least recently, if there are too many."""
         if len(self._by_use) < STREAMS:
             return
-        for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
+        for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:  # many at once, so that this is rare
             if self._source.queues[stream.index].idle and not stream.on_lanes:
                 self._close(stream)
 
@@ -375,7 +382,7 @@ class ServedStreams:
     def _close(self, stream: ServedStream) -> None:
         """Close a stream; its number and programs are kept for another one."""
         del self._by_use[stream.index], stream.model.streams[stream.shapes, stream.alone]
-        self._spare.append(stream)
+        self._closed.append(stream)
 
 
 def _rename_tensors(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
@@ -396,7 +403,7 @@ def _most_used_stream(model: ServedModel) -> ServedStream | None:
 
 
 def _terms(stream: ServedStream) -> Terms:
-    """Return what the engine must know about a stream; deadlines are those of the requests."""
+    """Return the engine's terms of a stream; without a deadline, because requests have their own."""
     return Terms(
         programs=stream.first_program,
         deadline=NO_DEADLINE,
@@ -420,21 +427,21 @@ def _estimate_program(model: ServedModel, shapes: Shapes, rows: int, size: int) 
     refuses no request on a guess. Shapes that were not measured never count as short enough for the event loop.
     """
     times = model.timing.times_at(max(1, rows * size))
-    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements else 0.0
-    if not share:
+    size_ratio = _elements(shapes, rows) / model.warm_elements if model.warm_elements else 0.0
+    if not size_ratio:
         ticks = [UNKNOWN_NS] * len(times)
-    elif share == 1:
+    elif size_ratio == 1:
         ticks = [max(1, round(time * 1e9)) for time in times]
     else:
-        ticks = [max(INLINE_TICKS, round(time * 1e9 * min(share, 1.0))) for time in times]
-    nothing = (0,) * len(ticks)
-    program = Program(model.name, model.loaded.segments, nothing, tuple(ticks), nothing)
+        ticks = [max(INLINE_TICKS, round(time * 1e9 * min(size_ratio, 1.0))) for time in times]
+    no_ticks = (0,) * len(ticks)
+    program = Program(model.name, model.loaded.segments, no_ticks, tuple(ticks), no_ticks)
     exit_rules = model.exit_rules
     return replace(program, exits=exit_rules.layers, exit_rates=exit_rules.shares.published) if exit_rules else program
 
 
 def _elements(shapes: Shapes, rows: int) -> float:
-    """Return the number of elements of one row of the inputs."""
+    """Return the number of elements of one row of all inputs."""
     return sum(int(np.prod(shape)) for _, shape in shapes) / max(1, rows)
 
 

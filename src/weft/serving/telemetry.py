@@ -33,7 +33,7 @@ PARENT = "traceparent"
 
 
 class Hop:
-    """The span of a request in a gate, between its client and a server; this one is not sent."""
+    """The span of a request in a gate (router), between its client and a server; this class sends none."""
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
@@ -87,14 +87,14 @@ class OpenTelemetry(Telemetry):
             exporter = exporter or _exporter(endpoint)
         except ImportError as error:
             raise InputError(f"otlp needs {error.name}, which is not installed; pip install 'weft[otel]'") from error
-        here = Resource.create({"service.name": "weft", "service.version": __version__})
-        resource = here.merge(OTELResourceDetector().detect())
+        defaults = Resource.create({"service.name": "weft", "service.version": __version__})
+        resource = defaults.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
-        self._kind = SpanKind.SERVER
-        self._failure = partial(Status, StatusCode.ERROR)
-        self._propagator, self._within = TraceContextTextMapPropagator(), set_span_in_context
+        self._span_kind = SpanKind.SERVER
+        self._error_status = partial(Status, StatusCode.ERROR)
+        self._propagator, self._set_span_in_context = TraceContextTextMapPropagator(), set_span_in_context
 
     def ended(
         self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
@@ -102,7 +102,7 @@ class OpenTelemetry(Telemetry):
         """Send the span of a request that ends now and lasted *lasted_ns*; see ``Telemetry.ended``."""
         end_ns = time.time_ns()
         name = f"infer {model[:MOST_NAME_CHARS]}".rstrip()
-        span = self._tracer.start_span(name, self._context(parent), self._kind, start_time=end_ns - lasted_ns)
+        span = self._tracer.start_span(name, self._context(parent), self._span_kind, start_time=end_ns - lasted_ns)
         if span.is_recording():
             if model:
                 span.set_attribute("weft.model", model[:MOST_NAME_CHARS])
@@ -110,14 +110,14 @@ class OpenTelemetry(Telemetry):
                 span.set_attributes(_attributes(ticket))
             if error:
                 span.set_attributes({"weft.reason": error.reason, "weft.code": error.code})
-                span.set_status(self._failure(str(error)))
+                span.set_status(self._error_status(str(error)))
         span.end(end_ns)
 
     def passes(self, model: str, parent: str) -> Hop:
         """Begin the span of a request in a gate; the server's span will be its child."""
-        span = self._tracer.start_span(f"gate {model}", self._context(parent), self._kind)
+        span = self._tracer.start_span(f"gate {model}", self._context(parent), self._span_kind)
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, self._within(span))
+        self._propagator.inject(carrier, self._set_span_in_context(span))
         return _SpanHop(carrier.get(PARENT, parent), span)
 
     def _context(self, parent: str) -> Any:
@@ -150,7 +150,7 @@ def make_telemetry(otlp: bool | str | None) -> Telemetry:
 
 
 def _exporter(endpoint: str | None) -> SpanExporter:
-    """Create what sends spans to a collector over HTTP; None: to the one that the environment names."""
+    """Create the exporter of spans to a collector over HTTP; *endpoint* None: the one that the environment names."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     if endpoint is None:

@@ -48,8 +48,11 @@ class ClientTicket(Ticket):
         self.model, self.inputs, self.reply = model, model.to_body_inputs(inputs), reply
         self.best_effort = best_effort
         self.rows = 0
+        """First dimension of its inputs."""
         self.began = 0
+        """When its first segment began, on the clock of the lanes; 0: not yet."""
         self.batch_size = 0
+        """Most requests that were in its batch."""
         self.compute_ns = 0
         self.traced = True
         self.met: bool | None = None
@@ -121,6 +124,7 @@ class BatchWork:
         self.began = self.rows_by_model()
         """The models, with their rows, at the start of the batch."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
+        """The tensors for the next segment, in parts that the backend concatenates."""
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
         self._exit_outputs: ExitOutputs | None = None
@@ -163,14 +167,14 @@ class BatchWork:
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
         """Refuse outputs without exactly one row per row of the requests: they cannot be assigned to requests."""
-        wanted = sum(ticket.rows for ticket in self.tickets)
+        expected = sum(ticket.rows for ticket in self.tickets)
         for name in outputs[0].answers:
-            if (rows := sum(len(output.answers[name]) for output in outputs)) != wanted:
-                raise UnfitInputs(f"output {name!r} has {rows} rows for {wanted}")
+            if (rows := sum(len(output.answers[name]) for output in outputs)) != expected:
+                raise UnfitInputs(f"output {name!r} has {rows} rows for {expected}")
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Yield every ticket with its rows of the outputs."""
-        values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})
+        values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})  # {}: every output has rows
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
@@ -188,17 +192,17 @@ class BatchWork:
         """Remove the requests that leave at this exit and return them with their answers; drop cancelled requests."""
         exit_rules, exit_outputs = self.model.exit_rules, self._exit_outputs
         assert exit_rules is not None and exit_outputs is not None
-        answered, staying, rows = [], list[ClientTicket](), list[int]()
+        answered, staying, staying_rows = [], list[ClientTicket](), list[int]()
         for ticket, start, end in self._row_ranges():
             answer = None if ticket.gone else _exit_answer(ticket, exit_rules, exit_outputs, start, end)
             if answer is not None:
                 answered.append((ticket, answer))
             elif not ticket.gone:
                 staying.append(ticket)
-                rows += range(start, end)
+                staying_rows += range(start, end)
         if len(staying) < len(self.tickets):
-            self.tickets, (part,) = staying, self._parts
-            self._parts = [part._replace(rows=rows)]
+            self.tickets, (part,) = staying, self._parts  # one part: the backend has joined them at the exit
+            self._parts = [part._replace(rows=staying_rows)]
         return answered
 
     def join(self, other: BatchWork) -> None:
@@ -229,12 +233,12 @@ class MixedWork(BatchWork):
     The tensors of two such batches cannot be concatenated half-way, because the rows of a batch are sorted by model.
     """
 
-    __slots__ = ("_named",)
+    __slots__ = ("_output_names",)
 
     def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
         super().__init__(stream, batch, tickets)
-        self._named: list[frozenset[str]] = []
-        """For each part, the outputs of the models whose samples it contains."""
+        self._output_names: list[frozenset[str]] = []
+        """For each part, the names of the outputs of the models whose rows it contains."""
 
     def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
         """Check nothing: the number of rows of every model was checked when the body was measured."""
@@ -244,17 +248,17 @@ class MixedWork(BatchWork):
         super().take(segment, outputs)
         if segment == 0:
             tasks = [model.task for model in self.rows_by_model() if model.task]
-            self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
+            self._output_names = [frozenset(name for task in tasks for name in task.outputs.values())]
 
     def join(self, other: BatchWork) -> None:
         super().join(other)
         assert isinstance(other, MixedWork)
-        self._named += other._named
+        self._output_names += other._output_names
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Yield every ticket with the outputs of its model, for its rows; each row's exit is chosen here."""
-        parts = zip(self._answers, self._named, strict=True)
-        values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
+        parts = zip(self._answers, self._output_names, strict=True)
+        values = mixed([{name: answers[name] for name in names} for answers, names in parts], {})
         for ticket, start, end in self._row_ranges():
             model, exit_rules = ticket.model, ticket.model.exit_rules
             outputs = model.from_body_outputs(values, start, end, model.length(ticket.inputs))
@@ -272,11 +276,12 @@ def _exit_answer(
     start, end: the rows of the request in *exit_outputs*, which are those of its batch.
     """
     number, answers, confidences = exit_outputs
-    last, threshold = number == len(exit_rules.names), ticket.threshold
-    if ticket.rows == 1 and not last and not confidences[start] >= threshold:  # written so that NaN never leaves
+    is_last, threshold = number == len(exit_rules.names), ticket.threshold
+    if ticket.rows == 1 and not is_last and not confidences[start] >= threshold:  # written so that NaN never leaves
         return None
-    own = ExitOutputs(number, answers[start:end], confidences[start:end])
+    outputs = ExitOutputs(number, answers[start:end], confidences[start:end])
     if ticket.rows == 1:
-        return exit_rules.answer(own.answers, np.array([number], np.int64), own.confidences)
+        return exit_rules.answer(outputs.answers, np.array([number], np.int64), outputs.confidences)
     ticket.progress = ticket.progress or RequestRows(ticket.rows)
-    return ticket.progress.to_answer(exit_rules) if ticket.progress.record_exits(own, threshold, end=last) else None
+    has_left = ticket.progress.record_exits(outputs, threshold, end=is_last)
+    return ticket.progress.to_answer(exit_rules) if has_left else None

@@ -44,8 +44,9 @@ EMPTY_FINAL = "triton_enable_empty_final_response"
 _SHOWN_CHARS = 64
 """Characters of a client's value that an error message repeats; bounds the message."""
 _PARAMETER_TYPES = (str, int, float)
-_SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
-_CARRIAGE = frozenset({"binary_data", "binary_data_size"})
+"""Of parameters in JSON; bool is an int."""
+_SEQUENCE_PARAMETERS = frozenset({"sequence_id", "sequence_start", "sequence_end"})
+_ENCODING_PARAMETERS = frozenset({"binary_data", "binary_data_size"})
 
 _ELEMENTS: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool, int}), "true or false"),
@@ -68,7 +69,7 @@ _LIMITS = {"BOOL": (0, 1)} | {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The inputs and outputs of a version of a model, with cached views that every request needs."""
+    """The inputs and outputs of a version of a model, with lookups that every request needs."""
 
     name: str
     version: str
@@ -117,7 +118,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """A computed request; not frozen, which would take three times as long to make."""
+    """A request with its computed outputs; not frozen, because then creating it would take three times as long."""
 
     request: InferRequest
     model: ModelSpec
@@ -131,7 +132,7 @@ class InferResponse:
 
 
 Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
-"""A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
+"""An input that fits the model, before its data is read: the model's spec, type, shape, number of elements."""
 
 InRegions = dict[str, tuple[RegionPart, Fitted]]
 """Input -> its part of a region, and its checked description."""
@@ -188,7 +189,7 @@ def _parse_message(text: bytes) -> dict[str, Any]:
 
 
 def _key_count(message: dict[str, Any]) -> int:
-    """Count the keys of a request and of its tensors and parameters, but not of unknown objects."""
+    """Count the keys of a request, its tensors and their parameters; ``check_keys`` compares it with the JSON text."""
     count = own_keys(message)
     for tensors in (message.get("inputs"), message.get("outputs")):
         if type(tensors) is not list:
@@ -233,6 +234,7 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     message["outputs"] = tensors
     try:
         parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
+        # orjson writes NaN and infinity as null
         if b"null" in parts[0] and json_text.spell_out(tensors):
             parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
@@ -271,7 +273,7 @@ def refuse_tensor_parameter(key: str, kind: str) -> None:
 
 def refuse_request_parameter(key: str, value: object) -> None:
     """Refuse parameters for sequences and for several answers to a request."""
-    if key in _SEQUENCE and value:
+    if key in _SEQUENCE_PARAMETERS and value:
         raise BadRequest(f"parameter {key!r} is not supported: models here keep nothing between requests")
     if key.startswith("triton_") and key != EMPTY_FINAL:
         raise BadRequest(f"parameter {shown(key)} is not supported: names that begin with triton_ are the server's")
@@ -295,7 +297,7 @@ def fit_input(name: object, datatype: object, shape: object, specs: Mapping[str,
             raise BadRequest(f"input {spec.name!r}: dimension {size} does not fit, the model expects {_dims(spec)}")
     dtype = DATATYPES[datatype]
     elements = math.prod(shape)
-    extent = elements or math.prod(size or 1 for size in shape)
+    extent = elements or math.prod(size or 1 for size in shape)  # an empty tensor may have huge dimensions
     if extent * dtype.itemsize > MAX_TENSOR_BYTES:
         raise BadRequest(f"input {spec.name!r}: a tensor of that shape is too large")
     return spec, dtype, tuple(shape), elements
@@ -337,7 +339,7 @@ def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
     if dtype.kind == "O":
         return bytes_array(_split_strings(data, spec.name, elements)).reshape(shape)
     check_size(len(data), fitted)
-    # frombuffer takes half as long as ndarray, and refuses a buffer of nothing
+    # frombuffer takes half as long as ndarray, but refuses an empty buffer
     array: Array = np.frombuffer(data, dtype).reshape(shape) if elements else np.ndarray(shape, dtype, data)
     if dtype.kind == "b" and elements and array.view(np.uint8).max() > 1:
         raise BadRequest(f"input {spec.name!r}: a byte of a BOOL tensor must be 0 or 1")
@@ -378,9 +380,11 @@ def bytes_array(items: list[bytes]) -> Array:
 
 def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
     """Refuse integers that an input's datatype cannot hold; elements of other datatypes are not checked."""
-    least, most = _LIMITS.get(spec.datatype, (0, 0))
-    if elements and most and not (least <= min(elements) and max(elements) <= most):
-        raise BadRequest(f"input {spec.name!r}: an element is outside {least} to {most}, the range of {spec.datatype}")
+    lowest, highest = _LIMITS.get(spec.datatype, (0, 0))
+    if elements and highest and not (lowest <= min(elements) and max(elements) <= highest):
+        raise BadRequest(
+            f"input {spec.name!r}: an element is outside {lowest} to {highest}, the range of {spec.datatype}"
+        )
 
 
 def output_array(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
@@ -426,18 +430,18 @@ def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> Shar
     return SharedTensors(inputs, outputs) if inputs or outputs else None
 
 
-def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
+def _parse_inputs(entries: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
     """Decode the inputs of a request; return those with data, and separately those in regions.
 
-    listed: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
+    entries: the JSON list of inputs. tail: the binary tensors after the JSON, one after another; None without them.
     """
-    if type(listed) is not list:
-        raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
+    if type(entries) is not list:
+        raise BadRequest(f"inputs must be a list of tensors, not {shown(entries)}")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
     in_regions: InRegions = {}
-    read = 0  # bytes of the tail that belong to inputs so far
-    for item in listed:
+    used_bytes = 0  # bytes of the tail that inputs have used so far
+    for item in entries:
         if type(item) is not dict:
             raise BadRequest(f"every input must be a JSON object, not {shown(item)}")
         name: Any = item.get("name")
@@ -446,25 +450,25 @@ def _parse_inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> 
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
         part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
-        data = _binary_data(item, parameters, tail, read) if parameters else None
+        data = _binary_data(item, parameters, tail, used_bytes) if parameters else None
         if part is not None:
             in_regions[name] = check_in_region(part, fitted, inline=data is not None or "data" in item)
         elif data is None:
             inputs[name] = _from_json(item.get("data"), fitted)
         else:
             inputs[name] = from_binary(data, fitted)
-            read += len(data)
+            used_bytes += len(data)
     if len(inputs) + len(in_regions) != len(model.inputs):
         raise BadRequest(missing_inputs_message({**inputs, **in_regions}, model))
-    if tail is not None and read != len(tail):
-        raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {read}")
+    if tail is not None and used_bytes != len(tail):
+        raise BadRequest(f"{len(tail)} bytes follow the JSON part, but the inputs account for {used_bytes}")
     return inputs, in_regions
 
 
 def _binary_data(
-    item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
+    item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, used_bytes: int
 ) -> memoryview | None:
-    """Return the binary data of an input, from byte *read* of the tail on; None if its data is JSON."""
+    """Return the binary data of an input, from byte *used_bytes* of the tail on; None if its data is JSON."""
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -474,20 +478,20 @@ def _binary_data(
         raise BadRequest(f"input {name!r} has both data and binary_data_size; send one of them")
     if tail is None:
         raise BadRequest(f"input {name!r} is binary, but the header Inference-Header-Content-Length is missing")
-    if size > len(tail) - read:
-        raise BadRequest(f"input {name!r}: binary_data_size {size}, but only {len(tail) - read} bytes are left")
-    return tail[read : read + size]
+    if size > len(tail) - used_bytes:
+        raise BadRequest(f"input {name!r}: binary_data_size {size}, but only {len(tail) - used_bytes} bytes are left")
+    return tail[used_bytes : used_bytes + size]
 
 
-def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
+def _parse_outputs(entries: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
     """Parse the requested outputs, by default all; *binary*: whether they are binary unless they say otherwise."""
-    if listed is None or listed == []:
+    if entries is None or entries == []:
         return model.every_output[binary]
-    if type(listed) is not list:
-        raise BadRequest(f"outputs must be a list, not {shown(listed)}")
-    check_wanted(len(listed))
+    if type(entries) is not list:
+        raise BadRequest(f"outputs must be a list, not {shown(entries)}")
+    check_wanted(len(entries))
     wanted: dict[str, Wanted] = {}
-    for item in listed:
+    for item in entries:
         if type(item) is not dict:
             raise BadRequest(f"every requested output must be a JSON object, not {shown(item)}")
         parameters = _parameters(item, "output")
@@ -496,13 +500,13 @@ def _parse_outputs(listed: object, binary: bool, model: ModelSpec) -> tuple[Want
     return tuple(wanted.values())
 
 
-def _output_regions(listed: Any) -> dict[str, RegionPart]:
+def _output_regions(entries: Any) -> dict[str, RegionPart]:
     """Return where in regions outputs are to be written, from a list that ``_parse_outputs`` has checked."""
-    return region_parts(((item["name"], item.get("parameters") or {}) for item in listed), "output")
+    return region_parts(((item["name"], item.get("parameters") or {}) for item in entries), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
-    """Return the checked parameters of *holder*; *kind*: what it is: request, input or output."""
+    """Return the checked parameters of *holder*, the JSON object of a request, input or output (*kind*)."""
     parameters = holder.get("parameters")
     if parameters is None:
         return {}
@@ -514,7 +518,7 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
         if kind == "request":
             if key != "binary_data_output":  # which most requests have
                 refuse_request_parameter(key, value)
-        elif key not in _CARRIAGE:
+        elif key not in _ENCODING_PARAMETERS:
             refuse_tensor_parameter(key, kind)
     return parameters
 
@@ -532,19 +536,21 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
     if len(model.inputs) != 1:
         raise BadRequest(f"model {model.name!r} has {len(model.inputs)} inputs; a raw body works with one, send JSON")
     spec = model.inputs[0]
-    free = spec.shape.count(-1)
-    known = math.prod(size for size in spec.shape if size >= 0)
+    free_dimensions = spec.shape.count(-1)
+    fixed_elements = math.prod(size for size in spec.shape if size >= 0)
     if spec.datatype == "BYTES":
-        if known != 1:
+        if fixed_elements != 1:
             raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
         array = bytes_array([bytes(body)]).reshape((1,) * len(spec.shape))
         return InferRequest({spec.name: array}, "", {}, model.every_output[True])
-    stride = known * DATATYPES[spec.datatype].itemsize
-    if free > 1 or (free and not stride):
+    stride_bytes = fixed_elements * DATATYPES[spec.datatype].itemsize
+    if free_dimensions > 1 or (free_dimensions and not stride_bytes):
         raise BadRequest(f"input {spec.name!r}: the shape {_dims(spec)} cannot be told from a raw body, send JSON")
-    if free and len(body) % stride:
-        raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
-    shape = [len(body) // stride if size < 0 else size for size in spec.shape]
+    if free_dimensions and len(body) % stride_bytes:
+        raise BadRequest(
+            f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride_bytes}, as {_dims(spec)} needs"
+        )
+    shape = [len(body) // stride_bytes if size < 0 else size for size in spec.shape]
     array = from_binary(body, fit_input(spec.name, spec.datatype, shape, {spec.name: spec}))
     return InferRequest({spec.name: array}, "", {}, model.every_output[True])
 
@@ -608,16 +614,16 @@ def _split_strings(data: bytes | memoryview, name: str, elements: int) -> list[b
     if elements * 4 > len(data):
         raise BadRequest(f"input {name!r}: {len(data)} bytes are too few for {elements} strings")
     items: list[bytes] = []
-    at = 0
-    while at + 4 <= len(data) and len(items) < elements:
-        end = at + 4 + int.from_bytes(data[at : at + 4], "little")
+    position = 0
+    while position + 4 <= len(data) and len(items) < elements:
+        end = position + 4 + int.from_bytes(data[position : position + 4], "little")
         if end > len(data):
             raise BadRequest(f"input {name!r}: string {len(items)} reaches beyond its data of {len(data)} bytes")
-        items.append(bytes(data[at + 4 : end]))
-        at = end
-    if at != len(data) or len(items) != elements:
+        items.append(bytes(data[position + 4 : end]))
+        position = end
+    if position != len(data) or len(items) != elements:
         raise BadRequest(
-            f"input {name!r}: {len(items)} strings in {at} of {len(data)} bytes; its shape needs {elements}"
+            f"input {name!r}: {len(items)} strings in {position} of {len(data)} bytes; its shape needs {elements}"
         )
     return items
 
@@ -627,7 +633,7 @@ def _dims(spec: TensorSpec) -> str:
 
 
 def _unknown_name_message(kind: str, name: object, known: Iterable[str]) -> str:
-    """Return the message for an input or output (*kind*) that the model does not have."""
+    """Return the message for an unknown input or output (*kind*)."""
     if not isinstance(name, str):
         return f"the name of an {kind} must be a string, not {shown(name)}"
     return unknown_name(kind, name[:_SHOWN_CHARS], known)
