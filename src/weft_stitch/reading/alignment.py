@@ -1,4 +1,4 @@
-"""T models side by side: ``align`` finds which operation of one is which of the others.
+"""Match the operations of several models: ``align``.
 
 Operations are matched by what they read, from the inputs on, never by their place in the file. Where several
 operations read the same value in the same way (the branches of a block), what follows them decides: the whole rest of
@@ -67,7 +67,7 @@ def describe_kind(op: Op) -> str:
 
 
 def _properties(net: Net, op: Op) -> Iterator[tuple[str, Hashable]]:
-    """The properties, by name, that operations of one layer have in common; the first is the most telling."""
+    """The properties, by name, in which operations of one layer agree; a message names the first that differs."""
     yield "kind", op.kind
     yield "function", op.function
     yield "kernel", op.window.kernel
@@ -93,10 +93,10 @@ def _group_property(op: Op) -> Hashable:
 
 def _operand_shapes(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
     """For each operand, whether one channel is broadcast to all, and its height and width."""
-    whole = net.values[op.output]
+    result = net.values[op.output]
     for name in op.inputs:
         size = net.values[name]
-        yield size.channels != whole.channels, size.height, size.width
+        yield size.channels != result.channels, size.height, size.width
 
 
 def _text(value: Hashable) -> str:
@@ -109,11 +109,11 @@ def _text(value: Hashable) -> str:
 
 
 _STEPS_AHEAD = 24
-"""Steps of look-ahead where the models' rests differ: more than the longest branch of known blocks.
+"""Operations of look-ahead where models do not end alike: more than the longest branch of known blocks.
 
 Each step numbers all values again, which costs time.
 """
-_WAY_OUT = "islands = True runs what differs separately"
+_ISLANDS_HINT = "islands = True runs what differs separately"
 """The end of messages about models that differ."""
 
 
@@ -134,10 +134,10 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
         if ops:
             layers.append(FamilyLayer(ops, op.inputs, op.output))
         elif not islands:
-            raise StitchError(f"{alignment.first_difference(op)}; {_WAY_OUT}")
+            raise StitchError(f"{alignment.first_difference(op)}; {_ISLANDS_HINT}")
     family = alignment.family(tuple(nets), layers)
     if not islands:
-        _require_whole(family, alignment.tasks)
+        _require_all_matched(family, alignment.tasks)
     elif not any(layer.op.kind == "conv" for layer in layers) and len(nets) > 1:
         raise StitchError(f"nothing to stitch: {_reason_without_layers(nets[0], alignment)}")
     return family
@@ -145,7 +145,7 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
 
 @dataclass(eq=False)
 class _AlignedModel:
-    """A model during the alignment: which of its values are matched, and what follows each value."""
+    """A model during the alignment: its matched values, and numbers for the operations that follow each value."""
 
     net: Net
     names: dict[str, str] = field(default_factory=dict)
@@ -161,7 +161,10 @@ class _AlignedModel:
         self.layer_keys = {op.output: layer_key(self.net, op) for op in self.net.ops}
         self.writers = {op.output: op for op in self.net.ops}
         self.ahead: list[dict[str, int]] = []
-        """Levels of value -> a number for what follows it: first for the whole rest, then for ever fewer steps."""
+        """Value -> a number for the operations that follow it, equal in two models if these are equal.
+
+        The first entry counts all operations up to the outputs, the next 24 steps, then 23, and so on.
+        """
 
     @property
     def values(self) -> list[str]:
@@ -180,13 +183,13 @@ class _Alignment:
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks
         self._numbers: dict[Hashable, int] = {}
-        """Key -> its number, so that equal rests have equal numbers in all tasks."""
+        """Key of ``_number`` or layer key -> its number, the same in all tasks."""
         first = tasks[0].net.inputs
         for task, mark in zip(tasks, marks, strict=True):
             task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
             task.ahead.append(self._all_ahead(task, mark))
-        whole = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
-        if any(numbers != whole[0] for numbers in whole):
+        at_inputs = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
+        if any(numbers != at_inputs[0] for numbers in at_inputs):  # the models are not equal as a whole
             for task, mark in zip(tasks, marks, strict=True):
                 task.ahead += self._some_ahead(task, mark)
 
@@ -252,13 +255,15 @@ class _Alignment:
         outputs: dict[str, tuple[Port, ...]] = {}
         ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
         for value in ports[0]:
-            matching = [mine.get(task.names.get(value, "")) for task, mine in zip(self.tasks, ports, strict=True)]
+            matching = [
+                task_ports.get(task.names.get(value, "")) for task, task_ports in zip(self.tasks, ports, strict=True)
+            ]
             if all(matching):
                 outputs[value] = tuple(port for port in matching if port is not None)
         return outputs
 
     def first_difference(self, op: Op) -> str:
-        """Say why *op* of task 0 has no counterpart in some task."""
+        """The text of the message that *op* of task 0 has no counterpart in some task."""
         first = self.tasks[0]
         for task in self.tasks[1:]:
             if self._counterpart(task, op) is None:
@@ -276,14 +281,14 @@ class _Alignment:
         return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
 
     def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
-        """Value -> a number for everything that follows it; equal numbers in two models mean equal rests."""
+        """Value -> a number for all operations that follow it up to the outputs."""
         ahead: dict[str, int] = {}
         for value in reversed(task.values):
             ahead[value] = self._number(task, value, marks, ahead)
         return ahead
 
     def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
-        """The same for limited numbers of steps ahead, the most steps first."""
+        """For 24 steps ahead, then 23, down to 1: value -> a number for the operations within these steps."""
         levels = [dict.fromkeys(task.values, 0)]
         for _ in range(_STEPS_AHEAD):
             levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
@@ -297,8 +302,8 @@ class _Alignment:
         kinds = (
             self._numbers.setdefault(task.layer_keys[op.output], len(self._numbers)) for op, _ in task.readers[value]
         )
-        reads = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
-        key = (marks.get(value), tuple(sorted(reads)))
+        reading_ops = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
+        key = (marks.get(value), tuple(sorted(reading_ops)))
         return self._numbers.setdefault(key, len(self._numbers))
 
 
@@ -318,34 +323,35 @@ def _equal_weights(op: Op, other: Op) -> int:
 def _bridge(
     task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
 ) -> dict[str, str]:
-    """The family's values that a tail reads, or that only some models give as an output: own name -> the family's.
+    """The values of common layers that *tail* reads, or that not all models output: the model's name -> the family's.
 
     *index*: the task of the model.
     """
-    common = {own: name for name, own in task.names.items()}
-    given = {ports[index].value for ports in outputs.values()}
-    wanted = [value for op in tail for value in op.inputs]
-    wanted += [port.value for port in task.net.outputs if port.value not in given]
-    return {own: common[own] for own in wanted if own in common}
+    family_names = {model_name: name for name, model_name in task.names.items()}
+    family_outputs = {ports[index].value for ports in outputs.values()}
+    needed = [value for op in tail for value in op.inputs]
+    needed += [port.value for port in task.net.outputs if port.value not in family_outputs]
+    return {value: family_names[value] for value in needed if value in family_names}
 
 
-def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
+def _require_all_matched(family: Family, tasks: Sequence[_AlignedModel]) -> None:
     """Raise ``StitchError`` for an operation or an output of any model that has no counterpart in all others."""
     first = tasks[0].net
     for task in tasks:
-        if left := [op for op in task.net.ops if op.output not in task.used]:
-            words = (
-                f"{left[0].name} of {task.net.name} is {describe_kind(left[0])}, {first.name} has nothing in its place"
-            )
-            raise StitchError(f"{words}; {_WAY_OUT}")
+        if unmatched := [op for op in task.net.ops if op.output not in task.used]:
+            op = unmatched[0]
+            words = f"{op.name} of {task.net.name} is {describe_kind(op)}, {first.name} has nothing in its place"
+            raise StitchError(f"{words}; {_ISLANDS_HINT}")
     for index, task in enumerate(tasks):
-        given = {ports[index].name for ports in family.outputs.values()}
-        if lone := [port.name for port in task.net.outputs if port.name not in given]:
-            raise StitchError(f"{lone[0]} is an output of {task.net.name} that not all others have; {_WAY_OUT}")
+        family_outputs = {ports[index].name for ports in family.outputs.values()}
+        if extra_outputs := [port.name for port in task.net.outputs if port.name not in family_outputs]:
+            raise StitchError(
+                f"{extra_outputs[0]} is an output of {task.net.name} that not all others have; {_ISLANDS_HINT}"
+            )
 
 
 def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
-    """Say why the models have no convolution in common."""
+    """The text of the message that the models have no convolution in common."""
     for op in first.ops:
         if op.output not in alignment.tasks[0].used:
             return f"{alignment.first_difference(op)}, and no convolution before that is in all models"
@@ -353,24 +359,24 @@ def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
 
 
 def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
-    """The models, with a number added to a name that an earlier model has."""
+    """*nets*, with a number added to a name that an earlier model has."""
     taken: set[str] = set()
-    result = []
+    renamed = []
     for net in nets:
         name, number = net.name, 1
         while name in taken:
             number += 1
             name = f"{net.name}-{number}"
         taken.add(name)
-        result.append(net if name == net.name else replace(net, name=name))
-    return result
+        renamed.append(net if name == net.name else replace(net, name=name))
+    return renamed
 
 
 def _match_inputs(nets: Sequence[Net]) -> list[Net]:
-    """The models with their input ports in task 0's order: by name if all have the same names, else by position."""
+    """*nets* with their input ports in task 0's order: by name if all have the same names, else by position."""
     first = nets[0]
     by_name = _same_names([[port.name for port in net.inputs] for net in nets])
-    result = []
+    reordered = []
     for net in nets:
         if len(net.inputs) != len(first.inputs):
             counts = f"{first.name} has {len(first.inputs)} inputs, {net.name} {len(net.inputs)}"
@@ -379,8 +385,8 @@ def _match_inputs(nets: Sequence[Net]) -> list[Net]:
         ports = tuple(order[port.name] for port in first.inputs) if by_name else net.inputs
         for mine, theirs in zip(first.inputs, ports, strict=True):
             _require_same_picture(first, mine, net, theirs)
-        result.append(replace(net, inputs=ports))
-    return result
+        reordered.append(replace(net, inputs=ports))
+    return reordered
 
 
 def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> None:
