@@ -226,7 +226,7 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True, eq=False)
 class RoundingSteps:
-    """Operators that round a value to a number format; their tensors have the shape of the value, or hold one number."""
+    """Operators that round a value to a number format; their tensors have the value's shape, or hold one number."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]

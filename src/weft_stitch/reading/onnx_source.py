@@ -179,7 +179,7 @@ def _opset(model: OnnxModel) -> int:
 
 
 def _sizes(value: OnnxValue, allowed_types: Mapping[int, str]) -> tuple[int | str, ...]:
-    """The sizes of an input, open ones as text; ``ModelError`` if its type is not in *allowed_types* or its rank is unknown."""
+    """The sizes of an input, open ones by name; ``ModelError`` for an unknown rank or a type not in *allowed_types*."""
     tensor_type = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor_type.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")

@@ -131,16 +131,16 @@ class BodyWeights(NamedTuple):
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor, once even if it is used in several places."""
-        tensors: dict[int, Tensor] = {}
-        waiting: list[Any] = list(self)
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, torch.Tensor):
-                tensors[part.data_ptr()] = part
-            elif isinstance(part, SharedProduct):
-                waiting += [part.weight, part.bias, part.down, part.up]
-            elif isinstance(part, (tuple, list)):
-                waiting += part
+        tensors: dict[int, Tensor] = {}  # address -> tensor
+        pending: list[Any] = list(self)
+        while pending:
+            entry = pending.pop()
+            if isinstance(entry, torch.Tensor):
+                tensors[entry.data_ptr()] = entry
+            elif isinstance(entry, SharedProduct):
+                pending += [entry.weight, entry.bias, entry.down, entry.up]
+            elif isinstance(entry, (tuple, list)):
+                pending += entry
         yield from tensors.values()
 
     @property
@@ -201,7 +201,7 @@ class FusedBody:
         return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
     def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
-        """The normalised sum of *x*, in parts or not, and *residual*."""
+        """The normalised sum of *x*, [rows, width] or in parts as ``product`` returns them, and *residual*."""
         if not x.is_cuda:
             return plain_norm(x, residual, *norm, tables)
         return launch_norm(x, residual, norm, tables, self.early)
@@ -247,8 +247,8 @@ def product_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Arguments and settings for a launch of the product kernel; argument 7 is the output."""
     rows, (depth, width) = len(x), product.weight.shape
-    kind = x.dtype if shape.parts == 1 else torch.float32
-    y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
+    y_type = x.dtype if shape.parts == 1 else torch.float32  # the norm sums parts: do not round them before
+    y = torch.empty((shape.parts, rows, width), dtype=y_type, device=x.device)
     arguments = (
         x, product.weight, product.bias, *_factors(product), x if narrowed is None else narrowed, tables.whose, y,
         rows, depth, width, width // product.sections, product.sections, depth // shape.deep // shape.parts,
@@ -268,6 +268,7 @@ def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: E
 
     rows, depth, sections = len(x), len(product.weight), product.sections
     granule = rows // len(tables.whose)
+    # n & -n is the largest power of two that divides n, so that tiles divide the granule and the depth
     tall, deep = min(64, granule & -granule), min(128, depth & -depth)
     steps = depth // deep
     divisors = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
@@ -361,6 +362,7 @@ def plain_product(
     x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None, up: Tensor | None, tables: RowTables, gelu: bool
 ) -> Tensor:
     """The twin of ``product_kernel`` in plain torch."""
+    # axes: m rows, k depth, s sections, r rank, n columns of a section
     whose = models_of(tables, len(x))
     y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
     if down is not None and up is not None:
