@@ -333,12 +333,10 @@ class _EncoderReader:
         return SharedProduct(*tensors, *self._stack_factors(dense_steps, weight, max(FINEST, room_for(rank))))
 
     def _stack_factors(self, dense_steps: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
-        """The low-rank factors of all models, padded with zeros to the rank *room*: ``down`` and ``up`` of a product."""
+        """``down`` and ``up`` of a ``SharedProduct``: all models' factors, padded with zeros to the rank *room*."""
         (depth, width), tasks = weight.shape, self._body.tasks
-        down, up = (
-            np.zeros((tasks, len(dense_steps), room, depth), np.float32),
-            np.zeros((tasks, room, width), np.float32),
-        )
+        down = np.zeros((tasks, len(dense_steps), room, depth), np.float32)
+        up = np.zeros((tasks, room, width), np.float32)
         section_width = width // len(dense_steps)
         for section, dense in enumerate(dense_steps):
             for task, part in self._body.steps[dense.product].parts.items():

@@ -58,9 +58,10 @@ def tile_product(
 ):  # fmt: skip
     """The sums over taps and input columns for one tile, and for its rider if NARROW is above 0.
 
-    *tile*: its row in the table of tiles; ``tile + 3`` is field 3 of ``packing.Tile``. *corner*: the index in *x* of each
-    position's first tap. *rows_seen*, *columns_seen*: for each position, a bit per tap that is inside the picture.
-    Places are computed by additions, not selections: only so does the compiler know that they are multiples of ALIGN.
+    *tile*: its row in the table of tiles; ``tile + 3`` is field 3 of ``packing.Tile``. *corner*: for each position, the
+    index in *x* of its first tap. *rows_seen*, *columns_seen*: for each position, a bit per tap that is inside the
+    picture. Places are computed by additions, not selections: only so does the compiler know that they are multiples
+    of ALIGN.
     """
     TAPS: tl.constexpr = TAPS_HIGH * TAPS_WIDE
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
