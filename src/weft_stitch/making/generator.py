@@ -298,7 +298,7 @@ def _number_blocks(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]
 
 
 def _block_channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
-    """The blocks of several spaces that *task* has: indices of space and block, and channels counted over all spaces."""
+    """The blocks of *task* in several spaces: indices of space and block, and channels counted over all spaces."""
     start = 0
     for space_index, space in enumerate(spaces):
         for block_index, block in _number_blocks(space, task):

@@ -155,6 +155,7 @@ class _AlignedModel:
 
     def __post_init__(self) -> None:
         self.readers: dict[str, list[tuple[Op, int]]] = defaultdict(list)
+        """Value -> the operations that read it, each with the index of the input (0 if inputs commute)."""
         for op in self.net.ops:
             for place, value in enumerate(op.inputs):
                 self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else place))
@@ -178,7 +179,7 @@ class _AlignedModel:
 
 
 class _Alignment:
-    """Matches task 0's operations with those of the other tasks, in order."""
+    """Matches task 0's operations with those of the other tasks, in order. *marks*: what ``_output_marks`` returns."""
 
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks

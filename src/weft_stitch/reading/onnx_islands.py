@@ -218,7 +218,7 @@ class Surveyor:
     def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
-        """The nodes in the operator set ``OPSET``, and the constants that they read then."""
+        """The nodes in the operator set ``OPSET``, and the constants that they read there."""
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
@@ -441,6 +441,7 @@ class _RowsTracker:
         if node.op_type == "Squeeze" or (node.op_type.startswith("Reduce") and not settings.get("keepdims", 1)):
             axes = {dimension % rank for dimension in self._axes(node, settings)}
             return None if rows_axis in axes or not axes else rows_axis - sum(axis < rows_axis for axis in axes)
+        # any other operator is taken to align its inputs and output at the last dimension, as broadcasting does
         output_shape = self._shape_of(node.output[0])
         return None if output_shape is None or len(output_shape) < rank else rows_axis + len(output_shape) - rank
 

@@ -75,7 +75,7 @@ def read_encoder(body: Body) -> BodyEncoder:
 
 
 class _EncoderReader:
-    """Finds the role of each weight of an encoder by the steps around it."""
+    """Finds the role of each weight of an encoder by the steps around it; *number* is the index of a step."""
 
     def __init__(self, body: Body) -> None:
         self._body = body

@@ -149,7 +149,7 @@ class BodyWeights(NamedTuple):
 
 
 Key = tuple[int, int, int, int, int]
-"""Depth, width and rank of a product, and rows and granule of its input."""
+"""Depth, width and rank of a product, and rows and granule (see ``PackedRows``) of its input."""
 
 
 @dataclass(eq=False)
@@ -168,10 +168,10 @@ class FusedBody:
         *longest*: at least the length of the longest request. *kinds*: the token type of each row.
         """
         weights = self.weights
-        offsets = weights.positions[tables.positions]
+        added = weights.positions[tables.positions]  # to the embeddings of the tokens
         if weights.kinds is not None:
-            offsets = offsets + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
-        x = self.norm(weights.words[tokens], offsets, weights.embedded, tables)
+            added = added + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
+        x = self.norm(weights.words[tokens], added, weights.embedded, tables)
         for layer in weights.layers:
             mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
             x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)
@@ -181,7 +181,7 @@ class FusedBody:
         return self.head(pooled, weights.classifier, tables)
 
     def shape(self, product: SharedProduct, rows: int, granule: int) -> TileShape:
-        """The tile for a product of *rows* rows; ``StitchError`` if it does not divide the product."""
+        """The tile for *rows* rows packed by *granule*; ``StitchError`` if it does not divide the product."""
         key = (*product.weight.shape, product.rank, rows, granule)
         shape = self.shapes.get(key, PLAINEST)
         if not product.fits(shape):
@@ -192,7 +192,7 @@ class FusedBody:
     def product(
         self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
     ) -> Tensor:
-        """The product [rows, width]; with *summed*, parts [parts, rows, width] if the following norm adds them up."""
+        """The product [rows, width]. *summed*: a norm follows and adds up parts, so it may be [parts, rows, width]."""
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
             return plain_product(x, weight, bias, down, up, tables, gelu)
@@ -226,7 +226,7 @@ def launch_product(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False,
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
-    """Launch a product with tiles of *shape*: [rows, width], or [parts, rows, width] if it is split."""
+    """Launch a product with tiles of *shape*; return [rows, width], or [parts, rows, width] if its depth is split."""
     if not shape.tall:
         y = torch.addmm(product.bias[0], x, product.weight)
         return torch.nn.functional.gelu(y) if gelu else y
