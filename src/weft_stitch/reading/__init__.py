@@ -30,14 +30,12 @@ def read_models(
     if isinstance(models, str | os.PathLike):
         raise StitchError(f"{os.fspath(models)!r} is one model; give a list of them")
     count = len(models)
-    model_names = _one_per_model("names", names, count) if names is not None else [""] * count
-    row_counts = (
-        [batches] * count if batches is None or isinstance(batches, int) else _one_per_model("batches", batches, count)
-    )
+    model_names = _per_model("names", names, count) if names is not None else [""] * count
+    rows = [batches] * count if batches is None or isinstance(batches, int) else _per_model("batches", batches, count)
     input_shapes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
     nets: list[Net] = []
-    for model, name, batch, example, size in zip(models, model_names, row_counts, examples, input_shapes, strict=True):
+    for model, name, batch, example, size in zip(models, model_names, rows, examples, input_shapes, strict=True):
         progress(len(nets))
         nets.append(_read(model, name, batch, islands, example, size))
     return nets
@@ -61,7 +59,7 @@ def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any,
     return read_module(model, example or (), islands=islands, name=name)
 
 
-def _one_per_model(argument: str, entries: Sequence[Any], count: int) -> list[Any]:
+def _per_model(argument: str, entries: Sequence[Any], count: int) -> list[Any]:
     """The value of *argument* as a list; ``StitchError`` unless it has one entry for each of *count* models."""
     if len(entries) != count:
         raise StitchError(f"{len(entries)} {argument} for {count} models; give one for each")
@@ -71,5 +69,5 @@ def _one_per_model(argument: str, entries: Sequence[Any], count: int) -> list[An
 def _examples(given: Sequence[Any] | None, count: int) -> list[Any]:
     """The example inputs of each model: the entry of *given* if that lists tuples, else *given* itself for all."""
     if given and isinstance(given[0], tuple | list):
-        return _one_per_model("example_inputs", given, count)
+        return _per_model("example_inputs", given, count)
     return [given] * count

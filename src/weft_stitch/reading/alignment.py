@@ -256,9 +256,7 @@ class _Alignment:
         outputs: dict[str, tuple[Port, ...]] = {}
         ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
         for value in ports[0]:
-            matching = [
-                task_ports.get(task.names.get(value, "")) for task, task_ports in zip(self.tasks, ports, strict=True)
-            ]
+            matching = [port_of.get(task.names.get(value, "")) for task, port_of in zip(self.tasks, ports, strict=True)]
             if all(matching):
                 outputs[value] = tuple(port for port in matching if port is not None)
         return outputs
@@ -345,10 +343,8 @@ def _require_all_matched(family: Family, tasks: Sequence[_AlignedModel]) -> None
             raise StitchError(f"{words}; {_ISLANDS_HINT}")
     for index, task in enumerate(tasks):
         family_outputs = {ports[index].name for ports in family.outputs.values()}
-        if extra_outputs := [port.name for port in task.net.outputs if port.name not in family_outputs]:
-            raise StitchError(
-                f"{extra_outputs[0]} is an output of {task.net.name} that not all others have; {_ISLANDS_HINT}"
-            )
+        if extra := [port.name for port in task.net.outputs if port.name not in family_outputs]:
+            raise StitchError(f"{extra[0]} is an output of {task.net.name} that not all others have; {_ISLANDS_HINT}")
 
 
 def _reason_without_layers(first: Net, alignment: _Alignment) -> str:

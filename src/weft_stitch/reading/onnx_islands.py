@@ -37,7 +37,7 @@ from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
 from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
-_MOST_SHAPE_ELEMENTS = 4096
+_MOST_SHAPE_SIZE = 4096
 """Constants of more elements cannot be shapes: shape inference does not get their numbers."""
 
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
@@ -134,17 +134,13 @@ class Surveyor:
         self._require_deterministic(node)
         sources = [name for name in node.inputs if name]
         types = {name: _type_proto(self.kind(name)) for name in sources}
-        small = (
-            name for name in sources if name in self._constants and self._constants[name].size <= _MOST_SHAPE_ELEMENTS
-        )
-        contents = {name: to_tensor(self._constant(name), name) for name in small}
+        small = (name for name in sources if name in self._constants and self._constants[name].size <= _MOST_SHAPE_SIZE)
+        data = {name: to_tensor(self._constant(name), name) for name in small}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
             complete = with_defaults(node.node, self._opset)
-            inferred = shape_inference.infer_node_outputs(
-                schema, message(complete), types, contents, opset_imports=opsets
-            )
+            inferred = shape_inference.infer_node_outputs(schema, message(complete), types, data, opset_imports=opsets)
         except Exception as error:  # onnx raises several of its own, and RuntimeError
             raise Foreign("the shapes of its outputs cannot be told") from error
         self._kinds.update((name, _tensor_kind(inferred[name])) for name in node.outputs if name in inferred)

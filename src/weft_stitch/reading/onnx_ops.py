@@ -129,17 +129,15 @@ def _flatten(o: Operands) -> Picture:
 def _reshape(o: Operands) -> Picture:
     """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
-    full_shape = (o.rows, *x.view)
+    shape = (o.rows, *x.view)
     target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
     if not o.node.integer("allowzero", 0):
-        target = [
-            full_shape[axis] if size == 0 and axis < len(full_shape) else size for axis, size in enumerate(target)
-        ]
+        target = [shape[axis] if size == 0 and axis < len(shape) else size for axis, size in enumerate(target)]
     if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
         raise ModelError(f"it asks for the shape {target}")
     if -1 in target:
         known = math.prod(size for size in target if size != -1)
-        target[target.index(-1)] = math.prod(full_shape) // known
+        target[target.index(-1)] = math.prod(shape) // known
     return _with_rows(o, x, target)
 
 

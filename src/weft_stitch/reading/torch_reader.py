@@ -195,11 +195,9 @@ class _TorchReader:
         """The call's arguments by the names of the schema, with defaults filled in."""
         schema = node.target._schema
         names = [argument.name for argument in schema.arguments]
-        values = {
-            argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()
-        }
-        values |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        arguments = {name: self._translate_argument(value) for name, value in values.items()}
+        bound = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+        bound |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        arguments = {name: self._translate_argument(value) for name, value in bound.items()}
         arguments["shape of result"] = _fixed_shape(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
         return arguments
 

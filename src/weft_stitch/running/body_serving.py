@@ -112,7 +112,7 @@ class SlottedBody:
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
         self.shared, self.dtype = shared, dtype
         self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
-        self._slot_digests: list[bytes | None] = [None] * self.room
+        self._digests: list[bytes | None] = [None] * self.room
         """For each slot, the digest of the model whose weights it holds; None if it holds none."""
         self._users = [0] * self.room
         """For each slot, the number of loaded files that serve its model."""
@@ -130,17 +130,15 @@ class SlottedBody:
         None if there are too few free slots.
         """
         with self._lock:
-            free = [
-                slot for slot, users in enumerate(self._users) if not users and self._slot_digests[slot] not in models
-            ]
-            new = [digest for digest in dict.fromkeys(models) if digest not in self._slot_digests]
+            free = [slot for slot, users in enumerate(self._users) if not users and self._digests[slot] not in models]
+            new = [digest for digest in dict.fromkeys(models) if digest not in self._digests]
             if len(new) > len(free):
                 return None
             for digest, slot in zip(new, free, strict=False):
-                self._slot_digests[slot] = None  # if writing fails, the slot must not look valid
+                self._digests[slot] = None  # if writing fails, the slot must not look valid
                 self._write(encoder, models.index(digest), slot)
-                self._slot_digests[slot] = digest
-            slots = tuple(self._slot_digests.index(digest) for digest in models)
+                self._digests[slot] = digest
+            slots = tuple(self._digests.index(digest) for digest in models)
             for slot in slots:
                 self._users[slot] += 1
             return slots

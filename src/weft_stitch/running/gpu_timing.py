@@ -127,12 +127,10 @@ def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Pl
     """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
     settle()
     bytes_before = _allocated_bytes()
-    modules = tuple(
-        _tune_module(graph, module_inputs, place) for graph, module_inputs in zip(graphs, inputs, strict=True)
-    )
+    modules = tuple(_tune_module(graph, example, place) for graph, example in zip(graphs, inputs, strict=True))
     with torch.no_grad():
-        for module, module_inputs in zip(modules, inputs, strict=True):
-            module(*module_inputs)
+        for module, example in zip(modules, inputs, strict=True):
+            module(*example)
     settle()
     bytes_after = _allocated_bytes()
     return BuiltModules(modules, None if bytes_after is None or bytes_before is None else bytes_after - bytes_before)

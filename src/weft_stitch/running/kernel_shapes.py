@@ -347,9 +347,7 @@ def _compile_products(
         arguments, settings = product_call(x, product, tables, shape, trial.gelu, early, narrowed)
         product_kernel.warmup(*arguments, grid=(1,), **settings)
 
-    _compile_all(
-        partial(compile_one, trial, x, shape) for trial, x, candidates in jobs for shape in candidates if shape.tall
-    )
+    _compile_all(partial(compile_one, trial, x, shape) for trial, x, tiles in jobs for shape in tiles if shape.tall)
 
 
 def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:

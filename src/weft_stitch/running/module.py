@@ -43,11 +43,8 @@ def plain(
         weight_start, tap_stride = _weight_places(packed, tile, k, taps)
         has_weights = weight_start >= 0
         # indices into *weights*: [input column, tap, output channel]
-        weight_indices = (
-            weight_start[has_weights][:, None, None]
-            + (tap_stride[has_weights][:, None] * np.arange(taps))[:, :, None]
-            + channel
-        )
+        tap_offset = tap_stride[has_weights][:, None] * np.arange(taps)
+        weight_indices = (weight_start[has_weights][:, None] + tap_offset)[:, :, None] + channel
         positions = slice(tile.first_position, tile.end_position)
         total = np.einsum("pkt,ktn->pn", patches[positions][:, k[has_weights]], weights[weight_indices], optimize=True)
         out_column = tile.column + channel
@@ -421,9 +418,7 @@ class Captured:
 
 def _require_shape(name: str, planned: tuple[int, ...], actual: tuple[int, ...]) -> None:
     """Raise ``StitchError`` unless the shape *actual* is the one that the graph was planned for."""
-    if len(actual) == len(planned) and all(
-        size in (DYNAMIC, actual_size) for size, actual_size in zip(planned, actual, strict=True)
-    ):
+    if len(actual) == len(planned) and all(size in (DYNAMIC, got) for size, got in zip(planned, actual, strict=True)):
         return
     way_out = ""
     if len(actual) == len(planned) and actual[1:] == planned[1:]:

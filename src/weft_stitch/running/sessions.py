@@ -113,7 +113,7 @@ class GraphTimer:
         return [min(times.busy if self.threads == 1 else times.seconds) for times in results.values()]
 
 
-_COMPARED_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+_FEED_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 """Types of inputs with which a model's own file is compared; other models are compared as they were read."""
 
 _CHECKED_BATCHES = 3
@@ -192,10 +192,8 @@ def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
         together = run_session(session, names, feed, net.name)
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
-    tied_outputs = (
-        name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close
-    )
-    return next((f"answers a row by the rows beside it in {name}" for name in tied_outputs), "")
+    tied = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
+    return next((f"answers a row by the rows beside it in {name}" for name in tied), "")
 
 
 def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
@@ -219,15 +217,13 @@ def _stitched_answers(graph: Graph, family: Family, feeds: Sequence[Feed], threa
 def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """The outputs of the separate model, computed batch by batch; *source*: its file, or None for the net as read."""
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
-    input_types = {port.name: port.type for port in session.get_inputs()} if session else {}
-    if session is None or not all(kind in _COMPARED_TYPES for kind in input_types.values()):
-        session, input_types = graph_session(plain_graph(net), threads, optimise=False), {}
+    types = {port.name: port.type for port in session.get_inputs()} if session else {}
+    if session is None or not all(kind in _FEED_TYPES for kind in types.values()):
+        session, types = graph_session(plain_graph(net), threads, optimise=False), {}
     names = [port.name for port in net.outputs]
     batch_outputs = []
     for batch in _batches(feed, net.batch):
-        typed = {
-            name: array.astype(_COMPARED_TYPES[input_types.get(name, "tensor(float)")]) for name, array in batch.items()
-        }
+        typed = {name: array.astype(_FEED_TYPES[types.get(name, "tensor(float)")]) for name, array in batch.items()}
         batch_outputs.append(run_session(session, names, typed, net.name))
     return [np.concatenate(outputs) for outputs in zip(*batch_outputs, strict=True)]
 
