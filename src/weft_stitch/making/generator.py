@@ -184,8 +184,8 @@ class FamilyRecipe:
         if wire.role == IMAGE:
             return (wire.width,) * self.tasks
         if wire.role == CLASSES:
-            given = find_architecture(self.architecture).classes if self.classes is None else self.classes
-            return _one_per_task("classes", given, self.tasks)
+            classes = find_architecture(self.architecture).classes if self.classes is None else self.classes
+            return _one_per_task("classes", classes, self.tasks)
         factors = self.widths or (1.0,) * self.tasks
         return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
 

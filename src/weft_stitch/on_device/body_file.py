@@ -271,12 +271,12 @@ class BodyFile:
 
     def _take_slots(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
         """Take slots in a loaded body with equal shared weights and enough free slots, or else in a new one."""
-        wanted = self._room, _TYPES[self._options.precision], digests.shared
+        required = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
             # with shares of a GPU, several lanes would run the buffers of one body at once
             for body in () if self._options.shares else list(BODIES):
-                alike = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == wanted
-                fits = alike and body.device is self._device
+                matches = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == required
+                fits = matches and body.device is self._device
                 if fits and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:

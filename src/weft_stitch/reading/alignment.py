@@ -40,14 +40,14 @@ def layer_key(net: Net, op: Op) -> Hashable:
 
 def difference(net: Net, op: Op, other_net: Net, other: Op) -> tuple[str, str]:
     """Both operations in words, up to the first property in which they differ."""
-    one, two = describe_kind(op), describe_kind(other)
-    if one != two:
-        return one, two
+    text, other_text = describe_kind(op), describe_kind(other)
+    if text != other_text:
+        return text, other_text
     pairs = zip(_properties(net, op), _properties(other_net, other), strict=False)
-    for (label, mine), (_, theirs) in pairs:
-        if mine != theirs:
-            return f"{one} with {label} {_text(mine)}", f"one with {label} {_text(theirs)}"
-    return one, two
+    for (label, value), (_, other_value) in pairs:
+        if value != other_value:
+            return f"{text} with {label} {_text(value)}", f"one with {label} {_text(other_value)}"
+    return text, other_text
 
 
 def describe_kind(op: Op) -> str:
@@ -157,14 +157,14 @@ class _AlignedModel:
         self.readers: dict[str, list[tuple[Op, int]]] = defaultdict(list)
         """Value -> the operations that read it, each with the index of the input (0 if inputs commute)."""
         for op in self.net.ops:
-            for place, value in enumerate(op.inputs):
-                self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else place))
+            for index, value in enumerate(op.inputs):
+                self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else index))
         self.layer_keys = {op.output: layer_key(self.net, op) for op in self.net.ops}
         self.writers = {op.output: op for op in self.net.ops}
         self.ahead: list[dict[str, int]] = []
-        """Value -> a number for the operations that follow it, equal in two models if these are equal.
+        """For each look-ahead, value -> a number for the operations that follow it, equal where these are equal.
 
-        The first entry counts all operations up to the outputs, the next 24 steps, then 23, and so on.
+        The first look-ahead is up to the outputs. If the models differ, those of 24 steps, 23, and so on follow.
         """
 
     @property
@@ -226,8 +226,9 @@ class _Alignment:
         ]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
+        # whether the numbers agree, for each look-ahead: the longest one decides first when tuples are compared
         levels = list(zip(first.ahead, task.ahead, strict=True))
-        agreement = [tuple(mine[op.output] == theirs[rival.output] for mine, theirs in levels) for rival in candidates]
+        agreement = [tuple(ahead[op.output] == other[rival.output] for ahead, other in levels) for rival in candidates]
         candidates = [rival for rival, agrees in zip(candidates, agreement, strict=True) if agrees == max(agreement)]
         return (
             max(candidates, key=lambda rival: (_equal_weights(op, rival), rival.name == op.name))
@@ -267,17 +268,17 @@ class _Alignment:
         for task in self.tasks[1:]:
             if self._counterpart(task, op) is None:
                 break
-        mine, theirs = first.net.name, task.net.name
+        name, other_name = first.net.name, task.net.name
         rivals = task.unused(task.names.get(op.inputs[0], ""))
         if not rivals:
             source = first.writers.get(op.inputs[0])
             place = source.name if source else "its input"
-            return f"{op.name} of {mine} is {describe_kind(op)} after {place}; {theirs} has nothing in that place"
+            return f"{op.name} of {name} is {describe_kind(op)} after {place}; {other_name} has nothing in that place"
         rival = min(rivals, key=lambda candidate: (candidate.kind != op.kind, candidate.name != op.name))
-        one, two = difference(first.net, op, task.net, rival)
-        if one == two:
-            return f"{op.name} of {mine} and {rival.name} of {theirs} are both {one}, but read different values"
-        return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
+        text, other_text = difference(first.net, op, task.net, rival)
+        if text == other_text:
+            return f"{op.name} of {name} and {rival.name} of {other_name} are both {text}, but read different values"
+        return f"{op.name} of {name} is {text}, {rival.name} of {other_name} {other_text}"
 
     def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
         """Value -> a number for all operations that follow it up to the outputs."""
@@ -294,14 +295,14 @@ class _Alignment:
         return levels[:0:-1]
 
     def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
-        """A number for *value*, equal for values that operations with equal results read in equal ways.
+        """A number for the operations that read *value*: equal for equal layer keys, input indices and outputs.
 
-        *ahead*: the numbers of the values that these operations write. *marks*: which values are outputs.
+        *ahead*: the numbers of their outputs, one step shorter. *marks*: which values are outputs of the model.
         """
-        kinds = (
+        layers = (
             self._numbers.setdefault(task.layer_keys[op.output], len(self._numbers)) for op, _ in task.readers[value]
         )
-        reading_ops = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
+        reading_ops = zip(layers, ((index, ahead[op.output]) for op, index in task.readers[value]), strict=True)
         key = (marks.get(value), tuple(sorted(reading_ops)))
         return self._numbers.setdefault(key, len(self._numbers))
 
@@ -314,9 +315,9 @@ def _same_inputs(op: Op, inputs: Sequence[str | None]) -> bool:
 
 
 def _equal_weights(op: Op, other: Op) -> int:
-    """How many weights two operations have in common, wherever they are in their arrays."""
+    """The number of distinct weights that two operations have in common, at any place in their arrays."""
     pairs = ((op.weight, other.weight), (op.scale, other.scale), (op.shift, other.shift))
-    return sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs if mine is not None and theirs is not None)
+    return sum(np.intersect1d(left, right).size for left, right in pairs if left is not None and right is not None)
 
 
 def _bridge(
@@ -357,14 +358,14 @@ def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
 
 def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
     """*nets*, with a number added to a name that an earlier model has."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
     renamed = []
     for net in nets:
         name, number = net.name, 1
-        while name in taken:
+        while name in used_names:
             number += 1
             name = f"{net.name}-{number}"
-        taken.add(name)
+        used_names.add(name)
         renamed.append(net if name == net.name else replace(net, name=name))
     return renamed
 
@@ -380,18 +381,18 @@ def _match_inputs(nets: Sequence[Net]) -> list[Net]:
             raise StitchError(f"{counts}; models of as many inputs can be stitched")
         order = {port.name: port for port in net.inputs}
         ports = tuple(order[port.name] for port in first.inputs) if by_name else net.inputs
-        for mine, theirs in zip(first.inputs, ports, strict=True):
-            _require_same_picture(first, mine, net, theirs)
+        for first_port, port in zip(first.inputs, ports, strict=True):
+            _require_same_picture(first, first_port, net, port)
         reordered.append(replace(net, inputs=ports))
     return reordered
 
 
-def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> None:
+def _require_same_picture(first: Net, expected: Port, net: Net, port: Port) -> None:
     """Raise ``StitchError`` if two inputs have different heights or widths."""
-    one, two = first.values[mine.value], net.values[theirs.value]
-    if (one.height, one.width) != (two.height, two.width):
-        sizes = f"{one.height}x{one.width}, {theirs.name} of {net.name} {two.height}x{two.width}"
-        raise StitchError(f"{mine.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
+    first_size, size = first.values[expected.value], net.values[port.value]
+    if (first_size.height, first_size.width) != (size.height, size.width):
+        sizes = f"{first_size.height}x{first_size.width}, {port.name} of {net.name} {size.height}x{size.width}"
+        raise StitchError(f"{expected.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
 
 
 def _output_marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:

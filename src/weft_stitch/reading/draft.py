@@ -175,10 +175,10 @@ class NetDraft:
         channels = self.size(x).channels
         if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")
-        spread = variance.astype(np.float64) + epsilon
-        if not (spread > 0).all():
+        variance_plus = variance.astype(np.float64) + epsilon
+        if not (variance_plus > 0).all():
             raise ModelError("its variance is negative")
-        factor = scale / np.sqrt(spread)
+        factor = scale / np.sqrt(variance_plus)
         with np.errstate(over="ignore"):
             scale_and_shift = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
         return self.affine(name, x, *scale_and_shift)
@@ -223,10 +223,10 @@ class NetDraft:
             (first, second) if first.height * first.width >= second.height * second.width else (second, first)
         )
         both_keep_shape = self._keeps_shape(one) and self._keeps_shape(two)
-        fits = (smaller.height, smaller.width) in ((1, 1), (larger.height, larger.width))
+        broadcasts = (smaller.height, smaller.width) in ((1, 1), (larger.height, larger.width))
         if (
             not both_keep_shape
-            or not fits
+            or not broadcasts
             or (first.channels != second.channels and 1 not in (first.channels, second.channels))
         ):
             raise Foreign(f"it joins rows of {_text(one.view)} and of {_text(two.view)}")

@@ -163,8 +163,8 @@ class Surveyor:
     def _constant(self, name: str) -> Array:
         """The constant *name*; floats are float32 where ``as_read`` makes them so."""
         array = self._constants[name]
-        wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
-        return array.astype(np.float32) if wide else array
+        is_converted = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
+        return array.astype(np.float32) if is_converted else array
 
     def is_value(self, tensor: str) -> bool:
         """Whether *tensor* can be a value of the net: rows of vectors or of pictures."""
@@ -178,7 +178,7 @@ class Surveyor:
         *output*: an output of *node* that is a value. Raises ``Foreign`` if there can be no island.
         """
         nodes = _with_hidden(node, self.hidden)
-        sources = list(dict.fromkeys(name for part in nodes for name in part.inputs if name))
+        sources = list(dict.fromkeys(name for member in nodes for name in member.inputs if name))
         inputs = [name for name in sources if name in self._pictures]
         if not inputs:
             raise Foreign("it reads constants only")
@@ -218,14 +218,14 @@ class Surveyor:
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
-        read, written = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
+        reads, writes = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
         tensors = [to_tensor(array, name) for name, array in stored.items()]
-        model = make_model(protos, "island", read, written, tensors, opset=self._opset)
+        model = make_model(protos, "island", reads, writes, tensors, opset=self._opset)
         try:
-            after = at_opset(model, OPSET).graph
+            graph = at_opset(model, OPSET).graph
         except Exception as error:  # the converter's own, for operators it cannot bring over
             raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
-        return list(after.node), {tensor.name: to_array(tensor) for tensor in after.initializer}
+        return list(graph.node), {tensor.name: to_array(tensor) for tensor in graph.initializer}
 
 
 def _keep_in_floats(builder: Builder, value: str) -> str:

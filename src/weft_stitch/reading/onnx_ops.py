@@ -136,8 +136,8 @@ def _reshape(o: Operands) -> Picture:
     if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
         raise ModelError(f"it asks for the shape {target}")
     if -1 in target:
-        known = math.prod(size for size in target if size != -1)
-        target[target.index(-1)] = math.prod(shape) // known
+        known_size = math.prod(size for size in target if size != -1)
+        target[target.index(-1)] = math.prod(shape) // known_size
     return _with_rows(o, x, target)
 
 
@@ -221,7 +221,7 @@ def _pad(o: Operands) -> Picture:
         raise Foreign("it pads with something else than zeros, or along chosen axes")
     if len(pads) != 2 * rank:
         raise ModelError(f"it has {len(pads)} pads for {rank} dimensions")
-    if rank != 4 or any(pads[place] for place in (0, 1, 4, 5)):
+    if rank != 4 or any(pads[index] for index in (0, 1, 4, 5)):
         raise Foreign("it pads rows or channels")
     return o.draft.pad(x, (pads[2], pads[3], pads[6], pads[7]))
 

@@ -92,9 +92,9 @@ class Constants:
             yield from inputs
             return
         digest = blake2b("\0".join((node.signature, *inputs)).encode(), digest_size=16).hexdigest()
-        for place in range(len(node.outputs)):
-            self.derived[f"{digest}.{place}"] = Derived(node, inputs, place)
-            yield f"{digest}.{place}"
+        for index in range(len(node.outputs)):
+            self.derived[f"{digest}.{index}"] = Derived(node, inputs, index)
+            yield f"{digest}.{index}"
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop arrays that no model reads any more."""
@@ -163,29 +163,29 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
 
 def _build_program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
     """The program of an opened file: constants are separated from nodes that depend on inputs."""
-    known: dict[str, str] = {}  # constant tensor -> its key
+    key_of: dict[str, str] = {}  # constant tensor -> its key
     turned: dict[str, str] = {}
 
     def key(tensor: str) -> str:
         """The key of a constant, which is stored at first use; empty if *tensor* is not constant."""
-        if tensor not in known and tensor in source.tensors:
-            known[tensor] = constants.keep(source.stored(tensor))
-        return known.get(tensor, "")
+        if tensor not in key_of and tensor in source.tensors:
+            key_of[tensor] = constants.keep(source.stored(tensor))
+        return key_of.get(tensor, "")
 
     nodes = []
     for source_node in source.nodes:
         node = _node(source_node)
         if node.op == "Constant":
-            known[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
+            key_of[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
         elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
             turned[node.outputs[0]] = node.inputs[0]
             matrix = source.stored(node.inputs[0])
-            known[node.outputs[0]] = constants.keep(matrix.transpose(node.attributes.get("perm")))
-        elif all(tensor in known or tensor in source.tensors for tensor in node.inputs if tensor):
+            key_of[node.outputs[0]] = constants.keep(matrix.transpose(node.attributes.get("perm")))
+        elif all(tensor in key_of or tensor in source.tensors for tensor in node.inputs if tensor):
             keys = constants.derive(node, tuple(map(key, node.inputs)))
-            known.update(zip(node.outputs, keys, strict=False))
+            key_of.update(zip(node.outputs, keys, strict=False))
         else:
-            nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
+            nodes.append(_with_bias(node, constants, key_of, key) if node.op == "Gemm" else node)
     keys_read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
     inputs, exits = _inputs(source), _exits(source)
     return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, turned, exits)
@@ -202,18 +202,18 @@ def _exits(source: OnnxSource) -> tuple[str, ...]:
 
 
 def _with_bias(
-    node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
+    node: ProgramNode, constants: Constants, key_of: dict[str, str], key: Callable[[str], str]
 ) -> ProgramNode:
     """Add a bias of zeros to a ``Gemm`` without one: exporters drop a bias that is zero.
 
-    So the node matches that of a model whose bias is not zero. *known* (tensor -> key) gets the bias; *key* returns
+    So the node matches that of a model whose bias is not zero. *key_of* (tensor -> key) gets the bias; *key* returns
     the key of a constant.
     """
     weight = constants.arrays.get(key(node.inputs[1]))
     if any(node.inputs[2:]) or weight is None or weight.ndim != 2:
         return node
     bias = f"{node.inputs[1].removesuffix('.weight')}.bias"
-    known[bias] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
+    key_of[bias] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
     return replace(node, inputs=(*node.inputs[:2], bias))
 
 

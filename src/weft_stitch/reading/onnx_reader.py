@@ -191,8 +191,8 @@ def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Sh
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
     # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
     open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
-    known = open_rows | {name: settled[name] for name in stated if name in settled}
-    shapes = {name: _input_shape(name, known.get(name, sizes), batch) for name, sizes in source.inputs.items()}
+    stated_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
+    shapes = {name: _input_shape(name, stated_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())

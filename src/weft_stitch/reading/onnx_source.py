@@ -119,8 +119,8 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(value.name for value in graph.output))
-    read = {name for node in graph.node for name in node.input} | set(outputs)
-    nodes = _order_nodes([_node(proto, read) for proto in graph.node], set(inputs) | set(tensors), outputs)
+    tensors_read = {name for node in graph.node for name in node.input} | set(outputs)
+    nodes = _order_nodes([_node(proto, tensors_read) for proto in graph.node], set(inputs) | set(tensors), outputs)
     return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
@@ -191,9 +191,9 @@ def _sizes(value: OnnxValue, allowed_types: Mapping[int, str]) -> tuple[int | st
     return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in tensor_type.shape.dim)
 
 
-def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
-    """A node of the file, without outputs that are not in *read*."""
-    outputs = tuple(output if output in read else "" for output in proto.output)
+def _node(proto: OnnxNode, tensors_read: set[str]) -> SourceNode:
+    """A node of the file, without outputs that are not in *tensors_read*."""
+    outputs = tuple(output if output in tensors_read else "" for output in proto.output)
     name = proto.name or next((output for output in outputs if output), proto.op_type)
     domain = "" if proto.domain in STANDARD_DOMAINS else f"{proto.domain}."
     return SourceNode(proto, name, domain + proto.op_type, tuple(proto.input), outputs)

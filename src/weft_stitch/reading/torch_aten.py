@@ -227,7 +227,7 @@ def _transpose(a: Arguments) -> Picture:
     """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = a.picture()
     full_shape, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
-    moved = [place for place in order[1:] if full_shape[place] != 1]
+    moved = [index for index in order[1:] if full_shape[index] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")
     return _reshape(a)

@@ -187,8 +187,8 @@ class _TorchReader:
         handler = HANDLERS.get(kind)
         if handler is None:
             raise Foreign("it is not understood")
-        given = self._arguments(node)
-        picture = handler(Arguments(_call_name(node), self._draft, given, self._rows))
+        arguments = self._arguments(node)
+        picture = handler(Arguments(_call_name(node), self._draft, arguments, self._rows))
         self._bind(node, picture, view=kind in VIEWS)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class _TorchReader:
     def _translate_argument(self, argument: Any) -> Any:
         """An argument with its nodes replaced by pictures or arrays."""
         if isinstance(argument, list | tuple):
-            return [self._translate_argument(part) for part in argument]
+            return [self._translate_argument(element) for element in argument]
         if not isinstance(argument, torch.fx.Node):
             return argument
         if argument.name in self._pictures:
@@ -279,8 +279,8 @@ class _TorchReader:
             "it cannot be kept as an island" if self._islands else "islands=True runs it for each model separately"
         )
         lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-        place = f" (in: {lines[-1]})" if lines else ""
-        return f"{_call_name(node)} is the operator {node.target}{place}: {why}; {way_out}"
+        code_line = f" (in: {lines[-1]})" if lines else ""
+        return f"{_call_name(node)} is the operator {node.target}{code_line}: {why}; {way_out}"
 
 
 def _is_assertion(node: Any) -> bool:
@@ -341,11 +341,11 @@ def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
         yield structure, path or "output"
         return
     if isinstance(structure, Mapping):
-        pairs = [(str(key), part) for key, part in structure.items()]
+        pairs = [(str(key), value) for key, value in structure.items()]
     elif isinstance(structure, Sequence):
-        pairs = [(str(index), part) for index, part in enumerate(structure)]
+        pairs = [(str(index), value) for index, value in enumerate(structure)]
     else:
         return
-    for key, part in pairs:
+    for key, value in pairs:
         prefix = path or ("" if isinstance(structure, Mapping) else "output")
-        yield from _leaves(part, f"{prefix}_{key}" if prefix else key)
+        yield from _leaves(value, f"{prefix}_{key}" if prefix else key)

@@ -82,7 +82,7 @@ class _EncoderReader:
         self._users: dict[BodyValue, list[int]] = {}
         """Value -> indices of the steps that read it."""
         for number, step in enumerate(body.steps):
-            for value in dict.fromkeys(read for read in step.inputs if read is not None):
+            for value in dict.fromkeys(source for source in step.inputs if source is not None):
                 self._users.setdefault(value, []).append(number)
 
     def encoder(self) -> BodyEncoder:
@@ -108,13 +108,13 @@ class _EncoderReader:
 
     def _embedding_tables(self, norm: int) -> EmbeddedTables:
         """The tables whose entries are summed in front of the first *norm*; the largest is that of the words."""
-        pending, tables, seen = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
+        pending, tables, visited = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
         while pending:
             value = pending.pop()
             number = value.step
-            if value in seen:
+            if value in visited:
                 raise _unsupported(f"its first layer norm reads {self._step_name(number)} more than once")
-            seen.add(value)
+            visited.add(value)
             step = self._body.steps[number]
             values = [source for source in step.inputs if source is not None]
             if step.node.op == "Add":
@@ -234,8 +234,8 @@ class _EncoderReader:
     def _is_product(self, number: int) -> bool:
         """Whether a step multiplies by a stored matrix."""
         step = self._body.steps[number]
-        known = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
-        return known and all(len(self._shape(keys[1])) == 2 for keys in step.contents.values())
+        has_weight = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
+        return has_weight and all(len(self._shape(keys[1])) == 2 for keys in step.contents.values())
 
     def _is_bias(self, number: int) -> bool:
         """Whether a step adds a stored vector."""
@@ -367,14 +367,14 @@ class _EncoderReader:
 
     def _head(self, dense: DenseStep) -> OwnHead:
         """The heads of all models, padded with zeros to the widest."""
-        tasks, parts = range(self._body.tasks), self._low_rank_parts(dense.product)
+        tasks, factors = range(self._body.tasks), self._low_rank_parts(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         # rounded up, so that models with more classes fit later
         width = align_up(max(matrix.shape[1] for matrix in matrices), FINEST)
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            weight[task, :, : matrix.shape[1]] = parts[task].apply(matrix) if task in parts else matrix
+            weight[task, :, : matrix.shape[1]] = factors[task].apply(matrix) if task in factors else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 

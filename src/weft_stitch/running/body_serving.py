@@ -402,7 +402,9 @@ def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> lis
     if not shown[:, :1].all():
         raise StitchError(f"{encoder.shown} hides the first token, which the answer is read of; fill up behind")
     positions = [np.flatnonzero(mask) for mask in shown]
-    return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(positions)]
+    return [
+        TokenRow(model, tokens[row, unmasked], unmasked, kinds[row, unmasked]) for row, unmasked in enumerate(positions)
+    ]
 
 
 def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:

@@ -367,8 +367,8 @@ def plain_product(
     y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
     if down is not None and up is not None:
         narrow = torch.einsum("mk,msrk->msr", x, down[whose])
-        wide = up[whose].unflatten(2, (down.shape[1], -1))
-        y = y + torch.einsum("msr,mrsn->msn", narrow, wide).flatten(1)
+        wide_factors = up[whose].unflatten(2, (down.shape[1], -1))
+        y = y + torch.einsum("msr,mrsn->msn", narrow, wide_factors).flatten(1)
     return torch.nn.functional.gelu(y) if gelu else y
 
 

@@ -104,13 +104,13 @@ def tile_product(
         tap_column = tap % TAPS_WIDE
         offset = (tap_row * (DILATION_H * width) + tap_column * DILATION_W) * x_columns
         if TAPS == 1:
-            seen = ((rows_seen & columns_seen) != 0)[:, None] & inside[None, :]
+            valid = ((rows_seen & columns_seen) != 0)[:, None] & inside[None, :]
         elif FLAT:
-            seen = ((rows_seen[:, None] >> tap_row[None, :]) & (columns_seen[:, None] >> tap_column[None, :]) & 1) != 0
-            seen = seen & inside[None, :]
+            valid = ((rows_seen[:, None] >> tap_row[None, :]) & (columns_seen[:, None] >> tap_column[None, :]) & 1) != 0
+            valid = valid & inside[None, :]
         else:
-            seen = (((rows_seen >> tap_row) & (columns_seen >> tap_column) & 1) != 0)[:, None] & inside[None, :]
-        a = tl.load(x + corner[:, None] + (offset + k)[None, :], mask=seen, other=0.0)
+            valid = (((rows_seen >> tap_row) & (columns_seen >> tap_column) & 1) != 0)[:, None] & inside[None, :]
+        a = tl.load(x + corner[:, None] + (offset + k)[None, :], mask=valid, other=0.0)
         second = k >= second_column
         if BY_TABLE:
             row, owned = look_up_rows(places, lines, table, k, tap, inside, ALIGN)
@@ -124,9 +124,9 @@ def tile_product(
                 own_row, owned = look_up_rows(places, lines, own_table, k, tap, inside, ALIGN)
             else:
                 own_row = (own_first_place + tap * own_line) + k * (TAPS * own_line) + second.to(tl.int32) * own_jump
-            own_seen = owned[:, None] & own_known[None, :]
-            own = tl.load(weights + own_row[:, None] + own_channels[None, :], mask=own_seen, other=0.0)
-            own_total = tl.dot(a, own, own_total, input_precision=PRECISION)
+            own_mask = owned[:, None] & own_known[None, :]
+            own_b = tl.load(weights + own_row[:, None] + own_channels[None, :], mask=own_mask, other=0.0)
+            own_total = tl.dot(a, own_b, own_total, input_precision=PRECISION)
     if NARROW > 0:
         return total, own_total
     else:

@@ -172,12 +172,12 @@ def largest_difference(
         # a file in half precision rounds by itself: the graph is judged by the net in float32, and the difference to
         # the file is reported as *coarse*
         reference = None if net.stored in COARSE else source
-        for port, wanted in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
+        for port, expected in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
-            worst = max(worst, Difference(relative_difference(outputs[name], wanted), name))
+            worst = max(worst, Difference(relative_difference(outputs[name], expected), name))
         if source != reference:
-            for port, wanted in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], wanted))
+            for port, expected in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
+                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], expected))
     return worst._replace(coarse=coarse)
 
 
