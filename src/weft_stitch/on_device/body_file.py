@@ -197,7 +197,7 @@ class BodyFile:
         Raises ``NotLearned`` if it needs a new body and may not create one, ``Unfit`` if kernels cannot serve it.
         """
         try:
-            if not (self._learn or BODIES):  # before the file is read
+            if not (self._learn or BODIES):  # no body to join: do not even read the file
                 raise NotLearned(f"{self._path}: is cut and captured before it is served")
             encoder = self._encoder()
             digests = body_serving.digests(encoder)
@@ -228,7 +228,7 @@ class BodyFile:
             expected.update(zip(names, self._allowance.run(session, names, inputs), strict=True))
             return [expected[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        if self._learn:  # before minutes of tuning and capturing
+        if self._learn:  # fail before minutes of tuning and capturing
             body_serving.check(encoder, run_onnx)
         with self._reserved_slots(encoder, digests) as (body, slots):
             if not self._learn:

@@ -144,7 +144,7 @@ class NetDraft:
         return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
-        """Add a fully connected layer. *weight*: [out, in]; a flattened picture is read by a window of its size."""
+        """Add a fully connected layer, as a convolution whose window covers the whole picture. *weight*: [out, in]."""
         x = self.flush(x)
         size = self.size(x)
         if len(x.view) != 1:
@@ -175,10 +175,10 @@ class NetDraft:
         channels = self.size(x).channels
         if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")
-        variance_plus = variance.astype(np.float64) + epsilon
-        if not (variance_plus > 0).all():
+        variance_plus_epsilon = variance.astype(np.float64) + epsilon
+        if not (variance_plus_epsilon > 0).all():
             raise ModelError("its variance is negative")
-        factor = scale / np.sqrt(variance_plus)
+        factor = scale / np.sqrt(variance_plus_epsilon)
         with np.errstate(over="ignore"):
             scale_and_shift = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
         return self.affine(name, x, *scale_and_shift)

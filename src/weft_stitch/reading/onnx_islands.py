@@ -112,7 +112,7 @@ class Surveyor:
         self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
         self._opset = source.opset
-        self._coarse = source.precision in COARSE
+        self._half_precision = source.precision in COARSE
         self._rows = rows
         self._pictures = pictures
         self._constants = constants
@@ -123,7 +123,7 @@ class Surveyor:
     def as_read(self, node: SourceNode) -> SourceNode:
         """*node*; a Cast to double (or to half, in a file of halves) becomes one to float32, in which nets compute."""
         to = node.integer("to", 0) if node.op == "Cast" else 0
-        if to != ElementType.DOUBLE and not (self._coarse and to in FLOATS):
+        if to != ElementType.DOUBLE and not (self._half_precision and to in FLOATS):
             return node
         cast = node.node
         return replace(node, node=make_node("Cast", cast.input, cast.output, cast.name, to=ElementType.FLOAT))
@@ -163,7 +163,7 @@ class Surveyor:
     def _constant(self, name: str) -> Array:
         """The constant *name*; floats are float32 where ``as_read`` makes them so."""
         array = self._constants[name]
-        is_converted = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
+        is_converted = array.dtype == np.float64 or (self._half_precision and array.dtype.kind not in "iubSUO")
         return array.astype(np.float32) if is_converted else array
 
     def is_value(self, tensor: str) -> bool:

@@ -93,7 +93,7 @@ class _OnnxReader:
         """Translate one node: to a constant, an operation, or a part of an island."""
         output = node.outputs[0]
         if output in self._rounding_tensors:
-            return
+            return  # a part of the rounding operation
         if output in self._roundings:
             rounding = self._roundings[output]
             self._pictures[output] = self._draft.rounding(node.name, self._pictures[rounding.source], rounding)
@@ -102,6 +102,7 @@ class _OnnxReader:
             self._flush(node)
         if node.op == "Constant":
             self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
+        # shapes are constants: a net is read for one number of rows
         elif node.op == "Shape" and node.inputs and self._surveyor.kind(node.inputs[0]).shape is not None:
             shape = np.array(self._surveyor.kind(node.inputs[0]).shape, np.int64)
             self._constants[node.outputs[0]] = shape[node.integer("start", 0) : node.integer("end", len(shape))]

@@ -210,8 +210,7 @@ def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence
             if output in writers or output in known:
                 raise ModelError(f"{output} is written twice; the file is damaged")
             writers[output] = node
-    done: dict[int, SourceNode] = {}
-    """Identity of a node -> the node, after all nodes it reads from."""
+    done: dict[int, SourceNode] = {}  # by identity; a node comes after all nodes it reads from
     visited: set[int] = set()
     stack = [(name, "an output") for name in reversed(outputs)]  # of tensors and their readers: depth first
     while stack:

@@ -245,6 +245,7 @@ class _TorchReader:
                 self._pictures[source.name] = self._draft.flush(self._pictures[source.name])
         shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
         is_output = node.name in {getattr(output, "name", "") for output in self._outputs()}
+        # what cannot be a value of the net becomes a part of the islands that read it
         if not is_output and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
             self._hidden[node.name] = node
             return

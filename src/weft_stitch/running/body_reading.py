@@ -108,6 +108,7 @@ class _EncoderReader:
 
     def _embedding_tables(self, norm: int) -> EmbeddedTables:
         """The tables whose entries are summed in front of the first *norm*; the largest is that of the words."""
+        # *tables*: model input whose numbers are looked up -> table; "" for positions, which are no input
         pending, tables, visited = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
         while pending:
             value = pending.pop()
@@ -122,7 +123,7 @@ class _EncoderReader:
                 continue
             model_input = self._body.inputs[values[0].output] if step.node.op == "Gather" and values[0].step < 0 else ""
             index = next(index for index, key in enumerate(step.contents[0]) if key)
-            tables[model_input] = self._shared_constant(number, index)  # "": positions
+            tables[model_input] = self._shared_constant(number, index)
         tokens = max((name for name in tables if name), key=lambda name: tables[name].size, default="")
         if not tokens or "" not in tables:
             raise _unsupported("its first layer norm does not read words and positions")
@@ -306,7 +307,7 @@ class _EncoderReader:
         """Model -> its low-rank part at a step; ``StitchError`` for differences of another kind."""
         parts = self._body.steps[number].parts
         for part in parts.values():
-            if part.before is not None or part.after is not None:  # a file does not have the numbers
+            if part.before is not None or part.after is not None:  # kernels apply no factors, and files lack them
                 raise _unsupported(
                     f"weights differ in {part.kind}, and not by a low rank, at {self._step_name(number)}"
                 )

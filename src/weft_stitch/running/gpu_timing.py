@@ -171,7 +171,7 @@ def _capture(way: RivalWay) -> tuple[Run, Outputs]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = way.run()
-    graph.replay()
+    graph.replay()  # a capture does not compute: the outputs have no values before
     return graph.replay, outputs
 
 

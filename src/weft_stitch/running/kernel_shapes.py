@@ -198,7 +198,7 @@ def _compile_job(
 
 
 def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
-    """Compile the candidates of all layers until *enough* returns True; return the keys of those compiled, or failed.
+    """Compile the candidates of all layers until *enough* returns True; return the keys of those tried so far.
 
     The first candidate of every layer is compiled before the second of any, so that each layer has one when time runs
     out.

@@ -148,7 +148,7 @@ class FusedConv(torch.nn.Module):
         return y.permute(0, 3, 1, 2)
 
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer without CUDA: [rows, height, width, columns] in and out."""
+        """The layer by the numpy twin of the kernel: [rows, height, width, columns] in and out."""
         inputs, weights, scale, shift = (
             tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
         )
@@ -165,7 +165,7 @@ class FusedConv(torch.nn.Module):
         if max(x.numel(), x.shape[0] * height * width * self.packed.outputs) >= LARGEST:
             raise StitchError(f"{list(size)} values are more than the fused form can count; use fewer rows")
         y = into
-        if y is None:
+        if y is None:  # in ragged layouts, no tile writes the columns behind a task's shorter rows
             y = (torch.zeros if self.packed.ragged else torch.empty)(size, dtype=x.dtype, device=x.device)
         tiles, *_ = tables = self.tables(height * width, x.device)
         fused_kernel[(tiles.shape[0],)](*self.arguments(x, tables, residual, y), **self.settings(residual is not None))
@@ -381,7 +381,7 @@ class StitchedModule(torch.nn.Module):
 
 
 def warm_up(run: Callable[[], object]) -> None:
-    """Run on a side stream, as CUDA requires before a capture."""
+    """Call *run* a few times on a side stream, as CUDA requires before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
