@@ -17,7 +17,7 @@ from weft.base.errors import StitchError
 from weft_stitch.net import Window
 
 IMAGE, INNER, CLASSES = "image", "inner", "classes"
-"""Roles of a space: the input, shared by all tasks; inner, shared in part; classes, not shared."""
+"""Roles of a channel space: the input, shared by all tasks; inner, shared in part; classes, not shared."""
 ANY_WIDTH = 0
 """Stands for the width of a space of classes: each task has its own number of classes, which the recipe gives."""
 
@@ -51,7 +51,7 @@ class SketchNode:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """A space of channels before pruning: its width and its role."""
+    """A channel space before pruning: its number of channels and its role."""
 
     width: int
     role: str = INNER
@@ -70,7 +70,10 @@ class NetSketch:
 
 
 class Sketch:
-    """Collects operations, and tracks spaces, sizes and mean squares of values; ``finish`` returns a ``NetSketch``."""
+    """Collects operations, and tracks spaces, sizes and mean squares of values; ``finish`` returns a ``NetSketch``.
+
+    Random weights are scaled by the mean squares, so that numbers neither grow nor vanish through the layers.
+    """
 
     def __init__(self, resolution: int, activation: str, channels: int = 3) -> None:
         self._resolution = resolution
@@ -81,10 +84,11 @@ class Sketch:
         self._joined: dict[str, str] = {}
         """Space -> the space that it was joined to."""
         self._side = {"image": resolution}
-        """Value -> its height and width."""
+        """Value -> its height, which is its width."""
         self._power = {"image": 1.0}
         """Value -> its estimated mean square."""
         self._sums: set[str] = set()
+        """Values that are sums of two others."""
 
     def conv(self, name: str, source: str, width: int, kernel: int = 1, stride: int = 1, role: str = INNER) -> str:
         """A convolution padded to keep the picture's size, divided by *stride*; its output is a new space."""
@@ -126,8 +130,8 @@ class Sketch:
     def _unary(self, name: str, source: str, function: str, settings: Mapping[str, float] | None = None) -> str:
         """An elementwise function, whose result has the mean square of ``MEAN_SQUARE``."""
         self._nodes.append(SketchNode(name, "unary", (source,), function=function, settings=settings or {}))
-        kept = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
-        power = kept * self._power[source]
+        kept_fraction = SUMMED if source in self._sums else MEAN_SQUARE.get(function, 0.5)
+        power = kept_fraction * self._power[source]
         return self._record(name, self._carries[source], self._side[source], power)
 
     def add(self, name: str, left: str, right: str) -> str:
@@ -141,17 +145,17 @@ class Sketch:
 
     def _combine(self, name: str, kind: str, left: str, right: str, power: float) -> str:
         """Add an operation of two operands with the same channels; their spaces are joined."""
-        for ours, theirs in zip(self._carries[left], self._carries[right], strict=True):
-            self._join_spaces(ours, theirs)
+        for left_space, right_space in zip(self._carries[left], self._carries[right], strict=True):
+            self._join_spaces(left_space, right_space)
         self._nodes.append(SketchNode(name, kind, (left, right)))
         return self._record(name, self._carries[left], self._side[left], power)
 
-    def concat(self, name: str, *parts: str) -> str:
-        """The concatenation of *parts* along the channels."""
-        self._nodes.append(SketchNode(name, "concat", parts))
-        spaces = tuple(space for part in parts for space in self._carries[part])
-        power = sum(self._power[part] for part in parts) / len(parts)
-        return self._record(name, spaces, self._side[parts[0]], power)
+    def concat(self, name: str, *operands: str) -> str:
+        """The concatenation of *operands* along the channels."""
+        self._nodes.append(SketchNode(name, "concat", operands))
+        spaces = tuple(space for operand in operands for space in self._carries[operand])
+        power = sum(self._power[operand] for operand in operands) / len(operands)
+        return self._record(name, spaces, self._side[operands[0]], power)
 
     def pool(self, name: str, source: str, kind: str, kernel: int, stride: int, pad: int = 0) -> str:
         """A pool of *kind* "max_pool" or "avg_pool"; its effect on the mean square is estimated."""
@@ -161,6 +165,7 @@ class Sketch:
         return self._record(name, self._carries[source], window.output(self._side[source], 1)[0], power)
 
     def global_pool(self, name: str, source: str) -> str:
+        """A mean over all positions; its effect on the mean square is estimated."""
         self._nodes.append(SketchNode(name, "global_pool", (source,)))
         return self._record(name, self._carries[source], 1, 0.4 * self._power[source])
 
@@ -211,8 +216,8 @@ def _residual(sketch: Sketch, name: str, source: str, branch: str, project: tupl
 
     *project*: width and stride of a 1x1 convolution of *source*, if it needs one.
     """
-    kept = _conv_norm(sketch, f"{name}.project", source, project[0], 1, project[1]) if project else source
-    return sketch.act(f"{name}.act", sketch.add(f"{name}.add", branch, kept))
+    shortcut = _conv_norm(sketch, f"{name}.project", source, project[0], 1, project[1]) if project else source
+    return sketch.act(f"{name}.act", sketch.add(f"{name}.add", branch, shortcut))
 
 
 def _basic(sketch: Sketch, name: str, source: str, width: int, stride: int, project: bool) -> str:
@@ -235,18 +240,18 @@ def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], 
     value = _conv_act(sketch, "stem", "image", 64, 7, 2)
     value = sketch.pool("stem.pool", value, "max_pool", 3, 2, 1)
     for stage, count in enumerate(blocks):
-        for at in range(count):
-            stride = 2 if stage and not at else 1
-            project = not at and (stage > 0 or widens)
-            value = block(sketch, f"stage{stage + 1}.{at + 1}", value, 64 << stage, stride, project)
+        for index in range(count):
+            stride = 2 if stage and not index else 1
+            project = not index and (stage > 0 or widens)
+            value = block(sketch, f"stage{stage + 1}.{index + 1}", value, 64 << stage, stride, project)
     return sketch.dense("fc", sketch.global_pool("pool", value), ANY_WIDTH, CLASSES)
 
 
 def _vgg16(sketch: Sketch) -> str:
     value = "image"
     for stage, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
-        for at in range(1, count + 1):
-            value = _conv_act(sketch, f"stage{stage}.{at}", value, width, 3)
+        for index in range(1, count + 1):
+            value = _conv_act(sketch, f"stage{stage}.{index}", value, width, 3)
         value = sketch.pool(f"stage{stage}.pool", value, "max_pool", 2, 2)
     for number in (1, 2):
         value = sketch.act(f"fc{number}.act", sketch.dense(f"fc{number}", value, 4096))
@@ -295,7 +300,7 @@ MOBILE_BLOCKS = (
 
 
 def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, str, int], ...], wide: int) -> str:
-    """A MobileNetV3 up to the pooled features, which are *wide*."""
+    """A MobileNetV3 up to the pooled features, *wide* channels. *blocks*: as in ``MOBILE_BLOCKS``."""
     value, source_width = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
     for number, row in enumerate(blocks, start=1):
         value, source_width = _inverted_bottleneck(*row)(sketch, f"block{number}", value, source_width), row[2]
@@ -368,8 +373,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 def find_architecture(architecture: str) -> Architecture:
     """The architecture called *architecture*; ``StitchError`` with a suggestion if there is none."""
     if architecture not in ARCHITECTURES:
-        near = get_close_matches(architecture.lower(), ARCHITECTURES, n=1, cutoff=0.7)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(ARCHITECTURES)}"
+        matches = get_close_matches(architecture.lower(), ARCHITECTURES, n=1, cutoff=0.7)
+        hint = f"did you mean {matches[0]}?" if matches else f"known: {', '.join(ARCHITECTURES)}"
         raise StitchError(f"unknown architecture {architecture!r}; {hint}")
     return ARCHITECTURES[architecture]
 
@@ -381,6 +386,6 @@ def plan(
 
     *resolution*, *activation*: instead of the architecture's own. *channels*: of its pictures.
     """
-    known = find_architecture(architecture)
-    sketch = Sketch(resolution or known.resolution, activation or known.activation, channels)
-    return sketch.finish(known.draw(sketch))
+    named = find_architecture(architecture)
+    sketch = Sketch(resolution or named.resolution, activation or named.activation, channels)
+    return sketch.finish(named.draw(sketch))

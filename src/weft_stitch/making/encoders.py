@@ -1,7 +1,7 @@
 """Fine-tuned encoders without training: ``EncoderRecipe`` makes models of one base, as exporters write them.
 
-All models have the base's weights but for what they were tuned in: nothing but a head, the last layers, layers here and
-there, or a low-rank part that was added to the products of queries and values (an adapter, merged).
+All models have the base's weights, except where they were tuned: only in a head, in the last layers, in layers spread
+over the depth, or by a low-rank part that was added to the products of queries and values (an adapter, merged).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class EncoderRecipe:
             raise StitchError(f"{self.tasks} tasks: give 1 or more")
         if sum(option is not None for option in (self.frozen, self.full, self.rank)) > 1:
             raise StitchError("frozen, full and rank are three ways to tune a model; give one of them")
-        for what, part in (("frozen", self.frozen), ("full", self.full)):
-            if part is not None and not 0 <= part <= 1:
-                raise StitchError(f"{what} = {part}: give a part of the layers, from 0 to 1")
+        for option_name, fraction in (("frozen", self.frozen), ("full", self.full)):
+            if fraction is not None and not 0 <= fraction <= 1:
+                raise StitchError(f"{option_name} = {fraction}: give a part of the layers, from 0 to 1")
         if self.rank is not None and not 1 <= self.rank <= self.size.width:
             raise StitchError(f"rank = {self.rank}: give a number from 1 to the width, {self.size.width}")
         if not isinstance(self.classes, int) and len(self.classes) != self.tasks:
@@ -80,8 +80,8 @@ class EncoderRecipe:
         """The indices of the layers that are each model's own."""
         count = self.size.layers
         if self.full is not None:
-            own = round(self.full * count)
-            return frozenset(round((place + 0.5) * count / own - 0.5) for place in range(own)) if own else frozenset()
+            own = round(self.full * count)  # the depth in as many equal parts, and the layer in the middle of each
+            return frozenset(round((part + 0.5) * count / own - 0.5) for part in range(own)) if own else frozenset()
         return frozenset(range(round((1.0 if self.frozen is None else self.frozen) * count), count))
 
     def graph(self, task: int) -> Graph:
@@ -112,18 +112,18 @@ class _EncoderWriter:
         """The whole model: embeddings, layers, pooler and classifier."""
         builder, size = self._builder, self._size
         ids = builder.input("input_ids", (DYNAMIC, DYNAMIC))
-        shown = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
+        shown_tokens = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
         hidden = self._normalise("embedding", self._embed(ids))
-        mask = self._mask(shown)
-        for number in range(size.layers):
-            self._own = number in self._recipe.tuned
-            hidden = self._layer(f"layer{number}", hidden, mask)
+        mask = self._mask(shown_tokens)
+        for index in range(size.layers):
+            self._own = index in self._recipe.tuned
+            hidden = self._layer(f"layer{index}", hidden, mask)
         self._own = True
         classes = self._recipe.classes
-        wide = classes if isinstance(classes, int) else classes[self._task]
-        first = self._op("Gather", hidden, builder.constant(np.array(0)), axis=1)
-        pooled = self._op("Tanh", self._dense("pooler", first, size.width, size.width))
-        logits = self._dense("classifier", pooled, size.width, wide, shape=(DYNAMIC, wide))
+        class_count = classes if isinstance(classes, int) else classes[self._task]
+        first_token = self._op("Gather", hidden, builder.constant(np.array(0)), axis=1)
+        pooled = self._op("Tanh", self._dense("pooler", first_token, size.width, size.width))
+        logits = self._dense("classifier", pooled, size.width, class_count, shape=(DYNAMIC, class_count))
         builder.output(logits, "logits")
         finished = builder.finish()
         inputs = tuple(replace(port, dtype="int64", length="length") for port in finished.inputs)
@@ -138,12 +138,12 @@ class _EncoderWriter:
         table = self._weight("positions", (1, size.positions, size.width))
         return self._op("Add", words, self._op("Slice", table, zero, length, one))
 
-    def _mask(self, shown: str) -> str:
+    def _mask(self, attention_mask: str) -> str:
         """The attention mask to add to scores: a very negative number at padding, else 0."""
         builder = self._builder
-        wide = self._op("Unsqueeze", shown, builder.constant(np.array([1, 2])))
-        hidden = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", wide, to=1))
-        return self._op("Mul", hidden, builder.constant(np.array(np.finfo(np.float32).min)))
+        expanded = self._op("Unsqueeze", attention_mask, builder.constant(np.array([1, 2])))
+        padding = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", expanded, to=1))
+        return self._op("Mul", padding, builder.constant(np.array(np.finfo(np.float32).min)))
 
     def _layer(self, name: str, hidden: str, mask: str) -> str:
         """One layer: attention and feed-forward, each with a residual sum and a norm."""
@@ -158,14 +158,14 @@ class _EncoderWriter:
         """Multi-head self-attention with its output product."""
         builder, (_, width, heads, *_) = self._builder, self._size
         by_head = builder.constant(np.array([0, 0, heads, width // heads]))
-        parts = []
-        for what, order in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
-            dense = self._dense(f"{name}.{what}", hidden, width, width, adapted=what != "key")
-            parts.append(self._op("Transpose", self._op("Reshape", dense, by_head), perm=order))
+        heads_first = []
+        for role, order in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
+            dense = self._dense(f"{name}.{role}", hidden, width, width, adapted=role != "key")
+            heads_first.append(self._op("Transpose", self._op("Reshape", dense, by_head), perm=order))
         scale = builder.constant(np.array((width // heads) ** -0.5, np.float32))
-        scores = self._op("Mul", self._op("MatMul", parts[0], parts[1]), scale)
+        scores = self._op("Mul", self._op("MatMul", heads_first[0], heads_first[1]), scale)
         weights = self._op("Softmax", self._op("Add", scores, mask), axis=-1)
-        mixed = self._op("Transpose", self._op("MatMul", weights, parts[2]), perm=(0, 2, 1, 3))
+        mixed = self._op("Transpose", self._op("MatMul", weights, heads_first[2]), perm=(0, 2, 1, 3))
         joined = self._op("Reshape", mixed, builder.constant(np.array([0, 0, width])))
         return self._dense(f"{name}.mixed", joined, width, width)
 
@@ -201,14 +201,14 @@ class _EncoderWriter:
         return self._builder.constant(self._draw_weight(name, shape, 1.0), "weight", weight=True)
 
     def _draw_weight(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
-        """The base's numbers, changed a little if the model's own are drawn. The array must not be written to."""
-        known, key = self._recipe.drawn, f"{name} {shape}"
-        if key not in known:
-            known[key] = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
-        drawn = known[key]
+        """A weight of the base, plus the model's own noise while ``_own``. The array is cached: do not write to it."""
+        base_weights, key = self._recipe.drawn, f"{name} {shape}"
+        if key not in base_weights:
+            base_weights[key] = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
+        weight = base_weights[key]
         if self._own:
-            drawn = drawn + np.float32(0.1 * spread) * self._random(name, own=True).standard_normal(shape, np.float32)
-        return drawn
+            weight = weight + np.float32(0.1 * spread) * self._random(name, own=True).standard_normal(shape, np.float32)
+        return weight
 
     def _random(self, name: str, *, own: bool = False) -> np.random.Generator:
         """A random generator for the base (by *name*), or for this model's *own* numbers."""

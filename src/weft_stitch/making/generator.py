@@ -1,9 +1,9 @@
 """Weight-shared models without training: ``generate``, and ``FamilyRecipe`` for one model at a time.
 
-In every space (see ``sharing``) a part of the channels is common to all tasks, the rest belongs to subsets or to one
-task, and each task has them in an order of its own. A piece of a layer's weight, from one block of channels to
+In every channel space (see ``family``) a part of the channels is common to all tasks, the rest belongs to subsets or to
+one task, and each task has them in an order of its own. A piece of a layer's weight, from one block of channels to
 another, is drawn from the seed, the layer and the two blocks alone, so that it is the same in all tasks that have
-both, whichever model is made first.
+both, whichever model is generated first.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ class FamilyRecipe:
             raise StitchError(f"norm is {self.norm!r}; it may be {PER_TASK}, {SHARED} or {FOLDED}")
         if self.widths is not None and len(self.widths) != self.tasks:
             raise StitchError(f"{len(self.widths)} widths for {self.tasks} tasks; give one for each")
-        if strange := [factor for factor in self.widths or () if not 0 < factor < inf]:
-            raise StitchError(f"a width of {strange[0]}: give factors above 0, as 0.9")
+        if invalid := [factor for factor in self.widths or () if not 0 < factor < inf]:
+            raise StitchError(f"a width of {invalid[0]}: give factors above 0, as 0.9")
         for tasks in self.clusters or ():
             if not tasks or not set(tasks) <= set(range(self.tasks)):
-                said = ", ".join(map(str, tasks))
-                raise StitchError(f"a cluster of tasks {said}, but tasks go from 0 to {self.tasks - 1}")
-        if isinstance(self.sharing, Mapping) and (foreign := set(self.sharing) - set(self.plan.spaces)):
-            raise StitchError(f"{self.architecture} has no space {min(foreign)}; it has {', '.join(self.plan.spaces)}")
+                listed = ", ".join(map(str, tasks))
+                raise StitchError(f"a cluster of tasks {listed}, but tasks go from 0 to {self.tasks - 1}")
+        if isinstance(self.sharing, Mapping) and (unknown := set(self.sharing) - set(self.plan.spaces)):
+            raise StitchError(f"{self.architecture} has no space {min(unknown)}; it has {', '.join(self.plan.spaces)}")
 
     @cached_property
     def plan(self) -> NetSketch:
@@ -135,33 +135,36 @@ class FamilyRecipe:
         return assemble(name, (picture,), ops, (answer,), _one_per_task("batches", self.batches, self.tasks)[task])
 
     def _space(self, name: str, wire: Wire) -> ChannelSpace:
-        """The space of *wire*: which channels which tasks share."""
+        """The space *name*: the blocks of channels that tasks share or have for themselves."""
         widths = self._widths(wire)
         if wire.role == IMAGE:
             return ChannelSpace.common(wire.width, self.tasks)
         if wire.role == CLASSES:
             return ChannelSpace.completed(widths)
         orders = [self._order(name, task, width) for task, width in enumerate(widths)]
-        taken = [0] * self.tasks
+        assigned = [0] * self.tasks
         blocks = []
-        for tasks, width in self._shares(name, widths):
-            blocks.append(Block({task: orders[task][taken[task] : taken[task] + width] for task in tasks}))
+        for tasks, width in self._block_widths(name, widths):
+            blocks.append(Block({task: orders[task][assigned[task] : assigned[task] + width] for task in tasks}))
             for task in tasks:
-                taken[task] += width
+                assigned[task] += width
         return ChannelSpace(widths, tuple(blocks))
 
-    def _shares(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The blocks of a space, as tasks and width; blocks of many tasks come first."""
-        left = list(widths)
+    def _block_widths(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The blocks of the space *name*, each as its tasks and number of channels; blocks of many tasks come first.
+
+        *widths*: for each task, its number of channels in the space.
+        """
+        remaining = list(widths)
         blocks: Counter[tuple[int, ...]] = Counter()
         all_tasks = tuple(range(self.tasks))
         for tasks in (all_tasks, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
-            least = min(left[task] for task in tasks)
-            width = round(self.cluster_sharing * least) if blocks else self._shared_width(name, least)
+            narrowest = min(remaining[task] for task in tasks)
+            width = round(self.cluster_sharing * narrowest) if blocks else self._shared_width(name, narrowest)
             blocks[tasks] += width
             for task in tasks:
-                left[task] -= width
-        blocks.update({(task,): width for task, width in enumerate(left)})
+                remaining[task] -= width
+        blocks.update({(task,): width for task, width in enumerate(remaining)})
         yield from ((tasks, width) for tasks, width in sorted(blocks.items(), key=_most_tasks_first) if width)
 
     def _shared_width(self, name: str, narrowest: int) -> int:
@@ -181,8 +184,8 @@ class FamilyRecipe:
         if wire.role == IMAGE:
             return (wire.width,) * self.tasks
         if wire.role == CLASSES:
-            given = find_architecture(self.architecture).classes if self.classes is None else self.classes
-            return _one_per_task("classes", given, self.tasks)
+            classes = find_architecture(self.architecture).classes if self.classes is None else self.classes
+            return _one_per_task("classes", classes, self.tasks)
         factors = self.widths or (1.0,) * self.tasks
         return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
 
@@ -206,26 +209,27 @@ class FamilyRecipe:
 
     def _weight(self, node: SketchNode, task: int) -> Array:
         """The weight [out, in, height, width] of *task*, drawn by pieces so that shared ones are equal in all tasks."""
-        (out,), read = self._spaces(node.name), self._spaces(node.inputs[0])
+        (out,), input_spaces = self._spaces(node.name), self._spaces(node.inputs[0])
         height, width = node.window.kernel
-        channels = sum(space.widths[task] for space in read)
-        usual = sum(sum(space.widths) for space in read) / self.tasks
-        size = self._spread(node, usual * height * width)
+        channels = sum(space.widths[task] for space in input_spaces)
+        # the mean over all tasks: with each task's own width, shared pieces would be scaled differently
+        mean_channels = sum(sum(space.widths) for space in input_spaces) / self.tasks
+        deviation = self._deviation(node, mean_channels * height * width)
         weight = np.empty((out.widths[task], channels, height, width), np.float32)
-        for at, block in _number_blocks(out, task):
-            for key, channel in _channels(read, task):
+        for out_index, block in _number_blocks(out, task):
+            for key, columns in _block_channels(input_spaces, task):
                 rows = block.members[task]
-                piece = self._random("weight", node.name, at, *key).standard_normal(
-                    (len(rows), len(channel), height, width), np.float32
+                piece = self._random("weight", node.name, out_index, *key).standard_normal(
+                    (len(rows), len(columns), height, width), np.float32
                 )
-                weight[np.ix_(rows, channel)] = size * piece
+                weight[np.ix_(rows, columns)] = deviation * piece
         return weight
 
     def _filters(self, node: SketchNode, task: int) -> Array:
         """The weight [channels, 1, height, width] of a depthwise convolution."""
         height, width = node.window.kernel
-        size = self._spread(node, height * width)
-        return size * self._blockwise(
+        deviation = self._deviation(node, height * width)
+        return deviation * self._blockwise(
             node, task, lambda rng, count: rng.standard_normal((count, 1, height, width), "f")
         )
 
@@ -243,24 +247,24 @@ class FamilyRecipe:
         node: SketchNode,
         task: int,
         draw: Callable[[np.random.Generator, int], Array],
-        own: int = -1,
-        what: str = "shift",
+        owner: int = -1,
+        purpose: str = "shift",
     ) -> Array:
         """Draw numbers for each channel that *node* writes, equal for all tasks of a block.
 
-        *own*: a task that gets numbers of its own instead; -1: none. *what*: tells several draws for one node apart.
+        *owner*: a task that gets numbers of its own instead; -1: none. *purpose*: tells draws for one node apart.
         """
-        parts = []
-        for number, space in enumerate(self._spaces(node.name)):
-            drawn = [
-                draw(self._random(what, node.name, number, at, own), block.width)
-                for at, block in _number_blocks(space, task)
+        numbers_by_space = []
+        for space_index, space in enumerate(self._spaces(node.name)):
+            numbers_by_block = [
+                draw(self._random(purpose, node.name, space_index, block_index, owner), block.width)
+                for block_index, block in _number_blocks(space, task)
             ]
-            inverse = np.argsort(space.order(task))
-            parts.append(np.concatenate(drawn)[inverse])
-        return np.concatenate(parts).astype(np.float32)
+            inverse = np.argsort(space.order(task))  # from the order of the blocks to that of the task's channels
+            numbers_by_space.append(np.concatenate(numbers_by_block)[inverse])
+        return np.concatenate(numbers_by_space).astype(np.float32)
 
-    def _spread(self, node: SketchNode, sources: float) -> np.float32:
+    def _deviation(self, node: SketchNode, sources: float) -> np.float32:
         """The standard deviation of weights that gives an output of mean square one; *sources*: inputs per output."""
         return np.float32((node.power * sources) ** -0.5)
 
@@ -268,36 +272,37 @@ class FamilyRecipe:
         """The spaces that *value* carries."""
         return [self.planted[name] for name in self.plan.carries[value]]
 
-    def _random(self, what: str, name: str, *numbers: int) -> np.random.Generator:
-        """A random generator that depends on the seed and the arguments only."""
-        key = [zlib.crc32(f"{what} {name}".encode()), *(number + 1 for number in numbers)]
+    def _random(self, purpose: str, name: str, *numbers: int) -> np.random.Generator:
+        """A random generator that depends on the recipe's seed and the arguments only."""
+        # seeds may not be negative, and -1 stands for no task
+        key = [zlib.crc32(f"{purpose} {name}".encode()), *(number + 1 for number in numbers)]
         return np.random.default_rng([self.seed, *key])
 
 
 def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[int, ...]]:
-    """Sort key of blocks."""
+    """Sort key of blocks, given as tasks and width."""
     return -len(share[0]), share[0]
 
 
-def _one_per_task(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
-    """*given* for each task; ``StitchError`` unless there is a positive number for each."""
-    numbers = (given,) * tasks if isinstance(given, int) else tuple(given)
+def _one_per_task(argument: str, counts: int | Sequence[int], tasks: int) -> tuple[int, ...]:
+    """*counts* for each task; ``StitchError`` unless there is a positive number for each."""
+    numbers = (counts,) * tasks if isinstance(counts, int) else tuple(counts)
     if len(numbers) != tasks or min(numbers) < 1:
-        raise StitchError(f"{what} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
+        raise StitchError(f"{argument} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
     return numbers
 
 
 def _number_blocks(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
     """The blocks that *task* has, with their indices in *space*."""
-    return ((at, block) for at, block in enumerate(space.blocks) if task in block.tasks)
+    return ((index, block) for index, block in enumerate(space.blocks) if task in block.tasks)
 
 
-def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
-    """The blocks of several spaces that *task* has: indices of space and block, and the task's channels."""
+def _block_channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
+    """The blocks of *task* in several spaces: indices of space and block, and channels counted over all spaces."""
     start = 0
-    for number, space in enumerate(spaces):
-        for at, block in _number_blocks(space, task):
-            yield (number, at), block.members[task] + start
+    for space_index, space in enumerate(spaces):
+        for block_index, block in _number_blocks(space, task):
+            yield (space_index, block_index), block.members[task] + start
         start += space.widths[task]
 
 
@@ -325,7 +330,7 @@ def unfolded_graph(net: Net, *, dynamic: bool = False) -> Graph:
             assert op.weight is not None
             tensors[op.output] = convolve(builder, inputs[0], op.weight, bias, window=op.window, groups=op.groups)
         elif op.inputs[0] in biases and op is biases[op.inputs[0]]:
-            tensors[op.output] = inputs[0]
+            tensors[op.output] = inputs[0]  # the convolution before has this bias
         elif op.kind == "affine" and not _is_one(op.scale):
             tensors[op.output] = _normalise(builder, op, inputs[0])
         else:
@@ -334,7 +339,7 @@ def unfolded_graph(net: Net, *, dynamic: bool = False) -> Graph:
 
 
 def _biases(net: Net) -> dict[str, Op]:
-    """Output of a convolution that only a bias reads -> that bias."""
+    """Output of a convolution whose only reader is a bias -> that bias."""
     convolved = {op.output for op in net.ops if op.kind == "conv"} - {port.value for port in net.outputs}
     readers = {value: list(net.readers(value)) for value in convolved}
     alone = {value: ops[0] for value, ops in readers.items() if len(ops) == 1}

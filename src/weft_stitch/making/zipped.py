@@ -1,7 +1,7 @@
 """Weight-shared networks that the project trained and zipped itself: ``ZIPPED`` by name.
 
 The files in ``data/zipped`` were written by ``training/zipping.py``: NAME-TASK.onnx is a task's network, NAME.json the
-card that says where they come from, how good they were before and after, and at which sharing ratios.
+card of all tasks: the source of the data, and the accuracies before and after zipping at each sharing ratio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.models.stored import place
 
-_HERE = Path(__file__).parent / "data" / "zipped"
+_CARDS = Path(__file__).parent / "data" / "zipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class ZippedCard:
 
 def read_card(name: str) -> ZippedCard:
     """Read the card *name*, one of ``ZIPPED``."""
-    raw: dict[str, Any] = json.loads((_HERE / f"{name}.json").read_text("utf-8"))
+    raw: dict[str, Any] = json.loads((_CARDS / f"{name}.json").read_text("utf-8"))
     tasks = tuple(_task(**task) for task in raw.pop("tasks"))
     ratios = tuple(ZippedRatio(**_without_lists(ratio)) for ratio in raw.pop("zipped"))
     return ZippedCard(tasks=tasks, zipped=ratios, **_without_lists(raw))

@@ -57,6 +57,7 @@ from weft_stitch.running import body_serving
 
 FORM = "with one body, by kernels of its own"
 IN_PLACE = "in place, with nothing captured again"
+"""Remarks about a file: that kernels serve it, and that it took slots in a body that was on the device."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -123,22 +124,22 @@ class EncoderModel(DeviceModel):
     def _advance(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         """Answer the rows of *parts*, a batch."""
         rows_by_task = self._rows_by_task(parts)
-        results, first, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
+        results, first_row, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):
             (name,) = task.outputs.values()
-            answers[name] = results[first : first + len(rows), :classes]
-            first += len(rows)
+            answers[name] = results[first_row : first_row + len(rows), :classes]
+            first_row += len(rows)
         return StepOutput({}, answers)
 
     def _rows_by_task(self, parts: list[BatchPart]) -> list[list[Any]]:
         """The requests of each task, in the order of the parts."""
         rows_by_task: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
-            given: dict[int, dict[str, Array]] = {}
+            by_task: dict[int, dict[str, Array]] = {}
             for name, value in part.values.items():
                 array, (task, port) = as_array(value), self._port_of[name]
-                given.setdefault(task, {})[port] = array if part.rows is None else array[list(part.rows)]
-            for task, inputs in given.items():
+                by_task.setdefault(task, {})[port] = array if part.rows is None else array[list(part.rows)]
+            for task, inputs in by_task.items():
                 rows_by_task[task] += self._read(task, inputs)
         return rows_by_task
 
@@ -154,14 +155,14 @@ class EncoderModel(DeviceModel):
         return rows
 
     def _answer_rows(self, rows: Sequence[Any]) -> Array:
-        """The answers to requests, in their order."""
+        """The answers to requests, in their order: [requests, classes]."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
         with self._body.lock:
             return self._device.copy_out(self._run_batches(self._body, rows))
 
     def _run_batches(self, body: DeviceBody, rows: Sequence[Any]) -> Tensor:
-        """The answers to requests, on the device."""
+        """The answers to requests on the device: [requests, classes]."""
         results: list[Tensor] = []
         for batch in body.ladder.split(rows):
             if results:  # the next batch may overwrite the buffer
@@ -170,8 +171,8 @@ class EncoderModel(DeviceModel):
             rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(batch)])), non_blocking=True)
             rung.run()
             results.append(_device_tensor(rung.answers[: len(batch)]))
-        whole = [(result, None, len(result)) for result in results]
-        return results[0] if len(results) == 1 else self._device.taken(whole)
+        sources = [(result, None, len(result)) for result in results]
+        return results[0] if len(results) == 1 else self._device.taken(sources)
 
 
 def _device_tensor(tensor: Any) -> Tensor:
@@ -196,7 +197,7 @@ class BodyFile:
         Raises ``NotLearned`` if it needs a new body and may not create one, ``Unfit`` if kernels cannot serve it.
         """
         try:
-            if not (self._learn or BODIES):  # before the file is read
+            if not (self._learn or BODIES):  # no body to join: do not even read the file
                 raise NotLearned(f"{self._path}: is cut and captured before it is served")
             encoder = self._encoder()
             digests = body_serving.digests(encoder)
@@ -221,13 +222,13 @@ class BodyFile:
         def run_onnx(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
             """Run the whole file in ONNX Runtime on an example for each model; keep its inputs and outputs."""
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
-                named = {task.inputs[port]: array for port, array in feed.items()}
-                inputs.update({name: array.astype(types[name]) for name, array in named.items()})
+                inputs_of_task = {task.inputs[port]: array for port, array in feed.items()}
+                inputs.update({name: array.astype(types[name]) for name, array in inputs_of_task.items()})
             names = [spec.name for spec in blueprint.outputs]
             expected.update(zip(names, self._allowance.run(session, names, inputs), strict=True))
             return [expected[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        if self._learn:  # before minutes of tuning and capturing
+        if self._learn:  # fail before minutes of tuning and capturing
             body_serving.check(encoder, run_onnx)
         with self._reserved_slots(encoder, digests) as (body, slots):
             if not self._learn:
@@ -269,13 +270,13 @@ class BodyFile:
             raise
 
     def _take_slots(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
-        """Take slots in a loaded body with equal shared weights and enough room, or else in a new one."""
-        wanted = self._room, _TYPES[self._options.precision], digests.shared
+        """Take slots in a loaded body with equal shared weights and enough free slots, or else in a new one."""
+        required = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
             # with shares of a GPU, several lanes would run the buffers of one body at once
             for body in () if self._options.shares else list(BODIES):
-                alike = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == wanted
-                fits = alike and body.device is self._device
+                matches = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == required
+                fits = matches and body.device is self._device
                 if fits and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:
@@ -289,7 +290,7 @@ class BodyFile:
 
     def _create_body(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
         """Create a body on the device with slots for the models, and build all its rungs."""
-        shapes_file, free = self._folder / SHAPES, self._device.memory()[0]
+        shapes_file, free_bytes = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         dtype = _TYPES[self._options.precision]
         slotted = body_serving.SlottedBody(encoder, digests.shared, where(self._device), dtype)
@@ -300,8 +301,8 @@ class BodyFile:
         self._device.finish()
         if self._device.kind == "cuda":
             torch.cuda.empty_cache()  # so that buffers of discarded candidates do not count as the body's memory
-        held = slotted.weights.nbytes + body.ladder.nbytes
-        body.memory_bytes = max(held, free - self._device.memory()[0])
+        counted_bytes = slotted.weights.nbytes + body.ladder.nbytes
+        body.memory_bytes = max(counted_bytes, free_bytes - self._device.memory()[0])
         BODIES.add(body)
         return body, slots
 
@@ -314,17 +315,17 @@ class BodyFile:
         return rung_s
 
     def _add_measurements(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
-        """Complete the blueprint with sizes and times.
+        """Add batch sizes, memory and times to the blueprint.
 
         Times are for requests of the usual length, each for another model.
         """
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
         body.rung_s = body.rung_s or self._time_rungs(body)
-        names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
-        whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
+        port_names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
+        segment = SegmentSpec(name="body", inputs=port_names[0], outputs=port_names[1], nodes=(0, -1), steady=True)
         changes = {
-            "segments": (whole,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
+            "segments": (segment,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
             "max_batch": room, "any_shapes": True, "memory_bytes": body.memory_bytes,
             "times_s": {rows: (_batch_s(body.rung_s, rows * length),) for rows in range(1, room + 1)},
         }  # fmt: skip
@@ -336,6 +337,6 @@ def _batch_s(rung_s: Mapping[int, float], rows: int) -> float:
 
     *rung_s*: rows of a rung -> its seconds.
     """
-    most = max(rung_s)
-    full, rest = divmod(rows, most)
-    return full * rung_s[most] + (rung_s[min(size for size in rung_s if size >= rest)] if rest else 0.0)
+    largest = max(rung_s)
+    full_rungs, rest = divmod(rows, largest)
+    return full_rungs * rung_s[largest] + (rung_s[min(size for size in rung_s if size >= rest)] if rest else 0.0)

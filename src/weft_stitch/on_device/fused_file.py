@@ -84,10 +84,12 @@ def _number_tensors(graph: Graph) -> Graph:
 
     The outputs of the graph keep their names.
     """
-    kept = {output.name for output in graph.outputs}
+    output_names = {output.name for output in graph.outputs}
     names: dict[str, str] = {}
-    for at, step in enumerate(graph.steps):
-        names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in kept}
+    for index, step in enumerate(graph.steps):
+        names |= {
+            name: f"step{index}.{position}" for position, name in enumerate(step.outputs) if name not in output_names
+        }
 
     def rename(step: GraphStep) -> GraphStep:
         inputs, outputs = (tuple(names.get(name, name) for name in side) for side in (step.inputs, step.outputs))
@@ -151,14 +153,14 @@ class RoundProgram:
         """Estimated seconds of each step."""
         self.channels_last: frozenset[str] = frozenset()
         self.outputs = tuple(output.name for output in self.graph.outputs)
-        given = [port.name for port in self.graph.inputs]
-        self._writer_of = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
-        self._last_reader_of = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
+        model_inputs = [port.name for port in self.graph.inputs]
+        self._writer_of = {name: index for index, step in enumerate(self.graph.steps) for name in step.outputs}
+        self._last_reader_of = {name: index for index, step in enumerate(self.graph.steps) for name in step.inputs}
         # StackRows converts its inputs to the module's type itself; all other steps need inputs of that type.
-        read = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
-        self._to_convert = frozenset(name for name in given if name in read)
+        type_sensitive = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
+        self._to_convert = frozenset(name for name in model_inputs if name in type_sensitive)
         """Inputs of the models that are converted to the module's type before a piece runs."""
-        self._tensors = frozenset((*given, *self._writer_of))
+        self._tensors = frozenset((*model_inputs, *self._writer_of))
         self._first_output_step = min(self._writer_of[name] for name in self.outputs)
         """The first step that writes an output. No cut may lie after it: all outputs must leave in the same piece."""
 
@@ -173,8 +175,8 @@ class RoundProgram:
         inputs = [name for name in names if name in self._tensors and self._writer_of.get(name, -1) < start]
         written = [name for step in self.graph.steps[start:end] for name in step.outputs]
         leaving = [name for name in written if self._last_reader_of.get(name, -1) >= end]
-        last = end == len(self.graph.steps)
-        return RoundPiece(start, end, tuple(inputs), self.outputs if last else tuple(leaving))
+        is_last = end == len(self.graph.steps)
+        return RoundPiece(start, end, tuple(inputs), self.outputs if is_last else tuple(leaving))
 
     def crossing(self, item_bytes: int) -> list[int | None]:
         """For each possible cut, both ends included, the bytes of tensors that cross it; None where no cut is allowed.
@@ -182,13 +184,14 @@ class RoundProgram:
         None is allowed after the first step that writes an output (``_first_output_step``).
         """
         count = len(self.graph.steps)
-        change = [0] * (count + 2)
-        for name, at in self._writer_of.items():
-            size = item_bytes * prod(self.graph.shapes[name])
-            change[at + 1] += size
-            change[max(at, self._last_reader_of.get(name, at)) + 1] -= size
-        sums = list(accumulate(change))[:-1]
-        return [size if cut <= self._first_output_step or cut == count else None for cut, size in enumerate(sums)]
+        change = [0] * (count + 2)  # cut -> bytes that begin to cross there, less those that no longer do
+        for name, writer in self._writer_of.items():
+            tensor_bytes = item_bytes * prod(self.graph.shapes[name])
+            change[writer + 1] += tensor_bytes
+            change[max(writer, self._last_reader_of.get(name, writer)) + 1] -= tensor_bytes
+        crossing_bytes = list(accumulate(change))[:-1]
+        allowed = [cut <= self._first_output_step or cut == count for cut in range(len(crossing_bytes))]
+        return [size if may_cut else None for size, may_cut in zip(crossing_bytes, allowed, strict=True)]
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
         """Run a piece and return its outputs by name; outputs of the models as float32."""
@@ -203,17 +206,17 @@ class RoundProgram:
             torch._foreach_copy_([targets[name] for name in to_copy], [results[name] for name in to_copy])
 
     def _run_piece(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of a piece; *into*: memory that steps may write outputs to."""
-        kind = self.module.dtype
-        given = {name: values[name].to(kind) if name in self._to_convert else values[name] for name in piece.inputs}
-        tensors = self.module.steps(given, piece.start, piece.end, into)
+        """Run a piece and return its outputs; *into*: memory that steps may write outputs to."""
+        dtype = self.module.dtype
+        inputs = {name: values[name].to(dtype) if name in self._to_convert else values[name] for name in piece.inputs}
+        tensors = self.module.steps(inputs, piece.start, piece.end, into)
         return {name: tensors[name] for name in piece.outputs}
 
     def record_orders(self, values: Mapping[str, Any]) -> None:
-        """Run the steps once, and record which tensors are in channels-last order."""
+        """Run the steps before the first output once, one by one; record which tensors are in channels-last order."""
         tensors, channels_last = dict(values), set[str]()
-        for at in range(self._first_output_step):
-            results = self._run_piece(self.piece(at, at + 1), tensors, {})
+        for index in range(self._first_output_step):
+            results = self._run_piece(self.piece(index, index + 1), tensors, {})
             channels_last |= {name for name, tensor in results.items() if _is_channels_last(tensor)}
             tensors |= results
         self.channels_last = frozenset(channels_last)
@@ -255,6 +258,7 @@ class FusedFile:
         self._rounds = FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
         self._programs: dict[int, RoundProgram] = {}
         self.weights, self._on_device = DeviceWeights(device), dict[Any, Any]()
+        """The memory of the weights, and key of a weight -> its tensor there."""
         shapes_file = folder / SHAPES
         self._tiles: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         """Number of rows, as text -> the tiles of the fused layers (``shapes_of``)."""
@@ -267,8 +271,8 @@ class FusedFile:
             self._place_weights(program.module)
             self._set_tiles(program, random_batch(blueprint, rows), str(rows))
             if rows == 1:
-                given = self._to_device(program, random_batch(blueprint, 1))
-                self.device.plainly(lambda: program.record_orders(given))
+                inputs = self._to_device(program, random_batch(blueprint, 1))
+                self.device.plainly(lambda: program.record_orders(inputs))
             else:
                 program.channels_last = self.program(blueprint, 1).channels_last
             self.device.finish()
@@ -284,14 +288,16 @@ class FusedFile:
     def _place_weights(self, module: Any) -> None:
         """Move the module's weights to the device, into memory that can be evicted; programs share equal weights."""
         buffers = dict(module.named_buffers(remove_duplicate=False))
-        keys = {name: _key(tensor) for name, tensor in buffers.items()}
-        new = {key: buffers[name] for name, key in keys.items() if key not in self._on_device}
-        channels_last = {key for key, tensor in new.items() if _is_channels_last(tensor)}
+        keys = {name: _content_key(tensor) for name, tensor in buffers.items()}
+        new_tensors = {key: buffers[name] for name, key in keys.items() if key not in self._on_device}
+        channels_last = {key for key, tensor in new_tensors.items() if _is_channels_last(tensor)}
         # The memory for weights holds contiguous tensors only: channels-last ones are stored with their axes moved.
-        stored = {key: tensor.permute(0, 2, 3, 1) if key in channels_last else tensor for key, tensor in new.items()}
-        shapes = [(tuple(tensor.shape), numbered(tensor)) for tensor in stored.values()]
-        targets = self.weights.room(shapes) if new else []
-        for (key, tensor), target in zip(stored.items(), targets, strict=True):
+        contiguous = {
+            key: tensor.permute(0, 2, 3, 1) if key in channels_last else tensor for key, tensor in new_tensors.items()
+        }
+        shapes = [(tuple(tensor.shape), numbered(tensor)) for tensor in contiguous.values()]
+        targets = self.weights.room(shapes) if new_tensors else []
+        for (key, tensor), target in zip(contiguous.items(), targets, strict=True):
             weight = as_torch(target)
             weight.copy_(tensor)
             self._on_device[key] = weight.permute(0, 3, 1, 2) if key in channels_last else weight
@@ -305,8 +311,8 @@ class FusedFile:
         *feed*: example inputs. *rows_key*: the number of rows, as the key in ``_tiles`` and in the file of tiles.
         """
         if rows_key not in self._tiles and self.device.kind == TIMED_ON:
-            given = self._to_device(program, feed)
-            example = [given[port.name].to(program.module.dtype) for port in program.graph.inputs]
+            inputs = self._to_device(program, feed)
+            example = [inputs[port.name].to(program.module.dtype) for port in program.graph.inputs]
             tune_within(program.module, example, self.allowance.is_half_used)
             self._tiles[rows_key] = shapes_of(program.module)
             (self._folder / SHAPES).write_text(json.dumps(self._tiles))
@@ -381,7 +387,7 @@ def _is_channels_last(tensor: Any) -> bool:
     return bool(channels_last and not tensor.is_contiguous())
 
 
-def _key(tensor: Any) -> Any:
+def _content_key(tensor: Any) -> Any:
     """A key that is equal for equal tensors: type, shape, memory order and a digest."""
     in_memory_order = tensor.permute(0, 2, 3, 1) if _is_channels_last(tensor) else tensor
     digest = sha256(in_memory_order.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()

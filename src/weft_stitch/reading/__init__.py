@@ -1,4 +1,4 @@
-"""Models from wherever they come, as nets: ``read_models``."""
+"""Read ONNX files, torch modules and nets as nets: ``read_models``."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def read_models(
     if isinstance(models, str | os.PathLike):
         raise StitchError(f"{os.fspath(models)!r} is one model; give a list of them")
     count = len(models)
-    model_names = _one_each("names", names, count) if names is not None else [""] * count
-    rows = [batches] * count if batches is None or isinstance(batches, int) else _one_each("batches", batches, count)
-    sizes = [None] * count if shapes is None else list(shapes)
+    model_names = _per_model("names", names, count) if names is not None else [""] * count
+    rows = [batches] * count if batches is None or isinstance(batches, int) else _per_model("batches", batches, count)
+    input_shapes = [None] * count if shapes is None else list(shapes)
     examples = _examples(example_inputs, count)
     nets: list[Net] = []
-    for model, name, batch, example, size in zip(models, model_names, rows, examples, sizes, strict=True):
+    for model, name, batch, example, size in zip(models, model_names, rows, examples, input_shapes, strict=True):
         progress(len(nets))
         nets.append(_read(model, name, batch, islands, example, size))
     return nets
 
 
 def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any, shapes: Any) -> Net:
-    """Read one model by the reader for its kind."""
+    """Read one model with the ONNX or the torch reader; a net is only renamed."""
     if isinstance(model, Net):
         return replace(model, name=name or model.name)
     if isinstance(model, str | os.PathLike) or hasattr(model, "SerializeToString"):
@@ -59,15 +59,15 @@ def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any,
     return read_module(model, example or (), islands=islands, name=name)
 
 
-def _one_each(what: str, given: Sequence[Any], count: int) -> list[Any]:
-    """*given* as a list; ``StitchError`` unless it has an entry for each model."""
-    if len(given) != count:
-        raise StitchError(f"{len(given)} {what} for {count} models; give one for each")
-    return list(given)
+def _per_model(argument: str, entries: Sequence[Any], count: int) -> list[Any]:
+    """The value of *argument* as a list; ``StitchError`` unless it has one entry for each of *count* models."""
+    if len(entries) != count:
+        raise StitchError(f"{len(entries)} {argument} for {count} models; give one for each")
+    return list(entries)
 
 
 def _examples(given: Sequence[Any] | None, count: int) -> list[Any]:
-    """The example inputs of each model: the same for all, or an entry of a list for each."""
+    """The example inputs of each model: the entry of *given* if that lists tuples, else *given* itself for all."""
     if given and isinstance(given[0], tuple | list):
-        return _one_each("example_inputs", given, count)
+        return _per_model("example_inputs", given, count)
     return [given] * count

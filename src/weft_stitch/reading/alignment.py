@@ -1,4 +1,4 @@
-"""T models side by side: ``align`` finds which operation of one is which of the others.
+"""Match the operations of several models: ``align``.
 
 Operations are matched by what they read, from the inputs on, never by their place in the file. Where several
 operations read the same value in the same way (the branches of a block), what follows them decides: the whole rest of
@@ -40,14 +40,14 @@ def layer_key(net: Net, op: Op) -> Hashable:
 
 def difference(net: Net, op: Op, other_net: Net, other: Op) -> tuple[str, str]:
     """Both operations in words, up to the first property in which they differ."""
-    one, two = describe_kind(op), describe_kind(other)
-    if one != two:
-        return one, two
+    text, other_text = describe_kind(op), describe_kind(other)
+    if text != other_text:
+        return text, other_text
     pairs = zip(_properties(net, op), _properties(other_net, other), strict=False)
-    for (label, mine), (_, theirs) in pairs:
-        if mine != theirs:
-            return f"{one} with {label} {_text(mine)}", f"one with {label} {_text(theirs)}"
-    return one, two
+    for (label, value), (_, other_value) in pairs:
+        if value != other_value:
+            return f"{text} with {label} {_text(value)}", f"one with {label} {_text(other_value)}"
+    return text, other_text
 
 
 def describe_kind(op: Op) -> str:
@@ -67,7 +67,7 @@ def describe_kind(op: Op) -> str:
 
 
 def _properties(net: Net, op: Op) -> Iterator[tuple[str, Hashable]]:
-    """The properties, by name, that operations of one layer have in common; the first is the most telling."""
+    """The properties, by name, in which operations of one layer agree; a message names the first that differs."""
     yield "kind", op.kind
     yield "function", op.function
     yield "kernel", op.window.kernel
@@ -93,10 +93,10 @@ def _group_property(op: Op) -> Hashable:
 
 def _operand_shapes(net: Net, op: Op) -> Iterator[tuple[bool, int, int]]:
     """For each operand, whether one channel is broadcast to all, and its height and width."""
-    whole = net.values[op.output]
+    result = net.values[op.output]
     for name in op.inputs:
         size = net.values[name]
-        yield size.channels != whole.channels, size.height, size.width
+        yield size.channels != result.channels, size.height, size.width
 
 
 def _text(value: Hashable) -> str:
@@ -109,11 +109,11 @@ def _text(value: Hashable) -> str:
 
 
 _STEPS_AHEAD = 24
-"""Steps of look-ahead where the models' rests differ: more than the longest branch of known blocks.
+"""Operations of look-ahead where models do not end alike: more than the longest branch of known blocks.
 
 Each step numbers all values again, which costs time.
 """
-_WAY_OUT = "islands = True runs what differs separately"
+_ISLANDS_HINT = "islands = True runs what differs separately"
 """The end of messages about models that differ."""
 
 
@@ -134,10 +134,10 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
         if ops:
             layers.append(FamilyLayer(ops, op.inputs, op.output))
         elif not islands:
-            raise StitchError(f"{alignment.first_difference(op)}; {_WAY_OUT}")
+            raise StitchError(f"{alignment.first_difference(op)}; {_ISLANDS_HINT}")
     family = alignment.family(tuple(nets), layers)
     if not islands:
-        _require_whole(family, alignment.tasks)
+        _require_all_matched(family, alignment.tasks)
     elif not any(layer.op.kind == "conv" for layer in layers) and len(nets) > 1:
         raise StitchError(f"nothing to stitch: {_reason_without_layers(nets[0], alignment)}")
     return family
@@ -145,7 +145,7 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
 
 @dataclass(eq=False)
 class _AlignedModel:
-    """A model during the alignment: which of its values are matched, and what follows each value."""
+    """A model during the alignment: its matched values, and numbers for the operations that follow each value."""
 
     net: Net
     names: dict[str, str] = field(default_factory=dict)
@@ -155,13 +155,17 @@ class _AlignedModel:
 
     def __post_init__(self) -> None:
         self.readers: dict[str, list[tuple[Op, int]]] = defaultdict(list)
+        """Value -> the operations that read it, each with the index of the input (0 if inputs commute)."""
         for op in self.net.ops:
-            for place, value in enumerate(op.inputs):
-                self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else place))
+            for index, value in enumerate(op.inputs):
+                self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else index))
         self.layer_keys = {op.output: layer_key(self.net, op) for op in self.net.ops}
         self.writers = {op.output: op for op in self.net.ops}
         self.ahead: list[dict[str, int]] = []
-        """Levels of value -> a number for what follows it: first for the whole rest, then for ever fewer steps."""
+        """For each look-ahead, value -> a number for the operations that follow it, equal where these are equal.
+
+        The first look-ahead is up to the outputs. If the models differ, those of 24 steps, 23, and so on follow.
+        """
 
     @property
     def values(self) -> list[str]:
@@ -175,18 +179,18 @@ class _AlignedModel:
 
 
 class _Alignment:
-    """Matches task 0's operations with those of the other tasks, in order."""
+    """Matches task 0's operations with those of the other tasks, in order. *marks*: what ``_output_marks`` returns."""
 
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks
         self._numbers: dict[Hashable, int] = {}
-        """Key -> its number, so that equal rests have equal numbers in all tasks."""
+        """Key of ``_number`` or layer key -> its number, the same in all tasks."""
         first = tasks[0].net.inputs
         for task, mark in zip(tasks, marks, strict=True):
             task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
             task.ahead.append(self._all_ahead(task, mark))
-        whole = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
-        if any(numbers != whole[0] for numbers in whole):
+        at_inputs = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
+        if any(numbers != at_inputs[0] for numbers in at_inputs):  # the models are not equal as a whole
             for task, mark in zip(tasks, marks, strict=True):
                 task.ahead += self._some_ahead(task, mark)
 
@@ -222,8 +226,9 @@ class _Alignment:
         ]
         if len(candidates) < 2:
             return candidates[0] if candidates else None
+        # whether the numbers agree, for each look-ahead: the longest one decides first when tuples are compared
         levels = list(zip(first.ahead, task.ahead, strict=True))
-        agreement = [tuple(mine[op.output] == theirs[rival.output] for mine, theirs in levels) for rival in candidates]
+        agreement = [tuple(ahead[op.output] == other[rival.output] for ahead, other in levels) for rival in candidates]
         candidates = [rival for rival, agrees in zip(candidates, agreement, strict=True) if agrees == max(agreement)]
         return (
             max(candidates, key=lambda rival: (_equal_weights(op, rival), rival.name == op.name))
@@ -252,53 +257,53 @@ class _Alignment:
         outputs: dict[str, tuple[Port, ...]] = {}
         ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
         for value in ports[0]:
-            matching = [mine.get(task.names.get(value, "")) for task, mine in zip(self.tasks, ports, strict=True)]
+            matching = [port_of.get(task.names.get(value, "")) for task, port_of in zip(self.tasks, ports, strict=True)]
             if all(matching):
                 outputs[value] = tuple(port for port in matching if port is not None)
         return outputs
 
     def first_difference(self, op: Op) -> str:
-        """Say why *op* of task 0 has no counterpart in some task."""
+        """The text of the message that *op* of task 0 has no counterpart in some task."""
         first = self.tasks[0]
         for task in self.tasks[1:]:
             if self._counterpart(task, op) is None:
                 break
-        mine, theirs = first.net.name, task.net.name
+        name, other_name = first.net.name, task.net.name
         rivals = task.unused(task.names.get(op.inputs[0], ""))
         if not rivals:
             source = first.writers.get(op.inputs[0])
             place = source.name if source else "its input"
-            return f"{op.name} of {mine} is {describe_kind(op)} after {place}; {theirs} has nothing in that place"
+            return f"{op.name} of {name} is {describe_kind(op)} after {place}; {other_name} has nothing in that place"
         rival = min(rivals, key=lambda candidate: (candidate.kind != op.kind, candidate.name != op.name))
-        one, two = difference(first.net, op, task.net, rival)
-        if one == two:
-            return f"{op.name} of {mine} and {rival.name} of {theirs} are both {one}, but read different values"
-        return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
+        text, other_text = difference(first.net, op, task.net, rival)
+        if text == other_text:
+            return f"{op.name} of {name} and {rival.name} of {other_name} are both {text}, but read different values"
+        return f"{op.name} of {name} is {text}, {rival.name} of {other_name} {other_text}"
 
     def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
-        """Value -> a number for everything that follows it; equal numbers in two models mean equal rests."""
+        """Value -> a number for all operations that follow it up to the outputs."""
         ahead: dict[str, int] = {}
         for value in reversed(task.values):
             ahead[value] = self._number(task, value, marks, ahead)
         return ahead
 
     def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
-        """The same for limited numbers of steps ahead, the most steps first."""
+        """For 24 steps ahead, then 23, down to 1: value -> a number for the operations within these steps."""
         levels = [dict.fromkeys(task.values, 0)]
         for _ in range(_STEPS_AHEAD):
             levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
         return levels[:0:-1]
 
     def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
-        """A number for *value*, equal for values that operations with equal results read in equal ways.
+        """A number for the operations that read *value*: equal for equal layer keys, input indices and outputs.
 
-        *ahead*: the numbers of the values that these operations write. *marks*: which values are outputs.
+        *ahead*: the numbers of their outputs, one step shorter. *marks*: which values are outputs of the model.
         """
-        kinds = (
+        layers = (
             self._numbers.setdefault(task.layer_keys[op.output], len(self._numbers)) for op, _ in task.readers[value]
         )
-        reads = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
-        key = (marks.get(value), tuple(sorted(reads)))
+        reading_ops = zip(layers, ((index, ahead[op.output]) for op, index in task.readers[value]), strict=True)
+        key = (marks.get(value), tuple(sorted(reading_ops)))
         return self._numbers.setdefault(key, len(self._numbers))
 
 
@@ -310,42 +315,41 @@ def _same_inputs(op: Op, inputs: Sequence[str | None]) -> bool:
 
 
 def _equal_weights(op: Op, other: Op) -> int:
-    """How many weights two operations have in common, wherever they are in their arrays."""
+    """The number of distinct weights that two operations have in common, at any place in their arrays."""
     pairs = ((op.weight, other.weight), (op.scale, other.scale), (op.shift, other.shift))
-    return sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs if mine is not None and theirs is not None)
+    return sum(np.intersect1d(left, right).size for left, right in pairs if left is not None and right is not None)
 
 
 def _bridge(
     task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
 ) -> dict[str, str]:
-    """The family's values that a tail reads, or that only some models give as an output: own name -> the family's.
+    """The values of common layers that *tail* reads, or that not all models output: the model's name -> the family's.
 
     *index*: the task of the model.
     """
-    common = {own: name for name, own in task.names.items()}
-    given = {ports[index].value for ports in outputs.values()}
-    wanted = [value for op in tail for value in op.inputs]
-    wanted += [port.value for port in task.net.outputs if port.value not in given]
-    return {own: common[own] for own in wanted if own in common}
+    family_names = {model_name: name for name, model_name in task.names.items()}
+    family_outputs = {ports[index].value for ports in outputs.values()}
+    needed = [value for op in tail for value in op.inputs]
+    needed += [port.value for port in task.net.outputs if port.value not in family_outputs]
+    return {value: family_names[value] for value in needed if value in family_names}
 
 
-def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
+def _require_all_matched(family: Family, tasks: Sequence[_AlignedModel]) -> None:
     """Raise ``StitchError`` for an operation or an output of any model that has no counterpart in all others."""
     first = tasks[0].net
     for task in tasks:
-        if left := [op for op in task.net.ops if op.output not in task.used]:
-            words = (
-                f"{left[0].name} of {task.net.name} is {describe_kind(left[0])}, {first.name} has nothing in its place"
-            )
-            raise StitchError(f"{words}; {_WAY_OUT}")
+        if unmatched := [op for op in task.net.ops if op.output not in task.used]:
+            op = unmatched[0]
+            words = f"{op.name} of {task.net.name} is {describe_kind(op)}, {first.name} has nothing in its place"
+            raise StitchError(f"{words}; {_ISLANDS_HINT}")
     for index, task in enumerate(tasks):
-        given = {ports[index].name for ports in family.outputs.values()}
-        if lone := [port.name for port in task.net.outputs if port.name not in given]:
-            raise StitchError(f"{lone[0]} is an output of {task.net.name} that not all others have; {_WAY_OUT}")
+        family_outputs = {ports[index].name for ports in family.outputs.values()}
+        if extra := [port.name for port in task.net.outputs if port.name not in family_outputs]:
+            raise StitchError(f"{extra[0]} is an output of {task.net.name} that not all others have; {_ISLANDS_HINT}")
 
 
 def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
-    """Say why the models have no convolution in common."""
+    """The text of the message that the models have no convolution in common."""
     for op in first.ops:
         if op.output not in alignment.tasks[0].used:
             return f"{alignment.first_difference(op)}, and no convolution before that is in all models"
@@ -353,42 +357,42 @@ def _reason_without_layers(first: Net, alignment: _Alignment) -> str:
 
 
 def _rename_uniquely(nets: Sequence[Net]) -> list[Net]:
-    """The models, with a number added to a name that an earlier model has."""
-    taken: set[str] = set()
-    result = []
+    """*nets*, with a number added to a name that an earlier model has."""
+    used_names: set[str] = set()
+    renamed = []
     for net in nets:
         name, number = net.name, 1
-        while name in taken:
+        while name in used_names:
             number += 1
             name = f"{net.name}-{number}"
-        taken.add(name)
-        result.append(net if name == net.name else replace(net, name=name))
-    return result
+        used_names.add(name)
+        renamed.append(net if name == net.name else replace(net, name=name))
+    return renamed
 
 
 def _match_inputs(nets: Sequence[Net]) -> list[Net]:
-    """The models with their input ports in task 0's order: by name if all have the same names, else by position."""
+    """*nets* with their input ports in task 0's order: by name if all have the same names, else by position."""
     first = nets[0]
     by_name = _same_names([[port.name for port in net.inputs] for net in nets])
-    result = []
+    reordered = []
     for net in nets:
         if len(net.inputs) != len(first.inputs):
             counts = f"{first.name} has {len(first.inputs)} inputs, {net.name} {len(net.inputs)}"
             raise StitchError(f"{counts}; models of as many inputs can be stitched")
         order = {port.name: port for port in net.inputs}
         ports = tuple(order[port.name] for port in first.inputs) if by_name else net.inputs
-        for mine, theirs in zip(first.inputs, ports, strict=True):
-            _require_same_picture(first, mine, net, theirs)
-        result.append(replace(net, inputs=ports))
-    return result
+        for first_port, port in zip(first.inputs, ports, strict=True):
+            _require_same_picture(first, first_port, net, port)
+        reordered.append(replace(net, inputs=ports))
+    return reordered
 
 
-def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> None:
+def _require_same_picture(first: Net, expected: Port, net: Net, port: Port) -> None:
     """Raise ``StitchError`` if two inputs have different heights or widths."""
-    one, two = first.values[mine.value], net.values[theirs.value]
-    if (one.height, one.width) != (two.height, two.width):
-        sizes = f"{one.height}x{one.width}, {theirs.name} of {net.name} {two.height}x{two.width}"
-        raise StitchError(f"{mine.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
+    first_size, size = first.values[expected.value], net.values[port.value]
+    if (first_size.height, first_size.width) != (size.height, size.width):
+        sizes = f"{first_size.height}x{first_size.width}, {port.name} of {net.name} {size.height}x{size.width}"
+        raise StitchError(f"{expected.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
 
 
 def _output_marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:

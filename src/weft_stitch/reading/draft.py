@@ -1,4 +1,4 @@
-"""A ``Net`` under construction: ``NetDraft``; a tensor of the source is a ``Picture``, a view of a value of the net.
+"""A ``Net`` under construction: ``NetDraft``. A tensor of the source is a ``Picture``, a view of a value of the net.
 
 Both readers translate operators by the methods of a draft, which know what a net can express: a flattened picture
 keeps its layout until an operation reads it, padding waits for the convolution that takes it, and constants must be
@@ -41,11 +41,11 @@ def same_pads(
     An odd zero is added at the end if *upper*, else at the beginning.
     """
     begins, ends = [], []
-    for width, stride, dilation, length in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
-        total = max(0, (-(-length // stride) - 1) * stride + dilation * (width - 1) + 1 - length)
-        small = total // 2
-        begins.append(small if upper else total - small)
-        ends.append(total - small if upper else small)
+    for taps, stride, dilation, extent in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
+        total = max(0, (-(-extent // stride) - 1) * stride + dilation * (taps - 1) + 1 - extent)
+        smaller_half = total // 2
+        begins.append(smaller_half if upper else total - smaller_half)
+        ends.append(total - smaller_half if upper else smaller_half)
     return begins[0], begins[1], ends[0], ends[1]
 
 
@@ -60,13 +60,13 @@ def round_up_window(window: Window, size: Value) -> Window:
     A last window that would begin in the padding is left out, as onnxruntime and torch do.
     """
     ends = []
-    for axis, length in enumerate((size.height, size.width)):
+    for axis, extent in enumerate((size.height, size.width)):
         begin, end, stride = window.pads[axis], window.pads[axis + 2], window.strides[axis]
         span = window.dilations[axis] * (window.kernel[axis] - 1) + 1
-        count = -(-(length + begin + end - span) // stride) + 1
-        if (count - 1) * stride >= length + begin:
+        count = -(-(extent + begin + end - span) // stride) + 1
+        if (count - 1) * stride >= extent + begin:
             count -= 1
-        ends.append(max(end, (count - 1) * stride + span - length - begin))
+        ends.append(max(end, (count - 1) * stride + span - extent - begin))
     return replace(window, pads=(window.pads[0], window.pads[1], ends[0], ends[1]))
 
 
@@ -144,7 +144,7 @@ class NetDraft:
         return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
-        """Add a fully connected layer. *weight*: [out, in]; a flattened picture is read by a window of its size."""
+        """Add a fully connected layer, as a convolution whose window covers the whole picture. *weight*: [out, in]."""
         x = self.flush(x)
         size = self.size(x)
         if len(x.view) != 1:
@@ -175,27 +175,29 @@ class NetDraft:
         channels = self.size(x).channels
         if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")
-        spread = variance.astype(np.float64) + epsilon
-        if not (spread > 0).all():
+        variance_plus_epsilon = variance.astype(np.float64) + epsilon
+        if not (variance_plus_epsilon > 0).all():
             raise ModelError("its variance is negative")
-        factor = scale / np.sqrt(spread)
+        factor = scale / np.sqrt(variance_plus_epsilon)
         with np.errstate(over="ignore"):
-            terms = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
-        return self.affine(name, x, *terms)
+            scale_and_shift = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
+        return self.affine(name, x, *scale_and_shift)
 
     def per_channel(self, x: Picture, constant: Array) -> Array:
         """*constant* as one number per channel; ``Foreign`` if its broadcast over *x* differs within a channel."""
         size, view = self.size(x), x.view
         channels = size.channels
         shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape
-        if len(shape) > len(view) + 1 or any(mine not in (1, its) for mine, its in zip(shape, (1, *view), strict=True)):
+        if len(shape) > len(view) + 1 or any(
+            extent not in (1, full) for extent, full in zip(shape, (1, *view), strict=True)
+        ):
             raise Foreign(f"its constant of {_text(constant.shape)} does not spread over rows of {_text(view)}")
         if constant.size == 1:
             return np.full(channels, constant.reshape(()), constant.dtype)
         table = constant.reshape(shape)
         if view[0] == channels:
             table = _first_if_equal(table, tuple(range(2, len(shape))))
-        elif len(view) == 1 and table.size == view[0]:
+        elif len(view) == 1 and table.size == view[0]:  # a flattened picture: channels x positions
             table = _first_if_equal(table.reshape(channels, -1), (1,))
         else:
             raise Foreign(f"its constant of {_text(constant.shape)} does not go by channels")
@@ -217,12 +219,14 @@ class NetDraft:
         first, second = self.size(one), self.size(two)
         if one.view == two.view and first == second:
             return self._add(name, kind, [one.value, two.value], view=one.view)
-        whole, part = (first, second) if first.height * first.width >= second.height * second.width else (second, first)
-        pictures = self._plain(one) and self._plain(two)
-        fits = (part.height, part.width) in ((1, 1), (whole.height, whole.width))
+        larger, smaller = (
+            (first, second) if first.height * first.width >= second.height * second.width else (second, first)
+        )
+        both_keep_shape = self._keeps_shape(one) and self._keeps_shape(two)
+        broadcasts = (smaller.height, smaller.width) in ((1, 1), (larger.height, larger.width))
         if (
-            not pictures
-            or not fits
+            not both_keep_shape
+            or not broadcasts
             or (first.channels != second.channels and 1 not in (first.channels, second.channels))
         ):
             raise Foreign(f"it joins rows of {_text(one.view)} and of {_text(two.view)}")
@@ -260,15 +264,17 @@ class NetDraft:
 
     def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
         """Concatenate along the channels, or along flat vectors."""
-        parts = [self.flush(part) for part in parts]
-        sizes = [self.size(part) for part in parts]
-        level = {(size.height, size.width) for size in sizes}
-        if len(level) > 1 or not (all(map(self._plain, parts)) or all(len(part.view) == 1 for part in parts)):
-            raise Foreign(f"it joins rows of {', '.join(_text(part.view) for part in parts)}")
+        parts = [self.flush(picture) for picture in parts]
+        sizes = [self.size(picture) for picture in parts]
+        extents = {(size.height, size.width) for size in sizes}
+        if len(extents) > 1 or not (
+            all(map(self._keeps_shape, parts)) or all(len(picture.view) == 1 for picture in parts)
+        ):
+            raise Foreign(f"it joins rows of {', '.join(_text(picture.view) for picture in parts)}")
         if len(parts) == 1:
             return parts[0]
-        joined = self._add(name, "concat", [part.value for part in parts])
-        return replace(joined, view=(sum(part.view[0] for part in parts), *parts[0].view[1:]))
+        joined = self._add(name, "concat", [picture.value for picture in parts])
+        return replace(joined, view=(sum(picture.view[0] for picture in parts), *parts[0].view[1:]))
 
     def pool(
         self, name: str, x: Picture, kind: str, window: Window, *, ceil: bool = False, count_pads: bool = False
@@ -278,17 +284,17 @@ class NetDraft:
         *ceil*: round the output's size up. *count_pads*: padding counts in averages.
         """
         x = self.flush(x)
-        if not self._plain(x):
+        if not self._keeps_shape(x):
             raise Foreign(f"it pools rows of {_text(x.view)}; pictures are understood")
         size = self.size(x)
         settings = {}
         if kind == "avg_pool":
             settings["count_include_pad"] = float(count_pads and any(window.pads))
         if ceil:
-            wider = round_up_window(window, size)
-            if wider != window and settings.get("count_include_pad"):
+            padded_window = round_up_window(window, size)
+            if padded_window != window and settings.get("count_include_pad"):
                 raise Foreign("it rounds sizes up and counts padding, which runtimes disagree about")
-            window = wider
+            window = padded_window
         if kind == "max_pool" and window == Window((1, 1)):
             return x
         return self._add(name, kind, [x.value], window=window, settings=settings)
@@ -317,7 +323,7 @@ class NetDraft:
 
     def pad(self, x: Picture, pads: Pads) -> Picture:
         """*x* with additional padding, which is applied later (see ``flush``)."""
-        if not self._plain(x) or min(pads) < 0:
+        if not self._keeps_shape(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
         return replace(x, pads=add_pads(x.pads, pads))
 
@@ -340,15 +346,15 @@ class NetDraft:
         ports: list[Port] = []
         for port, picture in outputs.items():
             picture = self.flush(picture)
-            if picture.value in {written.value for written in ports}:
+            if picture.value in {written.value for written in ports}:  # values identify outputs later: copy it
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
             ports.append(Port(port, picture.value, picture.view))
-        kept = needed_ops(self.ops, [port.value for port in ports])
-        kept = merge_affines(kept, [port.value for port in ports])
+        ops = needed_ops(self.ops, [port.value for port in ports])
+        ops = merge_affines(ops, [port.value for port in ports])
         values = {port.value: self.values[port.value] for port in self._inputs}
-        values |= {op.output: self.values[op.output] for op in kept}
-        return Net(name, tuple(self._inputs), tuple(kept), tuple(ports), values, batch)
+        values |= {op.output: self.values[op.output] for op in ops}
+        return Net(name, tuple(self._inputs), tuple(ops), tuple(ports), values, batch)
 
     def _add(self, name: str, kind: str, inputs: Sequence[str], *, view: Shape | None = None, **fields: Any) -> Picture:
         """Add an operation; *view*: the source's shape of its output, by default [channels, height, width]."""
@@ -368,13 +374,14 @@ class NetDraft:
             unique = f"{name}.{number}"
         return unique
 
-    def _plain(self, x: Picture) -> bool:
+    def _keeps_shape(self, x: Picture) -> bool:
         """Whether *x* has the shape of its value, so that its first dimension is the channels."""
         size = self.size(x)
         return x.view == (size.channels, size.height, size.width)
 
     def _picture_size(self, x: Picture) -> Value:
-        if not self._plain(x):
+        """The size of the input of a convolution; ``Foreign`` if it was reshaped."""
+        if not self._keeps_shape(x):
             raise Foreign(f"it convolves rows of {_text(x.view)}; pictures are understood")
         return self.size(x)
 
@@ -385,7 +392,7 @@ class NetDraft:
 
 
 def _first_if_equal(table: Array, axes: tuple[int, ...]) -> Array:
-    """*table* reduced to its first entry along *axes*; ``Foreign`` if the entries differ."""
+    """*table* with its first entry alone along each of *axes*; ``Foreign`` if the entries there differ."""
     for axis in axes:
         first = table.take([0], axis=axis)
         if table.shape[axis] != 1 and not (table == first).all():
@@ -406,12 +413,12 @@ def _text(shape: Sequence[int]) -> str:
 
 def needed_ops(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
     """The operations that *outputs* depend on, in order."""
-    wanted, kept = set(outputs), []
+    needed_values, needed = set(outputs), []
     for op in reversed(list(ops)):
-        if op.output in wanted:
-            wanted.update(op.inputs)
-            kept.append(op)
-    return kept[::-1]
+        if op.output in needed_values:
+            needed_values.update(op.inputs)
+            needed.append(op)
+    return needed[::-1]
 
 
 def merge_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
@@ -426,12 +433,12 @@ def merge_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
         before = merged.get(op.inputs[0])
         if op.kind == "affine" and before is not None and before.kind == "affine" and readers[before.output] == 1:
             del merged[before.output]
-            op = replace(op, inputs=before.inputs, scale=_product(before, op), shift=_joint_shift(before, op))
+            op = replace(op, inputs=before.inputs, scale=_joint_scale(before, op), shift=_joint_shift(before, op))
         merged[op.output] = op
     return list(merged.values())
 
 
-def _product(before: Op, after: Op) -> Array | None:
+def _joint_scale(before: Op, after: Op) -> Array | None:
     """The scale of two affines, one after the other; None if neither has one."""
     if before.scale is None or after.scale is None:
         return after.scale if before.scale is None else before.scale

@@ -1,7 +1,7 @@
-"""What a net cannot express, kept as it stands in its ONNX file: ``OnnxIsland``, made by ``Surveyor``.
+"""ONNX nodes that a net cannot express, kept as they are: ``OnnxIsland``, extracted by ``Surveyor``.
 
-An island is the node that writes a value and those before it whose tensors are no values (indices, other ranks). It
-is brought to the operator set that results are written in, so that its steps mean there what they meant here.
+An island is the node that writes a value, with the nodes before it whose tensors are no values (indices, other ranks).
+Its nodes are converted to ``OPSET``, the operator set of stitched files, so that they mean the same there.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, view_size
 from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
-_MOST_STORED = 4096
-"""Larger constants tell nothing about shapes and are left out of the inference."""
-
+_MOST_SHAPE_SIZE = 4096
+"""Constants of more elements cannot be shapes: shape inference does not get their numbers."""
 
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 """Operators with random outputs."""
@@ -85,7 +84,7 @@ class OnnxIsland:
                 f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
                 "leave out dynamic = True"
             )
-        names = {"": ""}
+        names = {"": ""}  # tensor of the file -> tensor of the graph; the empty name is an omitted input
         for (name, view), tensor in zip(self.inputs, inputs, strict=True):
             names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
         names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
@@ -93,13 +92,13 @@ class OnnxIsland:
             shapes = [
                 (rows, *self.view) if output == self.output else self._shape(output, rows) for output in node.output
             ]
-            read = [names[source] for source in node.input]
+            operands = [names[source] for source in node.input]
             if node.op_type == "QuantizeLinear":
-                read[0] = _keep_in_floats(builder, read[0])
-            written = builder.add_many(node.op_type, *read, shapes=shapes, **Attributes(node).values())
-            names |= {theirs: mine for theirs, mine in zip(node.output, written, strict=True) if theirs}
-        inside = (self.value.channels, self.value.height, self.value.width)
-        return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
+                operands[0] = _keep_in_floats(builder, operands[0])
+            written = builder.add_many(node.op_type, *operands, shapes=shapes, **Attributes(node).values())
+            names |= {output: tensor for output, tensor in zip(node.output, written, strict=True) if output}
+        value_shape = (self.value.channels, self.value.height, self.value.width)
+        return names[self.output] if self.view == value_shape else reshape(builder, names[self.output], value_shape)
 
     def _shape(self, name: str, rows: int) -> Shape:
         """The shape of an intermediate tensor, for this number of rows."""
@@ -113,7 +112,7 @@ class Surveyor:
         self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
     ) -> None:
         self._opset = source.opset
-        self._coarse = source.precision in COARSE
+        self._half_precision = source.precision in COARSE
         self._rows = rows
         self._pictures = pictures
         self._constants = constants
@@ -122,9 +121,9 @@ class Surveyor:
         self._kinds: dict[str, TensorKind] = {}
 
     def as_read(self, node: SourceNode) -> SourceNode:
-        """*node* in the types in which nets compute: float32 for doubles, and for halves in a file of halves."""
+        """*node*; a Cast to double (or to half, in a file of halves) becomes one to float32, in which nets compute."""
         to = node.integer("to", 0) if node.op == "Cast" else 0
-        if to != ElementType.DOUBLE and not (self._coarse and to in FLOATS):
+        if to != ElementType.DOUBLE and not (self._half_precision and to in FLOATS):
             return node
         cast = node.node
         return replace(node, node=make_node("Cast", cast.input, cast.output, cast.name, to=ElementType.FLOAT))
@@ -133,9 +132,9 @@ class Surveyor:
         """Infer types and shapes of the outputs of *node*, whose inputs are known; ``Foreign`` if that fails."""
         _require_portable(node)
         self._require_deterministic(node)
-        read = [name for name in node.inputs if name]
-        types = {name: _type_proto(self.kind(name)) for name in read}
-        small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
+        sources = [name for name in node.inputs if name]
+        types = {name: _type_proto(self.kind(name)) for name in sources}
+        small = (name for name in sources if name in self._constants and self._constants[name].size <= _MOST_SHAPE_SIZE)
         data = {name: to_tensor(self._constant(name), name) for name in small}
         schema = _schema(node.op, self._opset)
         try:
@@ -147,9 +146,9 @@ class Surveyor:
         self._kinds.update((name, _tensor_kind(inferred[name])) for name in node.outputs if name in inferred)
 
     def _require_deterministic(self, node: SourceNode) -> None:
-        """Refuse operators whose output is random: results could not be compared."""
-        trains = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
-        if node.op in _RANDOM or (trains and self._constants.get(trains, np.True_).any()):
+        """Raise ``Foreign`` for operators whose output is random: results could not be compared."""
+        training_flag = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
+        if node.op in _RANDOM or (training_flag and self._constants.get(training_flag, np.True_).any()):
             raise Foreign(f"{node.op} cannot be an island either: it draws random numbers")
 
     def kind(self, tensor: str) -> TensorKind:
@@ -162,10 +161,10 @@ class Surveyor:
         return self._kinds.get(tensor, TensorKind(ElementType.UNDEFINED, None))
 
     def _constant(self, name: str) -> Array:
-        """A constant in the type in which nets compute; see ``as_read``."""
+        """The constant *name*; floats are float32 where ``as_read`` makes them so."""
         array = self._constants[name]
-        wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
-        return array.astype(np.float32) if wide else array
+        is_converted = array.dtype == np.float64 or (self._half_precision and array.dtype.kind not in "iubSUO")
+        return array.astype(np.float32) if is_converted else array
 
     def is_value(self, tensor: str) -> bool:
         """Whether *tensor* can be a value of the net: rows of vectors or of pictures."""
@@ -179,25 +178,25 @@ class Surveyor:
         *output*: an output of *node* that is a value. Raises ``Foreign`` if there can be no island.
         """
         nodes = _with_hidden(node, self.hidden)
-        read = list(dict.fromkeys(name for part in nodes for name in part.inputs if name))
-        inputs = [name for name in read if name in self._pictures]
+        sources = list(dict.fromkeys(name for member in nodes for name in member.inputs if name))
+        inputs = [name for name in sources if name in self._pictures]
         if not inputs:
             raise Foreign("it reads constants only")
-        stored = {name: self._constant(name) for name in read if name in self._constants}
-        protos, stored = self._convert(nodes, inputs, output, stored)
-        adapted = adapt_to_rows(protos, stored, inputs, lambda name: self._known_shape(name, stored), self._rows)
+        stored = {name: self._constant(name) for name in sources if name in self._constants}
+        converted, stored = self._convert(nodes, inputs, output, stored)
+        adapted = adapt_to_rows(converted, stored, inputs, lambda name: self._known_shape(name, stored), self._rows)
         kind = self.kind(output)
         shape = kind.shape
         if kind.dtype != ElementType.FLOAT:
             raise Foreign(f"its output {output} is of type {type_name(kind.dtype)}; float outputs can be stitched")
         if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
             raise Foreign(f"its output {output} is not known to be rows")
-        kept = tuple((name, self._pictures[name].view) for name in inputs)
+        input_views = tuple((name, self._pictures[name].view) for name in inputs)
         view = shape[1:]
         island = OnnxIsland(
             tuple(adapted.nodes),
             adapted.constants,
-            kept,
+            input_views,
             output,
             view,
             view_size(view),
@@ -215,18 +214,18 @@ class Surveyor:
     def _convert(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
-        """The nodes in the operator set ``OPSET``, and the constants that they read then."""
+        """The nodes in the operator set ``OPSET``, and the constants that they read there."""
         protos = [node.node for node in nodes]
         if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
-        read, written = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
+        reads, writes = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
         tensors = [to_tensor(array, name) for name, array in stored.items()]
-        model = make_model(protos, "island", read, written, tensors, opset=self._opset)
+        model = make_model(protos, "island", reads, writes, tensors, opset=self._opset)
         try:
-            after = at_opset(model, OPSET).graph
+            graph = at_opset(model, OPSET).graph
         except Exception as error:  # the converter's own, for operators it cannot bring over
             raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
-        return list(after.node), {tensor.name: to_array(tensor) for tensor in after.initializer}
+        return list(graph.node), {tensor.name: to_array(tensor) for tensor in graph.initializer}
 
 
 def _keep_in_floats(builder: Builder, value: str) -> str:
@@ -240,14 +239,14 @@ def _keep_in_floats(builder: Builder, value: str) -> str:
 
 
 def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
-    """*node* and the nodes that write the hidden tensors it reads, in order."""
+    """*node* and the nodes that write the hidden tensors it reads, in order: a depth-first search without recursion."""
     order: dict[int, SourceNode] = {}
     stack = [(node, False)]
     while stack:
-        current, ready = stack.pop()
+        current, inputs_listed = stack.pop()
         if id(current) in order:
             continue
-        if ready:
+        if inputs_listed:
             order[id(current)] = current
             continue
         stack.append((current, True))
@@ -256,7 +255,7 @@ def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[Sou
 
 
 def _require_portable(node: SourceNode) -> None:
-    """Refuse operators of other domains, and those that contain graphs."""
+    """Raise ``Foreign`` for operators of other domains, and for those that contain graphs."""
     if "." in node.op or bodies(node.node):
         raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
 
@@ -282,10 +281,10 @@ def _signature(nodes: Sequence[SourceNode]) -> str:
 
 def _attribute_text(attribute: tuple[str, Any]) -> str:
     """An attribute as text; tensors as their numbers."""
-    name, held = attribute
-    if isinstance(held, onnx.TensorProto):
-        held = to_array(held).tolist()
-    return f" {name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
+    name, value = attribute
+    if isinstance(value, onnx.TensorProto):
+        value = to_array(value).tolist()
+    return f" {name}={value.decode('utf-8', 'replace') if isinstance(value, bytes) else value}"
 
 
 def _type_proto(kind: TensorKind) -> onnx.TypeProto:
@@ -323,8 +322,8 @@ def adapt_to_rows(
     *shape_of*: returns a tensor's shape in the file. *rows*: the number of rows in the file.
     """
     tracker = _RowsTracker(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
-    kept = [tracker.adapt(node) for node in nodes]
-    return AdaptedNodes(kept, tracker.constants, tracker.shapes, tracker.tied)
+    adapted = [tracker.adapt(node) for node in nodes]
+    return AdaptedNodes(adapted, tracker.constants, tracker.shapes, tracker.tied)
 
 
 class _RowsTracker:
@@ -335,56 +334,58 @@ class _RowsTracker:
         constants: dict[str, Array],
         shape_of: Callable[[str], Shape | None],
         rows: int,
-        places: dict[str, int | None],
+        rows_axes: dict[str, int | None],
     ) -> None:
         self.constants = constants
         self.shapes: dict[str, Shape] = {}
         self.tied = ""
         self._shape_of = shape_of
         self._rows = rows
-        self._places = places
-        """Tensor -> the dimension whose outermost part are the rows; None if unknown."""
+        self._rows_axes = rows_axes
+        """Tensor -> its dimension whose outermost factor is the rows (rows, or rows x heads); None if unknown."""
 
     def adapt(self, node: OnnxNode) -> OnnxNode:
-        """Track the rows through *node*; return it without the number of rows in constant shapes."""
-        read = next((source for source in node.input if source in self._places), None)
-        if read is None:
-            place = None
+        """Track the rows through *node*; return it without the file's number of rows in constant shapes."""
+        source = next((name for name in node.input if name in self._rows_axes), None)
+        if source is None:
+            rows_axis = None
         elif node.op_type == "Reshape" and node.input[1] in self.constants:
-            node, place = self._reshape(node)
+            node, rows_axis = self._reshape(node)
         elif node.op_type == "Expand" and node.input[1] in self.constants:
-            node, place = self._expand(node)
+            node, rows_axis = self._expand(node)
         else:
-            place = self._rows_dimension(node, read)
+            rows_axis = self._rows_dimension(node, source)
         for name in filter(None, node.output):
-            if read is not None:
-                self._places[name] = place
-            self._keep_shape(name, place)
+            if source is not None:
+                self._rows_axes[name] = rows_axis
+            self._keep_shape(name, rows_axis)
         return node
 
-    def _keep_shape(self, name: str, place: int | None) -> None:
-        """Record the shape of the output *name*, with dynamic rows at the dimension *place*."""
+    def _keep_shape(self, name: str, rows_axis: int | None) -> None:
+        """Record the shape of the output *name*, with dynamic rows at the dimension *rows_axis*."""
         shape = self._shape_of(name)
         if shape is not None:
             sizes = enumerate(shape)
-            self.shapes[name] = tuple(DYNAMIC if at == place and size == self._rows else size for at, size in sizes)
+            self.shapes[name] = tuple(
+                DYNAMIC if axis == rows_axis and size == self._rows else size for axis, size in sizes
+            )
 
     def _reshape(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
         """Adapt a Reshape; return it, and the dimension of the rows in its output.
 
-        A target of -1 or 0 in the first dimension keeps any number of rows; a constant number of rows is replaced so.
+        A target of -1 or 0 in the first dimension accepts any number of rows; a constant there is replaced by one.
         """
         target = self.constants[node.input[1]].astype(np.int64).ravel()
-        place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
-        exact = bool(Attributes(node).integer("allowzero", 0))
-        if place is None or before is None or not len(target):
+        rows_axis, shape = self._rows_axes.get(node.input[0]), self._shape_of(node.input[0])
+        literal_zero = bool(Attributes(node).integer("allowzero", 0))
+        if rows_axis is None or shape is None or not len(target):
             return node, None
-        keeps = target[0] == 0 and not exact
-        if place == 0 and (target[0] == -1 or keeps):
+        copies_rows = target[0] == 0 and not literal_zero
+        if rows_axis == 0 and (target[0] == -1 or copies_rows):
             return node, 0
-        if place == 0 and target[0] == before[0] == self._rows and not (exact and (target == 0).any()):
+        if rows_axis == 0 and target[0] == shape[0] == self._rows and not (literal_zero and (target == 0).any()):
             return self._change_target(node, 0, 0), 0
-        if place == 0 and target[0] % self._rows == 0 and (target > 0).all():
+        if rows_axis == 0 and target[0] % self._rows == 0 and (target > 0).all():  # rows merged with the next dimension
             return self._change_target(node, 0, -1), 0
         if (target > 0).all():
             self.tied = self.tied or f"{node.name or node.output[0]} (Reshape)"
@@ -392,49 +393,53 @@ class _RowsTracker:
 
     def _expand(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
         """Adapt an Expand; return it, and the dimension of the rows in its output."""
-        place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
+        rows_axis, input_shape = self._rows_axes.get(node.input[0]), self._shape_of(node.input[0])
         target = self.constants[node.input[1]]
-        if place is None or before is None:
+        if rows_axis is None or input_shape is None:
             return node, None
-        place += max(0, len(target) - len(before))
-        at = place - max(0, len(before) - len(target))
-        return (self._change_target(node, at, 1) if at >= 0 and target[at] == self._rows else node), place
+        # broadcasting aligns shapes at their last dimension
+        rows_axis += max(0, len(target) - len(input_shape))
+        target_index = rows_axis - max(0, len(input_shape) - len(target))
+        if target_index >= 0 and target[target_index] == self._rows:
+            node = self._change_target(node, target_index, 1)
+        return node, rows_axis
 
-    def _change_target(self, node: OnnxNode, at: int, size: int) -> OnnxNode:
-        """A copy of *node* with *size* at the index *at* of its target shape, which becomes a constant of its own."""
+    def _change_target(self, node: OnnxNode, index: int, size: int) -> OnnxNode:
+        """A copy of *node* with *size* at *index* of its target shape, which becomes a constant of its own."""
         copy = copied(node)
         del copy.attribute[:]
         copy.input[1] = f"{node.input[1]}.{node.output[0]}"
         target = self.constants[node.input[1]].astype(np.int64).ravel()
-        target[at] = size
+        target[index] = size
         self.constants[copy.input[1]] = target
         return copy
 
-    def _rows_dimension(self, node: OnnxNode, read: str) -> int | None:
-        """The dimension of the rows in the output of any other operator that reads *read*; None if unknown."""
-        place, before = self._places[read], self._shape_of(read)
+    def _rows_dimension(self, node: OnnxNode, source: str) -> int | None:
+        """The dimension of the rows in the output of any other operator that reads *source*; None if unknown."""
+        rows_axis, input_shape = self._rows_axes[source], self._shape_of(source)
         settings = Attributes(node).values()
-        if place is None or before is None:
+        if rows_axis is None or input_shape is None:
             return None
-        rank = len(before)
+        rank = len(input_shape)
         if node.op_type == "Transpose":
             order = list(settings.get("perm", reversed(range(rank))))
-            return order.index(place) if place in order else None
+            return order.index(rows_axis) if rows_axis in order else None
         if node.op_type == "Gather":
             axis = settings.get("axis", 0) % rank
-            taken = self.constants.get(node.input[1])
-            if taken is None or axis == place:
+            indices = self.constants.get(node.input[1])
+            if indices is None or axis == rows_axis:
                 return None
-            return place + (taken.ndim - 1 if axis < place else 0)
+            return rows_axis + (indices.ndim - 1 if axis < rows_axis else 0)
         if node.op_type == "Unsqueeze":
             axes = {dimension % (rank + len(self._axes(node, settings))) for dimension in self._axes(node, settings)}
-            free = [at for at in range(rank + len(axes)) if at not in axes]
-            return free[place]
+            kept_axes = [axis for axis in range(rank + len(axes)) if axis not in axes]
+            return kept_axes[rows_axis]
         if node.op_type == "Squeeze" or (node.op_type.startswith("Reduce") and not settings.get("keepdims", 1)):
             axes = {dimension % rank for dimension in self._axes(node, settings)}
-            return None if place in axes or not axes else place - sum(dimension < place for dimension in axes)
-        after = self._shape_of(node.output[0])
-        return None if after is None or len(after) < rank else place + len(after) - rank
+            return None if rows_axis in axes or not axes else rows_axis - sum(axis < rows_axis for axis in axes)
+        # any other operator is taken to align its inputs and output at the last dimension, as broadcasting does
+        output_shape = self._shape_of(node.output[0])
+        return None if output_shape is None or len(output_shape) < rank else rows_axis + len(output_shape) - rank
 
     def _axes(self, node: OnnxNode, settings: Mapping[str, Sequence[int]]) -> list[int]:
         """The axes of an operator: an attribute, or a constant input in newer operator sets."""

@@ -1,6 +1,6 @@
-"""How nodes of each stitching form are read into a ``NetDraft``: ``FORMS``, and ``read_node``.
+"""Translate ONNX nodes to operations of a ``NetDraft``: ``read_node``, with a handler for each form in ``FORMS``.
 
-Which operator has which form is the facet ``stitching`` of its entry in ``weft.models.operators``.
+A form is how the stitcher understands an operator: the facet ``stitching`` of its entry in ``weft.models.operators``.
 """
 
 from __future__ import annotations
@@ -93,16 +93,16 @@ Handler = Callable[[Operands], Picture]
 
 def _concat(o: Operands) -> Picture:
     """A concatenation along the channels (axis 1)."""
-    parts = [o.picture(index) for index in range(len(o.node.inputs))]
-    if not parts:
+    pictures = [o.picture(index) for index in range(len(o.node.inputs))]
+    if not pictures:
         raise ModelError("it joins nothing")
-    if _axis(o, o.node.integer("axis", 1), parts[0]) != 1:
+    if _axis(o, o.node.integer("axis", 1), pictures[0]) != 1:
         raise Foreign("it does not join along the channels (axis 1)")
-    return o.draft.concat(o.name, parts)
+    return o.draft.concat(o.name, pictures)
 
 
 def _reduce(o: Operands, pool: Callable[..., Picture]) -> Picture:
-    """A mean or a maximum over all positions, which *pool* adds to the draft."""
+    """A mean or a maximum over all positions; *pool*: the method of the draft that adds it."""
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     if sorted({_axis(o, axis, x) for axis in axes}) != list(range(2, len(x.view) + 1)):
@@ -129,15 +129,15 @@ def _flatten(o: Operands) -> Picture:
 def _reshape(o: Operands) -> Picture:
     """A reshape to a constant target that keeps the rows; 0 and -1 in it are resolved."""
     x = o.picture()
-    whole = (o.rows, *x.view)
+    shape = (o.rows, *x.view)
     target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
     if not o.node.integer("allowzero", 0):
-        target = [whole[place] if size == 0 and place < len(whole) else size for place, size in enumerate(target)]
+        target = [shape[axis] if size == 0 and axis < len(shape) else size for axis, size in enumerate(target)]
     if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
         raise ModelError(f"it asks for the shape {target}")
     if -1 in target:
-        known = math.prod(size for size in target if size != -1)
-        target[target.index(-1)] = math.prod(whole) // known
+        known_size = math.prod(size for size in target if size != -1)
+        target[target.index(-1)] = math.prod(shape) // known_size
     return _with_rows(o, x, target)
 
 
@@ -151,15 +151,15 @@ def _with_rows(o: Operands, x: Picture, shape: Sequence[int]) -> Picture:
 def _squeeze(o: Operands) -> Picture:
     """The removal of dimensions of size 1, by default of all."""
     x = o.picture()
-    whole = (o.rows, *x.view)
+    full_shape = (o.rows, *x.view)
     if o.given(1) or o.node.has("axes"):
         axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     else:
-        axes = tuple(place for place, size in enumerate(whole) if size == 1)
+        axes = tuple(position for position, size in enumerate(full_shape) if size == 1)
     removed = {_axis(o, axis, x) for axis in axes}
-    if any(whole[place] != 1 for place in removed):
-        raise ModelError(f"it squeezes dimensions {sorted(removed)} of {list(whole)}")
-    return _with_rows(o, x, [size for place, size in enumerate(whole) if place not in removed])
+    if any(full_shape[position] != 1 for position in removed):
+        raise ModelError(f"it squeezes dimensions {sorted(removed)} of {list(full_shape)}")
+    return _with_rows(o, x, [size for position, size in enumerate(full_shape) if position not in removed])
 
 
 def _unsqueeze(o: Operands) -> Picture:
@@ -167,24 +167,25 @@ def _unsqueeze(o: Operands) -> Picture:
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
+    # no exporter inserts more than a few; a damaged file may ask for millions
     if len(axes) > 8 or any(not -rank <= axis < rank for axis in axes):
         raise ModelError(f"it has no dimensions {list(axes)[:8]}")
-    new = {axis % rank for axis in axes}
-    left = iter((o.rows, *x.view))
-    return _with_rows(o, x, [1 if place in new else next(left, 1) for place in range(rank)])
+    inserted = {axis % rank for axis in axes}
+    remaining_sizes = iter((o.rows, *x.view))
+    return _with_rows(o, x, [1 if position in inserted else next(remaining_sizes, 1) for position in range(rank)])
 
 
 def _transpose(o: Operands) -> Picture:
     """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = o.picture()
-    whole = (o.rows, *x.view)
-    order = o.node.integers("perm", tuple(reversed(range(len(whole)))))
-    if sorted(order) != list(range(len(whole))):
-        raise ModelError(f"its order {list(order)} is not one of {len(whole)} dimensions")
-    moved = [place for place in order[1:] if whole[place] != 1]
+    full_shape = (o.rows, *x.view)
+    order = o.node.integers("perm", tuple(reversed(range(len(full_shape)))))
+    if sorted(order) != list(range(len(full_shape))):
+        raise ModelError(f"its order {list(order)} is not one of {len(full_shape)} dimensions")
+    moved = [axis for axis in order[1:] if full_shape[axis] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")
-    return o.draft.reshape(x, [whole[place] for place in order[1:]])
+    return o.draft.reshape(x, [full_shape[axis] for axis in order[1:]])
 
 
 def _identity(o: Operands) -> Picture:
@@ -202,10 +203,10 @@ def _dropout(o: Operands) -> Picture:
 
 def _cast(o: Operands) -> Picture:
     """A cast between float types; nets compute in float32 anyway."""
-    to = o.node.integer("to", 0)
-    if to not in FLOATS:
+    target_type = o.node.integer("to", 0)
+    if target_type not in FLOATS:
         raise Foreign("it makes other numbers than floats")
-    if to in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.coarse:
+    if target_type in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.coarse:
         raise Foreign("it rounds to half precision in a model that is not")
     return o.picture()
 
@@ -220,7 +221,7 @@ def _pad(o: Operands) -> Picture:
         raise Foreign("it pads with something else than zeros, or along chosen axes")
     if len(pads) != 2 * rank:
         raise ModelError(f"it has {len(pads)} pads for {rank} dimensions")
-    if rank != 4 or any(pads[place] for place in (0, 1, 4, 5)):
+    if rank != 4 or any(pads[index] for index in (0, 1, 4, 5)):
         raise Foreign("it pads rows or channels")
     return o.draft.pad(x, (pads[2], pads[3], pads[6], pads[7]))
 
@@ -298,7 +299,7 @@ def _multiply_by(array: Array, factor: float) -> Array:
 
 
 def _bias_per_output(bias: Array, outs: int) -> Array:
-    """*bias* as one number per output; ``Foreign`` if it is anything else."""
+    """*bias* as an array [outs]; ``Foreign`` if it is neither one number nor one per output."""
     if bias.size != 1 and (bias.size != outs or bias.shape[-1] != outs):
         raise Foreign(f"its term of {bias.shape} is not one number per output")
     return np.broadcast_to(bias.reshape(-1), (outs,)).copy()
@@ -354,6 +355,7 @@ def _prelu(o: Operands) -> Picture:
 
 
 _LARGEST = float(np.finfo(np.float32).max)
+"""Default bound of ``Clip`` before opset 11, with either sign."""
 
 
 def _clip(o: Operands) -> Picture:
@@ -361,20 +363,20 @@ def _clip(o: Operands) -> Picture:
     if o.opset < 11:
         bounds = {"min": o.node.number("min", -_LARGEST), "max": o.node.number("max", _LARGEST)}
     else:
-        named = (("min", 1), ("max", 2))
-        bounds = {name: _bound(o, index) for name, index in named if o.given(index)}
+        bound_inputs = (("min", 1), ("max", 2))
+        bounds = {name: _bound(o, index) for name, index in bound_inputs if o.given(index)}
     return _clip_between(o, bounds)
 
 
 def _bound_side(o: Operands, side: str) -> Picture:
-    """The smaller (*side* "max") or the larger (*side* "min") of a value and a constant number."""
+    """Min or Max of a value and a constant: a clip with one bound, *side* ("max" for Min, "min" for Max)."""
     if len(o.node.inputs) != 2:
         raise Foreign(f"it compares {len(o.node.inputs)} values; a value and a number are understood")
     return _clip_between(o, {side: _bound(o, 1)})
 
 
 def _bound(o: Operands, index: int) -> float:
-    """The constant bound at input *index*."""
+    """The constant bound at input *index*; ``Foreign`` unless it is one number."""
     array = float32(o.array(index), o.node.inputs[index])
     if array.size != 1 or np.isnan(array).any():
         raise Foreign("its bound is not one number")
@@ -383,14 +385,14 @@ def _bound(o: Operands, index: int) -> float:
 
 def _clip_between(o: Operands, bounds: dict[str, float]) -> Picture:
     """Clip between *bounds*; bounds at the limits of float32 are dropped, and a lower bound of 0 alone is a Relu."""
-    kept = {name: bound for name, bound in bounds.items() if abs(bound) < _LARGEST}
-    if kept == {"min": 0.0}:
+    finite_bounds = {name: bound for name, bound in bounds.items() if abs(bound) < _LARGEST}
+    if finite_bounds == {"min": 0.0}:
         return o.draft.unary(o.name, o.picture(), "Relu")
-    return o.draft.unary(o.name, o.picture(), "Clip", **kept) if kept else o.picture()
+    return o.draft.unary(o.name, o.picture(), "Clip", **finite_bounds) if finite_bounds else o.picture()
 
 
 def _pool(o: Operands, form: StitchForm) -> Picture:
-    """A maximum or average pool; the form names which."""
+    """A maximum or average pool, as ``form.function`` says."""
     if any(o.node.outputs[1:]):
         raise Foreign("it also gives out where the largest numbers are")
     x = o.picture()
@@ -405,24 +407,24 @@ def _pool(o: Operands, form: StitchForm) -> Picture:
 
 
 def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
-    """The window by the attributes that convolutions and pools have in common."""
+    """The window of a convolution or a pool over an input of *size*, from the node's attributes."""
     strides, dilations = o.node.pair("strides", 1), o.node.pair("dilations", 1)
     pads = o.node.integers("pads", (0, 0, 0, 0))
     if len(pads) != 4 or min(pads) < 0:
         raise ModelError(f"its pads are {list(pads)}, not four numbers from 0 on")
-    four: Pads = (pads[0], pads[1], pads[2], pads[3])
-    auto = o.node.text("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        four = same_pads(kernel, strides, dilations, size, upper=auto == "SAME_UPPER")
-    elif auto == "VALID":
-        four = (0, 0, 0, 0)
-    elif auto not in ("NOTSET", ""):
-        raise ModelError(f"its auto_pad is {auto!r}")
-    return Window(kernel, strides, four, dilations)
+    sides: Pads = (pads[0], pads[1], pads[2], pads[3])
+    auto_pad = o.node.text("auto_pad", "NOTSET")
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        sides = same_pads(kernel, strides, dilations, size, upper=auto_pad == "SAME_UPPER")
+    elif auto_pad == "VALID":
+        sides = (0, 0, 0, 0)
+    elif auto_pad not in ("NOTSET", ""):
+        raise ModelError(f"its auto_pad is {auto_pad!r}")
+    return Window(kernel, strides, sides, dilations)
 
 
 def _ignoring_form(handler: Handler) -> FormHandler:
-    """*handler* as a handler of forms without settings."""
+    """Wrap a handler that needs no settings of its form."""
     return lambda o, form: handler(o)
 
 

@@ -1,4 +1,4 @@
-"""ONNX files -> ModelProgram: nodes as the file has them, constants by what they hold; ``read_program``.
+"""ONNX files -> ModelProgram: the nodes of the file, with constants identified by their content; ``read_program``.
 
 Operators are not interpreted. To join programs, it is enough to know which constants are equal and which values are
 computed from constants alone; so a model may use any operators.
@@ -32,7 +32,7 @@ OLDEST = 13
 LENGTH = "length"
 """The symbolic name of all dynamic sizes other than the rows."""
 _SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata of a node: the names of the modules around it, the innermost last but one, as a list of Python."""
+"""Metadata of a node: the list of the modules around it as Python text; the last but one is the innermost module."""
 _RANDOM = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 """Operators with random outputs."""
 
@@ -53,7 +53,7 @@ class ProgramNode:
 
     @property
     def where(self) -> str:
-        """The node's name in messages."""
+        """The name of the node in messages: its path from torch's older exporter, else its module."""
         return self.name if self.name.startswith("/") else self.module or self.name
 
 
@@ -92,9 +92,9 @@ class Constants:
             yield from inputs
             return
         digest = blake2b("\0".join((node.signature, *inputs)).encode(), digest_size=16).hexdigest()
-        for place in range(len(node.outputs)):
-            self.derived[f"{digest}.{place}"] = Derived(node, inputs, place)
-            yield f"{digest}.{place}"
+        for index in range(len(node.outputs)):
+            self.derived[f"{digest}.{index}"] = Derived(node, inputs, index)
+            yield f"{digest}.{index}"
 
     def forget(self, keys: Iterable[str]) -> None:
         """Drop arrays that no model reads any more."""
@@ -105,6 +105,7 @@ class Constants:
         """The keys of the arrays that the constants *keys* are, or are computed from."""
         arrays: set[str] = set()
         for key in keys:
+            # a key of no array is derived
             arrays |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
         return arrays
 
@@ -130,7 +131,7 @@ class ModelProgram:
     """Rows come first; all other dynamic sizes are one length."""
     outputs: tuple[str, ...]
     constants: Mapping[str, str]
-    """Tensor that a node reads -> key of the constant."""
+    """Tensor that a node reads -> key of the constant in ``Constants``."""
     turned: Mapping[str, str] = field(default_factory=dict)
     """Tensor that is the transpose of a stored matrix -> the name of that matrix."""
     exits: tuple[str, ...] = ()
@@ -162,53 +163,57 @@ def read_program(path: str | os.PathLike[str], constants: Constants, name: str =
 
 def _build_program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
     """The program of an opened file: constants are separated from nodes that depend on inputs."""
-    known: dict[str, str] = {}
+    key_of: dict[str, str] = {}  # constant tensor -> its key
     turned: dict[str, str] = {}
 
-    def key(read: str) -> str:
-        """The key of a constant; empty if *read* is not constant."""
-        if read not in known and read in source.tensors:
-            known[read] = constants.keep(source.stored(read))
-        return known.get(read, "")
+    def key(tensor: str) -> str:
+        """The key of a constant, which is stored at first use; empty if *tensor* is not constant."""
+        if tensor not in key_of and tensor in source.tensors:
+            key_of[tensor] = constants.keep(source.stored(tensor))
+        return key_of.get(tensor, "")
 
     nodes = []
     for source_node in source.nodes:
         node = _node(source_node)
         if node.op == "Constant":
-            known[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
+            key_of[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
         elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
             turned[node.outputs[0]] = node.inputs[0]
-            held = source.stored(node.inputs[0])
-            known[node.outputs[0]] = constants.keep(held.transpose(node.attributes.get("perm")))
-        elif all(read in known or read in source.tensors for read in node.inputs if read):
+            matrix = source.stored(node.inputs[0])
+            key_of[node.outputs[0]] = constants.keep(matrix.transpose(node.attributes.get("perm")))
+        elif all(tensor in key_of or tensor in source.tensors for tensor in node.inputs if tensor):
             keys = constants.derive(node, tuple(map(key, node.inputs)))
-            known.update(zip(node.outputs, keys, strict=False))
+            key_of.update(zip(node.outputs, keys, strict=False))
         else:
-            nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
-    read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
-    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned, _exits(source))
+            nodes.append(_with_bias(node, constants, key_of, key) if node.op == "Gemm" else node)
+    keys_read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
+    inputs, exits = _inputs(source), _exits(source)
+    return ModelProgram(name, source.opset, tuple(nodes), inputs, source.outputs, keys_read, turned, exits)
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
     """The early exits that the file's metadata names; empty if it names at most one."""
     exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
-    if lost := [name for name in exits if name not in source.outputs]:
-        raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
+    if unknown := [name for name in exits if name not in source.outputs]:
+        raise StitchError(
+            f"its {EXITS_KEY} names {unknown[0]}, which is none of its outputs {', '.join(source.outputs)}"
+        )
     return exits if len(exits) > 1 else ()
 
 
 def _with_bias(
-    node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
+    node: ProgramNode, constants: Constants, key_of: dict[str, str], key: Callable[[str], str]
 ) -> ProgramNode:
     """Add a bias of zeros to a ``Gemm`` without one: exporters drop a bias that is zero.
 
-    So the node matches that of a model whose bias is not zero.
+    So the node matches that of a model whose bias is not zero. *key_of* (tensor -> key) gets the bias; *key* returns
+    the key of a constant.
     """
     weight = constants.arrays.get(key(node.inputs[1]))
     if any(node.inputs[2:]) or weight is None or weight.ndim != 2:
         return node
     bias = f"{node.inputs[1].removesuffix('.weight')}.bias"
-    known[bias] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
+    key_of[bias] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
     return replace(node, inputs=(*node.inputs[:2], bias))
 
 
@@ -225,8 +230,8 @@ def _node(node: SourceNode) -> ProgramNode:
     if node.op in _RANDOM or bodies(node.node):
         raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
     attributes = dict(sorted(node.values().items()))
-    stored = sorted(node.node.attribute, key=lambda attribute: attribute.name)
-    content = b"\0".join(_without_names(attribute).SerializeToString(deterministic=True) for attribute in stored)
+    by_name = sorted(node.node.attribute, key=lambda attribute: attribute.name)
+    content = b"\0".join(_without_names(attribute).SerializeToString(deterministic=True) for attribute in by_name)
     signature = f"{node.op} {len(node.outputs)} {blake2b(content, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
 
@@ -241,7 +246,7 @@ def _module(node: SourceNode) -> str:
 
 
 def _without_names(attribute: Any) -> Any:
-    """A copy without documentation and tensor names, which do not change what the node computes."""
+    """A copy of *attribute* without documentation and tensor name, which do not change the node's result."""
     plain = copied(attribute)
     plain.doc_string = ""
     if plain.HasField("t"):

@@ -25,7 +25,7 @@ from weft_stitch.reading.onnx_islands import Surveyor
 from weft_stitch.reading.onnx_ops import Operands, read_node
 from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, constant_node, fold, load, open_source
 
-_TAKES_PADS = ("Conv", "Pad")
+_APPLIES_PADDING = ("Conv", "Pad")
 """Operators that apply the pending padding of their input themselves."""
 
 
@@ -46,16 +46,16 @@ def read_net(
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
         path = Path(source)
-        folder, title, where = path.parent, name or path.stem, path.name or str(path)
+        folder, title, label = path.parent, name or path.stem, path.name or str(path)
     else:
-        title = where = name or source.graph.name or "model"
+        title = label = name or source.graph.name or "model"
     try:
         model = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         opened = open_source(model, folder)
         net = _OnnxReader(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
         return replace(net, stored=opened.precision)
     except (ModelError, StitchError) as error:
-        raise type(error)(" ".join(f"{where}: {error}".split())) from error
+        raise type(error)(" ".join(f"{label}: {error}".split())) from error
 
 
 class _OnnxReader:
@@ -70,7 +70,8 @@ class _OnnxReader:
         self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
         self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
         self._roundings = roundings(source)
-        self._inner = inner_tensors(self._roundings.values())
+        """Rounded tensor -> the steps that round it; each becomes one operation of the draft."""
+        self._rounding_tensors = inner_tensors(self._roundings.values())
 
     def net(self, title: str) -> Net:
         """Translate all nodes; return the net."""
@@ -91,19 +92,20 @@ class _OnnxReader:
     def _read(self, node: SourceNode) -> None:
         """Translate one node: to a constant, an operation, or a part of an island."""
         output = node.outputs[0]
-        if output in self._inner:
-            return
+        if output in self._rounding_tensors:
+            return  # a part of the rounding operation
         if output in self._roundings:
             rounding = self._roundings[output]
             self._pictures[output] = self._draft.rounding(node.name, self._pictures[rounding.source], rounding)
             return
-        if node.op not in _TAKES_PADS:
+        if node.op not in _APPLIES_PADDING:
             self._flush(node)
         if node.op == "Constant":
             self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
+        # shapes are constants: a net is read for one number of rows
         elif node.op == "Shape" and node.inputs and self._surveyor.kind(node.inputs[0]).shape is not None:
-            whole = np.array(self._surveyor.kind(node.inputs[0]).shape, np.int64)
-            self._constants[node.outputs[0]] = whole[node.integer("start", 0) : node.integer("end", len(whole))]
+            shape = np.array(self._surveyor.kind(node.inputs[0]).shape, np.int64)
+            self._constants[node.outputs[0]] = shape[node.integer("start", 0) : node.integer("end", len(shape))]
         elif any(name in self._surveyor.hidden for name in node.inputs):
             self._keep_foreign(node, "it reads what is inside an island")
         elif all(name in self._constants for name in node.inputs if name):
@@ -113,11 +115,11 @@ class _OnnxReader:
 
     def _fold(self, node: SourceNode) -> None:
         """Compute the outputs of a node that reads constants only."""
-        held = {name: self._constants[name] for name in node.inputs if name}
-        if node.op in ("Identity", "Dropout") and held:
-            self._constants[node.outputs[0]] = held[node.inputs[0]]
+        arrays = {name: self._constants[name] for name in node.inputs if name}
+        if node.op in ("Identity", "Dropout") and arrays:
+            self._constants[node.outputs[0]] = arrays[node.inputs[0]]
             return
-        for name, array in zip(node.outputs, fold(node, held, self._source.opset), strict=False):
+        for name, array in zip(node.outputs, fold(node, arrays, self._source.opset), strict=False):
             self._constants[name] = array
 
     def _translate(self, node: SourceNode) -> None:
@@ -128,7 +130,7 @@ class _OnnxReader:
             self._keep_foreign(node, str(error))
 
     def _operands(self, node: SourceNode) -> Operands:
-        """What a handler of *node* gets."""
+        """The operands of *node* for its handler."""
         source = self._source
         return Operands(
             node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
@@ -148,8 +150,8 @@ class _OnnxReader:
             if name not in self._source.outputs and not self._surveyor.is_value(name):
                 self._surveyor.hidden[name] = node
                 continue
-            island, read = self._surveyor.island(node, name)
-            inputs = [self._pictures[source] for source in read]
+            island, sources = self._surveyor.island(node, name)
+            inputs = [self._pictures[tensor] for tensor in sources]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
     def _flush(self, node: SourceNode) -> None:
@@ -167,7 +169,7 @@ class _OnnxReader:
 
 
 class _StoredArrays(dict[str, Array]):
-    """Arrays by name; those stored in the file are read at first use."""
+    """Constants by name; those stored in the file are read at first use."""
 
     def __init__(self, source: OnnxSource) -> None:
         super().__init__()
@@ -183,15 +185,15 @@ class _StoredArrays(dict[str, Array]):
         return array
 
 
-def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
-    """The full shape of every input, with *batch* rows where they are open; *given*: shapes that the caller states."""
-    settled = settle(given, source.inputs)
+def _input_shapes(source: OnnxSource, batch: int | None, stated: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The full shape of every input, with *batch* rows where they are open; *stated*: shapes that the caller states."""
+    settled = settle(stated, source.inputs)
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
     # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
     open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
-    known = open_rows | {name: settled[name] for name in given if name in settled}
-    shapes = {name: _input_shape(name, known.get(name, sizes), batch) for name, sizes in source.inputs.items()}
+    stated_sizes = open_rows | {name: settled[name] for name in stated if name in settled}
+    shapes = {name: _input_shape(name, stated_sizes.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
@@ -209,10 +211,10 @@ def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Sh
     elif batch not in (None, rows):
         raise ModelError(f"its input {name} is fixed to {rows} rows, not {batch}; export it with an open batch")
     shape = [rows]
-    for place, size in enumerate(sizes[1:], 1):
+    for axis, size in enumerate(sizes[1:], 1):
         if isinstance(size, str):
             example = "x".join(str(extent) if isinstance(extent, int) else "224" for extent in (rows, *sizes[1:]))
-            raise ShapeNeeded(f"size {place} of its input {name} is open ({size})", name, example)
+            raise ShapeNeeded(f"size {axis} of its input {name} is open ({size})", name, example)
         shape.append(size)
     if min(shape) < 1:
         raise ModelError(f"its input {name} has the shape {shape}")
@@ -225,7 +227,7 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True, eq=False)
 class RoundingSteps:
-    """Operators that round a value to a number format; their tensors have its shape, or are one number."""
+    """Operators that round a value to a number format; their tensors have the value's shape, or hold one number."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
@@ -241,14 +243,14 @@ class RoundingSteps:
         shape, names = builder.shape(inputs[0]), {self.source: inputs[0]}
         names |= {name: builder.constant(array, "rounding") for name, array in self.constants.items()}
         for node in self.nodes:
-            read = [names[name] for name in node.input]
-            names[node.output[0]] = builder.add(node.op_type, *read, shape=shape, **Attributes(node).values())
+            operands = [names[name] for name in node.input]
+            names[node.output[0]] = builder.add(node.op_type, *operands, shape=shape, **Attributes(node).values())
         builder.rounded[names[self.output]] = inputs[0]
         return names[self.output]
 
 
 def narrow_nodes(source: OnnxSource) -> frozenset[str]:
-    """The nodes of a tuned file whose weights have fewer bits than floats."""
+    """The names of the nodes of a tuned file whose weights have fewer bits than floats."""
     widths = widths_in(source.proto)
     narrow = {name for name, width in widths.items() if width.weight < FLOAT_BITS}
     return frozenset(node.name for node in source.nodes if node_name(node.node) in narrow)
@@ -260,7 +262,8 @@ def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
     rounded, notes = rounded_in(source.proto), metadata(source.proto)
     if FORMATS in notes and ROUNDED not in notes:
         raise StitchError("it was tuned by an older weft, and does not say where it rounds; tune it again")
-    return {output: _rounding_steps(source, writers, of, output) for output, of in rounded.items() if output in writers}
+    pairs = [(exact, output) for output, exact in rounded.items() if output in writers]
+    return {output: _rounding_steps(source, writers, exact, output) for exact, output in pairs}
 
 
 def inner_tensors(steps: Iterable[RoundingSteps]) -> frozenset[str]:
@@ -268,28 +271,31 @@ def inner_tensors(steps: Iterable[RoundingSteps]) -> frozenset[str]:
     return frozenset(node.output[0] for step in steps for node in step.nodes if node.output[0] != step.output)
 
 
-def _rounding_steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:
-    """The operators between the tensor *of* and its rounded version *output*."""
-    wanted, kept = [output], dict[str, SourceNode]()
-    while wanted:
-        name = wanted.pop()
-        if name == of or name in kept or name not in writers:
+def _rounding_steps(source: OnnxSource, writers: Mapping[str, SourceNode], exact: str, output: str) -> RoundingSteps:
+    """The operators between the tensor *exact* and its rounded version *output*.
+
+    *writers*: tensor -> the node that writes it.
+    """
+    pending, on_path = [output], dict[str, SourceNode]()
+    while pending:
+        name = pending.pop()
+        if name == exact or name in on_path or name not in writers:
             continue
-        kept[name] = writers[name]
-        wanted += [tensor for tensor in writers[name].inputs if tensor]
-    nodes = [node for node in source.nodes if any(node is writer for writer in kept.values())]
+        on_path[name] = writers[name]
+        pending += [tensor for tensor in writers[name].inputs if tensor]
+    nodes = [node for node in source.nodes if any(node is writer for writer in on_path.values())]
     if foreign := [node.op for node in nodes if "." in node.op]:
         raise StitchError(f"it rounds by {foreign[0]}, which ONNX Runtime does not know; tune it with --export qdq")
-    read = dict.fromkeys(name for node in nodes for name in node.inputs if name)
-    constants = {name: source.stored(name) for name in read if name in source.tensors}
-    return RoundingSteps(tuple(node.node for node in nodes), constants, of, output, _signature(nodes, constants))
+    sources = dict.fromkeys(name for node in nodes for name in node.inputs if name)
+    constants = {name: source.stored(name) for name in sources if name in source.tensors}
+    return RoundingSteps(tuple(node.node for node in nodes), constants, exact, output, _signature(nodes, constants))
 
 
 def _signature(nodes: Sequence[SourceNode], constants: Mapping[str, Array]) -> str:
     """A digest of operators, attributes and constants."""
     digest = hashlib.sha256()
     for node in nodes:
-        held = [constants[name].tobytes() for name in node.inputs if name in constants]
+        arrays = [constants[name].tobytes() for name in node.inputs if name in constants]
         attributes = [attribute.SerializeToString() for attribute in node.node.attribute]
-        digest.update(b"|".join([node.op.encode(), *held, *attributes]))
+        digest.update(b"|".join([node.op.encode(), *arrays, *attributes]))
     return digest.hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""An ONNX file as the reader walks it: ``OnnxSource``, nodes in order, stored tensors as arrays, sizes of its inputs.
+"""An opened and checked ONNX file: ``OnnxSource``, with nodes in order, stored tensors as arrays, and input sizes.
 
-Everything a damaged file can get wrong before an operator is looked at is found here.
+All damage of a file that shows without interpreting its operators raises ``ModelError`` here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ FLOATS: Mapping[int, str] = {
     ElementType.DOUBLE: "float64",
     ElementType.BFLOAT16: "bfloat16",
 }
-"""Types of floats that can be read -> their names."""
+"""ONNX element type of floats that can be read -> its name."""
 WHOLE: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
-"""Types of tokens and masks -> their names."""
+"""ONNX element type of tokens and masks -> its name."""
 COARSE = ("float16", "bfloat16")
-"""Names of types in half precision."""
+"""Names of the 16-bit float types, called half precision in messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +92,14 @@ class OnnxSource:
     @cached_property
     def precision(self) -> str:
         """The type of most weights, or of the inputs if no weight is stored."""
-        sizes: Counter[int] = Counter()
+        elements: Counter[int] = Counter()
         for tensor in self.tensors.values():
             if tensor.data_type in FLOATS:
-                sizes[tensor.data_type] += math.prod(tensor.dims)
-        if not sizes:
+                elements[tensor.data_type] += math.prod(tensor.dims)
+        if not elements:
             values = self.proto.graph.input  # old files list constants too
-            sizes.update(value.type.tensor_type.elem_type for value in values if value.name in self.inputs)
-        return FLOATS[sizes.most_common(1)[0][0]]
+            elements.update(value.type.tensor_type.elem_type for value in values if value.name in self.inputs)
+        return FLOATS[elements.most_common(1)[0][0]]
 
 
 def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
@@ -119,8 +119,8 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(value.name for value in graph.output))
-    read = {name for node in graph.node for name in node.input} | set(outputs)
-    nodes = _order_nodes([_node(proto, read) for proto in graph.node], set(inputs) | set(tensors), outputs)
+    tensors_read = {name for node in graph.node for name in node.input} | set(outputs)
+    nodes = _order_nodes([_node(proto, tensors_read) for proto in graph.node], set(inputs) | set(tensors), outputs)
     return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
@@ -145,7 +145,7 @@ def load(path: Path) -> OnnxModel:
 
 
 def _require_text(model: OnnxModel) -> None:
-    """Refuse names that are not UTF-8, for which protobuf returns bytes or fails."""
+    """Raise ``ModelError`` for names that are not UTF-8, for which protobuf returns bytes or fails."""
     try:
         "".join(_texts(model.graph))
     except (TypeError, UnicodeDecodeError) as error:
@@ -178,22 +178,22 @@ def _opset(model: OnnxModel) -> int:
     return versions[""]
 
 
-def _sizes(value: OnnxValue, taken: Mapping[int, str]) -> tuple[int | str, ...]:
-    """The sizes of an input; ``ModelError`` if its type is not in *taken* or its rank is unknown."""
-    kind = value.type.tensor_type
-    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+def _sizes(value: OnnxValue, allowed_types: Mapping[int, str]) -> tuple[int | str, ...]:
+    """The sizes of an input, open ones by name; ``ModelError`` for an unknown rank or a type not in *allowed_types*."""
+    tensor_type = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not tensor_type.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")
-    if kind.elem_type not in taken:
-        allowed = "float" if taken == FLOATS else ", ".join(taken.values())
+    if tensor_type.elem_type not in allowed_types:
+        type_names = "float" if allowed_types == FLOATS else ", ".join(allowed_types.values())
         raise ModelError(
-            f"its input {value.name} is of type {type_name(kind.elem_type)}; {allowed} inputs can be stitched"
+            f"its input {value.name} is of type {type_name(tensor_type.elem_type)}; {type_names} inputs can be stitched"
         )
-    return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in kind.shape.dim)
+    return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in tensor_type.shape.dim)
 
 
-def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
-    """A node of the file, without outputs that are not in *read*."""
-    outputs = tuple(output if output in read else "" for output in proto.output)
+def _node(proto: OnnxNode, tensors_read: set[str]) -> SourceNode:
+    """A node of the file, without outputs that are not in *tensors_read*."""
+    outputs = tuple(output if output in tensors_read else "" for output in proto.output)
     name = proto.name or next((output for output in outputs if output), proto.op_type)
     domain = "" if proto.domain in STANDARD_DOMAINS else f"{proto.domain}."
     return SourceNode(proto, name, domain + proto.op_type, tuple(proto.input), outputs)
@@ -210,9 +210,9 @@ def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence
             if output in writers or output in known:
                 raise ModelError(f"{output} is written twice; the file is damaged")
             writers[output] = node
-    done: dict[int, SourceNode] = {}
-    opened: set[int] = set()
-    stack = [(name, "an output") for name in reversed(outputs)]
+    done: dict[int, SourceNode] = {}  # by identity; a node comes after all nodes it reads from
+    visited: set[int] = set()
+    stack = [(name, "an output") for name in reversed(outputs)]  # of tensors and their readers: depth first
     while stack:
         name, reader = stack[-1]
         if name in known or id(writers.get(name)) in done:
@@ -221,18 +221,18 @@ def _order_nodes(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence
         if name not in writers:
             raise ModelError(f"{reader} reads {name}, which nothing writes")
         node = writers[name]
-        unknown = [source for source in node.inputs if source and source not in known]
-        missing = [source for source in unknown if id(writers.get(source)) not in done]
+        computed = [source for source in node.inputs if source and source not in known]
+        missing = [source for source in computed if id(writers.get(source)) not in done]
         if not missing:
             done[id(node)] = node
             stack.pop()
             continue
-        if id(node) in opened:
+        if id(node) in visited:  # on the stack already, waiting for what it reads: a cycle
             raise ModelError(f"{node.name} reads what is made from its own output; the file is damaged")
-        opened.add(id(node))
+        visited.add(id(node))
         stack.extend((source, node.name) for source in reversed(missing))
-    listed = [node for node in nodes if id(node) in done]
-    return listed if _runnable(listed, known) else list(done.values())
+    in_file_order = [node for node in nodes if id(node) in done]
+    return in_file_order if _runnable(in_file_order, known) else list(done.values())
 
 
 def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
@@ -246,7 +246,7 @@ def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
 
 
 _MOST_ELEMENTS = 2**28
-"""Limit on the numbers in a computed constant: more than any weight has; a damaged shape asks for more."""
+"""Limit on the elements of a computed constant: more than any weight has; only damaged shapes ask for more."""
 
 _BROADCASTING = {
     "Add",
@@ -265,19 +265,19 @@ _BROADCASTING = {
     "Mod",
 }
 """Operators whose output is as large as their broadcast inputs."""
-_SMALLER = {
+_NOT_LARGER = {
     "Cast", "Gather", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Slice", "Floor", "Ceil", "Sqrt", "Transpose", "Neg",
     "Flatten", "ReduceProd", "ReduceSum", "ReduceMax", "Reciprocal", "Exp", "Not", "DequantizeLinear", "CastLike",
     "ScatterND", "Abs", "Size", "Shape", "ReduceL2",
 }  # fmt: skip
 """Operators whose output is at most as large as their inputs (for Gather: as their product)."""
-_TO_SHAPE = {"ConstantOfShape": 0, "Expand": 1}
-"""Operator -> its input that holds the shape of its output."""
+_SHAPE_INPUTS = {"ConstantOfShape": 0, "Expand": 1}
+"""Operator -> index of the input that holds the shape of its output."""
 
 _EVALUATED_SINCE = {"DequantizeLinear": 19}
 """Operator -> the first operator set in which onnx's evaluator runs it; its meaning was the same before."""
 
-FOLDED = _BROADCASTING | _SMALLER | set(_TO_SHAPE)
+FOLDED = _BROADCASTING | _NOT_LARGER | set(_SHAPE_INPUTS)
 """Operators that are evaluated if all their inputs are constant."""
 
 
@@ -311,10 +311,10 @@ def float32(array: Array, tensor: str) -> Array:
 
 
 def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
-    """Refuse to compute a constant of more than ``_MOST_ELEMENTS`` numbers, which damaged shapes ask for."""
+    """Raise ``ModelError`` if *node* might compute a constant of more than ``_MOST_ELEMENTS`` numbers."""
     try:
-        if node.op in _TO_SHAPE:
-            shape = [int(size) for size in inputs[node.inputs[_TO_SHAPE[node.op]]].reshape(-1)]
+        if node.op in _SHAPE_INPUTS:
+            shape = [int(size) for size in inputs[node.inputs[_SHAPE_INPUTS[node.op]]].reshape(-1)]
             elements = math.prod(shape) * max([1, *(array.size for array in inputs.values())])
         elif node.op in _BROADCASTING:
             elements = math.prod(np.broadcast_shapes(*(array.shape for array in inputs.values())))

@@ -1,4 +1,4 @@
-"""What each operator of an exported torch graph is in words of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
+"""Translate operators of exported torch graphs to operations of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
 
 from __future__ import annotations
 
@@ -138,16 +138,16 @@ def _clip(low: str, high: str) -> Handler:
         bounds = {"min": a.given.get(low), "max": a.given.get(high)}
         if any(isinstance(bound, Picture) for bound in bounds.values()):
             raise Foreign("its bounds are computed from the model's inputs")
-        kept = {name: float(bound) for name, bound in bounds.items() if bound is not None}
-        if kept == {"min": 0.0}:
+        limits = {name: float(bound) for name, bound in bounds.items() if bound is not None}
+        if limits == {"min": 0.0}:
             return a.draft.unary(a.name, a.picture(), "Relu")
-        return a.draft.unary(a.name, a.picture(), "Clip", **kept)
+        return a.draft.unary(a.name, a.picture(), "Clip", **limits)
 
     return handler
 
 
 def _rsub(a: Arguments) -> Picture:
-    """*other* minus *self*."""
+    """The argument ``other`` minus ``self``."""
     if a.number("alpha") != 1:
         raise Foreign("its alpha is not 1")
     return a.draft.add_scaled(a.name, a.operand("other"), a.operand("self"), -1.0)
@@ -169,12 +169,12 @@ def _pow(a: Arguments) -> Picture:
 
 def _cat(a: Arguments) -> Picture:
     """A concatenation along the channels."""
-    parts = a.given["tensors"]
-    if not all(isinstance(part, Picture) for part in parts):
+    tensors = a.given["tensors"]
+    if not all(isinstance(tensor, Picture) for tensor in tensors):
         raise Foreign("it joins constants")
-    if a.axes("dim", parts[0]) != [1]:
+    if a.axes("dim", tensors[0]) != [1]:
         raise Foreign("it does not join along the channels (dimension 1)")
-    return a.draft.concat(a.name, parts)
+    return a.draft.concat(a.name, tensors)
 
 
 def _max_pool2d(a: Arguments) -> Picture:
@@ -189,21 +189,21 @@ def _avg_pool2d(a: Arguments) -> Picture:
         raise Foreign("it divides by a number of its own")
     strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
     window = Window(a.pair("kernel_size"), strides, a.pair("padding") * 2)
-    counted, ceil = a.given["count_include_pad"], a.given["ceil_mode"]
-    return a.draft.pool(a.name, a.picture(), "avg_pool", window, ceil=ceil, count_pads=counted)
+    count_pads, ceil = a.given["count_include_pad"], a.given["ceil_mode"]
+    return a.draft.pool(a.name, a.picture(), "avg_pool", window, ceil=ceil, count_pads=count_pads)
 
 
 def _adaptive_avg_pool2d(a: Arguments) -> Picture:
     """An average pool to a given output size, which must divide the input's."""
-    x, (tall, wide) = a.picture(), a.pair("output_size")
+    x, (out_height, out_width) = a.picture(), a.pair("output_size")
     size = a.draft.size(x)
-    if (tall, wide) == (size.height, size.width):
+    if (out_height, out_width) == (size.height, size.width):
         return x
-    if (tall, wide) == (1, 1):
+    if (out_height, out_width) == (1, 1):
         return a.draft.global_pool(a.name, x, keep=True)
-    if size.height % tall or size.width % wide:
-        raise Foreign(f"{size.height} x {size.width} positions do not divide into {tall} x {wide}")
-    kernel = (size.height // tall, size.width // wide)
+    if size.height % out_height or size.width % out_width:
+        raise Foreign(f"{size.height} x {size.width} positions do not divide into {out_height} x {out_width}")
+    kernel = (size.height // out_height, size.width // out_width)
     return a.draft.pool(a.name, x, "avg_pool", Window(kernel, kernel))
 
 
@@ -216,7 +216,7 @@ def _mean(a: Arguments) -> Picture:
 
 
 def _reshape(a: Arguments) -> Picture:
-    """An operator that only changes the shape, to that which the exporter has computed."""
+    """An operator that only changes the shape, to the result's shape that the exporter recorded."""
     shape = a.given["shape of result"]
     if len(shape) < 2 or shape[0] != a.rows:
         raise Foreign(f"it makes {list(shape)} of {a.rows} rows, which are not rows")
@@ -226,8 +226,8 @@ def _reshape(a: Arguments) -> Picture:
 def _transpose(a: Arguments) -> Picture:
     """A transposition, understood only if it moves nothing but dimensions of size 1."""
     x = a.picture()
-    whole, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
-    moved = [place for place in order[1:] if whole[place] != 1]
+    full_shape, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
+    moved = [index for index in order[1:] if full_shape[index] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")
     return _reshape(a)
@@ -248,8 +248,8 @@ def _pad(a: Arguments) -> Picture:
     x, pads = a.picture(), list(a.given["pad"])
     if a.given.get("mode", "constant") != "constant" or a.given.get("value") or len(x.view) != 3:
         raise Foreign("it pads with something else than zeros")
-    left, right, top, bottom, *more = (*pads, 0, 0, 0, 0)[: max(4, len(pads))]
-    if any(more):
+    left, right, top, bottom, *other_pads = (*pads, 0, 0, 0, 0)[: max(4, len(pads))]
+    if any(other_pads):
         raise Foreign("it pads rows or channels")
     return a.draft.pad(x, (top, left, bottom, right))
 

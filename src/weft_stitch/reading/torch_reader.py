@@ -52,7 +52,7 @@ class TorchIsland:
 
 
 def call(node: Any, known: Mapping[str, Any]) -> Any:
-    """The result of *node*, given the values of the nodes it reads; none of these is written to."""
+    """The result of *node*; *known*: the values of the nodes it reads, which an in-place operator does not change."""
     args = map_arg(node.args, lambda source: known[source.name])
     kwargs = map_arg(node.kwargs, lambda source: known[source.name])
     if writes_in_place(node):
@@ -72,7 +72,7 @@ def island_signature(nodes: Sequence[Any]) -> str:
     return island_name([str(node.target) for node in nodes], spelled)
 
 
-_GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range")
+_ASSERTIONS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range")
 """Operators that only check their inputs."""
 
 
@@ -122,7 +122,7 @@ class _TorchReader:
         for node in self._program.graph.nodes:
             if node.op == "placeholder":
                 self._read_placeholder(node)
-            elif node.op == "call_function" and not _is_guard(node):
+            elif node.op == "call_function" and not _is_assertion(node):
                 self._read(node)
         outputs = {}
         for name, node in zip(_output_names(self._program), self._outputs(), strict=True):
@@ -132,19 +132,19 @@ class _TorchReader:
         return self._draft.finish(title, outputs, self._rows)
 
     def _outputs(self) -> list[Any]:
-        """The nodes that are outputs of the model."""
-        (last,) = (node for node in self._program.graph.nodes if node.op == "output")
-        kept = [
+        """The nodes that are outputs of the model; exported graphs also output buffers that the model changes."""
+        (output_node,) = (node for node in self._program.graph.nodes if node.op == "output")
+        user_outputs = [
             node
-            for node, spec in zip(last.args[0], self._program.graph_signature.output_specs, strict=True)
+            for node, spec in zip(output_node.args[0], self._program.graph_signature.output_specs, strict=True)
             if spec.kind.name == "USER_OUTPUT"
         ]
-        if not kept:
+        if not user_outputs:
             raise StitchError("it gives out no tensor")
-        return kept
+        return user_outputs
 
     def _read_placeholder(self, node: Any) -> None:
-        """Register a weight, or an input of the model."""
+        """Store a weight as a constant, or add an input of the model to the draft."""
         spec = next(entry for entry in self._program.graph_signature.input_specs if entry.arg.name == node.name)
         if spec.kind.name != "USER_INPUT":
             stored = self._program.state_dict.get(spec.target)
@@ -172,7 +172,7 @@ class _TorchReader:
         except Foreign as error:
             raise StitchError(self._refusal(node, str(error))) from error
         except ModelError as error:
-            raise ModelError(f"{_name(node)} ({node.target}): {error}") from error
+            raise ModelError(f"{_call_name(node)} ({node.target}): {error}") from error
 
     def _fold(self, node: Any) -> None:
         """Compute a call that reads weights only."""
@@ -183,28 +183,28 @@ class _TorchReader:
         """Translate a call to operations of the net; ``Foreign`` if there is no handler for it."""
         if any(source.name in self._hidden for source in node.all_input_nodes):
             raise Foreign("it reads what is inside an island")
-        kind = _kind(node)
+        kind = _operator_name(node)
         handler = HANDLERS.get(kind)
         if handler is None:
             raise Foreign("it is not understood")
-        given = self._arguments(node)
-        picture = handler(Arguments(_name(node), self._draft, given, self._rows))
+        arguments = self._arguments(node)
+        picture = handler(Arguments(_call_name(node), self._draft, arguments, self._rows))
         self._bind(node, picture, view=kind in VIEWS)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
         """The call's arguments by the names of the schema, with defaults filled in."""
         schema = node.target._schema
         names = [argument.name for argument in schema.arguments]
-        given = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-        given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        arguments = {name: self._known_value(value) for name, value in given.items()}
+        bound = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+        bound |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        arguments = {name: self._translate_argument(value) for name, value in bound.items()}
         arguments["shape of result"] = _fixed_shape(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
         return arguments
 
-    def _known_value(self, argument: Any) -> Any:
+    def _translate_argument(self, argument: Any) -> Any:
         """An argument with its nodes replaced by pictures or arrays."""
         if isinstance(argument, list | tuple):
-            return [self._known_value(part) for part in argument]
+            return [self._translate_argument(element) for element in argument]
         if not isinstance(argument, torch.fx.Node):
             return argument
         if argument.name in self._pictures:
@@ -215,14 +215,17 @@ class _TorchReader:
         return np.array(array)
 
     def _bind(self, node: Any, picture: Picture, *, view: bool) -> None:
-        """Store *picture* as the result of *node*; after a write in place, for all views of that memory too."""
+        """Store *picture* as the result of *node*; after a write in place, for all views of that memory too.
+
+        *view*: whether the result shares its memory with the input.
+        """
         source = node.all_input_nodes[0].name if node.all_input_nodes else node.name
         in_place = writes_in_place(node)
-        shared = view or in_place
-        self._memory[node.name] = self._memory.get(source, source) if shared else node.name
+        shares_memory = view or in_place
+        self._memory[node.name] = self._memory.get(source, source) if shares_memory else node.name
         if in_place:
-            for other, memory in self._memory.items():
-                if memory == self._memory[node.name] and other in self._pictures:
+            for other, other_memory in self._memory.items():
+                if other_memory == self._memory[node.name] and other in self._pictures:
                     self._pictures[other] = Picture(picture.value, self._pictures[other].view, picture.pads)
             if source in self._pictures:
                 self._pictures[source] = Picture(picture.value, self._pictures[source].view, picture.pads)
@@ -241,34 +244,35 @@ class _TorchReader:
             if source.name in self._pictures:
                 self._pictures[source.name] = self._draft.flush(self._pictures[source.name])
         shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
-        given_out = node.name in {getattr(output, "name", "") for output in self._outputs()}
-        if not given_out and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
+        is_output = node.name in {getattr(output, "name", "") for output in self._outputs()}
+        # what cannot be a value of the net becomes a part of the islands that read it
+        if not is_output and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
             self._hidden[node.name] = node
             return
         if len(shape) < 2 or shape[0] != self._rows:
             raise Foreign(f"{why}, and its result of {list(shape)} is not rows")
         island = self._island(node, shape[1:])
         inputs = [self._pictures[name] for name, _ in island.inputs]
-        self._bind(node, self._draft.island(_name(node), inputs, island, shape[1:]), view=False)
+        self._bind(node, self._draft.island(_call_name(node), inputs, island, shape[1:]), view=False)
 
     def _island(self, node: Any, view: tuple[int, ...]) -> TorchIsland:
         """The island that computes *node*, with the shape *view* of its output without rows."""
         nodes = list(dict.fromkeys(self._with_hidden(node)))
-        read = list(dict.fromkeys(source for part in nodes for source in part.all_input_nodes))
-        pictures = [source.name for source in read if source.name in self._pictures]
-        constants = {source.name: self._constants[source.name] for source in read if source.name in self._constants}
+        sources = list(dict.fromkeys(source for member in nodes for source in member.all_input_nodes))
+        pictures = [source.name for source in sources if source.name in self._pictures]
+        constants = {source.name: self._constants[source.name] for source in sources if source.name in self._constants}
         inputs = tuple((name, self._pictures[name].view) for name in pictures)
         return TorchIsland(tuple(nodes), constants, inputs, node.name, view_size(view), island_signature(nodes))
 
     def _with_hidden(self, node: Any) -> Iterator[Any]:
         """The hidden nodes that *node* needs, and *node*, in the order of the graph."""
-        wanted, stack = {node.name}, [node]
+        needed, stack = {node.name}, [node]
         while stack:
             for source in stack.pop().all_input_nodes:
-                if source.name in self._hidden and source.name not in wanted:
-                    wanted.add(source.name)
+                if source.name in self._hidden and source.name not in needed:
+                    needed.add(source.name)
                     stack.append(source)
-        return (part for part in self._program.graph.nodes if part.name in wanted)
+        return (candidate for candidate in self._program.graph.nodes if candidate.name in needed)
 
     def _refusal(self, node: Any, why: str) -> str:
         """The message for a node that is neither understood nor kept as an island."""
@@ -276,33 +280,33 @@ class _TorchReader:
             "it cannot be kept as an island" if self._islands else "islands=True runs it for each model separately"
         )
         lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-        place = f" (in: {lines[-1]})" if lines else ""
-        return f"{_name(node)} is the operator {node.target}{place}: {why}; {way_out}"
+        code_line = f" (in: {lines[-1]})" if lines else ""
+        return f"{_call_name(node)} is the operator {node.target}{code_line}: {why}; {way_out}"
 
 
-def _is_guard(node: Any) -> bool:
-    """Whether *node* only checks its inputs."""
-    return any(guard in str(node.target) for guard in _GUARDS)
+def _is_assertion(node: Any) -> bool:
+    """Whether *node* only checks its inputs, so that it can be skipped."""
+    return any(assertion in str(node.target) for assertion in _ASSERTIONS)
 
 
-def _kind(node: Any) -> str:
-    """The operator's name without namespace, overload and the underscore of its in-place version."""
+def _operator_name(node: Any) -> str:
+    """The operator's key in ``HANDLERS``: no namespace, no overload, no underscore of an in-place version."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return "getitem" if node.target is operator.getitem else str(node.target)
-    space, _, name = schema.name.partition("::")
+    namespace, _, name = schema.name.partition("::")
     name = str(name)
-    if space != "aten":
+    if namespace != "aten":
         return str(schema.name)
     return name.removesuffix("_") if schema.is_mutable else name
 
 
-def _name(node: Any) -> str:
-    """The path of the torch layer that made the call, or else that of the module around it, and the call."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    if not stack:
+def _call_name(node: Any) -> str:
+    """A name for messages: the path of the torch layer that makes the call, or else of its module, with the call."""
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    if not modules:
         return str(node.name)
-    path, kind = stack[-1]
+    path, kind = modules[-1]
     path = str(path)
     if "torch.nn.modules" in str(kind) and path:
         return path
@@ -338,11 +342,11 @@ def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
         yield structure, path or "output"
         return
     if isinstance(structure, Mapping):
-        pairs = [(str(key), part) for key, part in structure.items()]
+        pairs = [(str(key), value) for key, value in structure.items()]
     elif isinstance(structure, Sequence):
-        pairs = [(str(index), part) for index, part in enumerate(structure)]
+        pairs = [(str(index), value) for index, value in enumerate(structure)]
     else:
         return
-    for key, part in pairs:
+    for key, value in pairs:
         prefix = path or ("" if isinstance(structure, Mapping) else "output")
-        yield from _leaves(part, f"{prefix}_{key}" if prefix else key)
+        yield from _leaves(value, f"{prefix}_{key}" if prefix else key)

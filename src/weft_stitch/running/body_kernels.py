@@ -39,16 +39,16 @@ def narrow_kernel(
     model = tl.load(whose + tl.program_id(0) * TALL // GRANULE)
     k = tl.program_id(2) * steps * DEEP + tl.arange(0, DEEP)
     rank = tl.arange(0, RANK)
-    line = (model * sections + tl.program_id(1)) * RANK + rank
+    factor_row = (model * sections + tl.program_id(1)) * RANK + rank
     x_at = x + row[:, None] * depth + k[None, :]
-    down_at = down + line[:, None] * depth + k[None, :]
+    down_at = down + factor_row[:, None] * depth + k[None, :]
     total = tl.zeros((TALL, RANK), dtype=tl.float32)
     for _ in range(steps):
         total = tl.dot(tl.load(x_at), tl.trans(tl.load(down_at)), total, input_precision=PRECISION)
         x_at += DEEP
         down_at += DEEP
-    to = (tl.program_id(2) * sections + tl.program_id(1)) * rows + row
-    tl.store(y + to[:, None] * RANK + rank[None, :], total)
+    out_row = (tl.program_id(2) * sections + tl.program_id(1)) * rows + row
+    tl.store(y + out_row[:, None] * RANK + rank[None, :], total)
 
 
 @triton.jit(do_not_specialize=["sections", "steps"])
@@ -75,12 +75,12 @@ def product_kernel(
     if RANK > 0:
         SLOTS: tl.constexpr = TALL // GRANULE if TALL > GRANULE else 1
         slot = tl.arange(0, SLOTS * RANK) // RANK
-        block = (tl.program_id(1) * TALL) // GRANULE + slot
-        model = tl.load(whose + block, mask=block * GRANULE < rows, other=0)
+        granule = (tl.program_id(1) * TALL) // GRANULE + slot
+        model = tl.load(whose + granule, mask=granule * GRANULE < rows, other=0)
         rank = tl.arange(0, SLOTS * RANK) % RANK
-        area = (tl.program_id(0) * WIDE) // section
-        line = (model * sections + area) * RANK + rank
-        down_at = down + line[:, None] * depth + k[None, :]
+        section_index = (tl.program_id(0) * WIDE) // section
+        factor_row = (model * sections + section_index) * RANK + rank
+        down_at = down + factor_row[:, None] * depth + k[None, :]
         narrow = tl.zeros((TALL, SLOTS * RANK), dtype=tl.float32)
     for _ in range(steps):
         a = tl.load(x_at)
@@ -94,7 +94,7 @@ def product_kernel(
         # a row takes the factors of its own model only, not those of the tile's other models
         own_slot = tl.arange(0, TALL)[:, None] // (TALL // SLOTS) == slot[None, :]
         if NARROWED > 0:
-            narrow = _gather_sums(narrowed, row, area, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
+            narrow = _gather_sums(narrowed, row, section_index, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
         wide = tl.load(up + (model * RANK + rank)[:, None] * width + (column % width)[None, :])
         total = tl.dot(tl.where(own_slot, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
     known = (row < rows)[:, None] & (column < width)[None, :]
@@ -106,21 +106,24 @@ def product_kernel(
             total += tl.load(bias + column % width).to(tl.float32)[None, :]
     if GELU:
         total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
-    to = (part * rows + row)[:, None] * width + column[None, :]
-    tl.store(y + to, total.to(y.dtype.element_ty), mask=known)
+    offsets = (part * rows + row)[:, None] * width + column[None, :]
+    tl.store(y + offsets, total.to(y.dtype.element_ty), mask=known)
 
 
 @triton.jit
 def _gather_sums(
-    narrowed, row, area, sections, rows, part,
+    narrowed, row, section_index, sections, rows, part,
     RANK: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of ``narrow_kernel`` for each row, repeated for each model slot of the tile; zero in later parts."""
-    at = narrowed + (area * rows + row)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+    """The sums of ``narrow_kernel`` for each row, repeated for each slot of the tile; zero except in part 0.
+
+    A slot is one granule of the tile, whose rows are of one model. Only part 0 may add what all parts share.
+    """
+    first_part = narrowed + (section_index * rows + row)[:, None] * RANK + tl.arange(0, RANK)[None, :]
     known = (row < tl.where(part == 0, rows, 0))[:, None]
     total = tl.zeros((TALL, RANK), dtype=tl.float32)
-    for piece in tl.static_range(NARROWED):
-        total += tl.load(at + piece * sections * rows * RANK, mask=known, other=0.0)
+    for narrow_part in tl.static_range(NARROWED):
+        total += tl.load(first_part + narrow_part * sections * rows * RANK, mask=known, other=0.0)
     return tl.reshape(tl.broadcast_to(total[:, None, :], (TALL, SLOTS, RANK)), (TALL, SLOTS * RANK))
 
 
@@ -137,17 +140,17 @@ def norm_kernel(
     row = tl.program_id(0)
     column = tl.arange(0, ROOM)
     known = column < width
-    at = row * width + column
-    total = tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+    offsets = row * width + column
+    total = tl.load(residual + offsets, mask=known, other=0.0).to(tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(x + part * rows * width + at, mask=known, other=0.0).to(tl.float32)
+        total += tl.load(x + part * rows * width + offsets, mask=known, other=0.0).to(tl.float32)
     centred = tl.where(known, total - tl.sum(total) / width, 0.0)
     normal = centred * tl.rsqrt(tl.sum(centred * centred) / width + epsilon)
     own_entry = tl.load(whose + row // GRANULE) * line + column
     normal = normal * tl.load(scale + own_entry, mask=known, other=0.0) + tl.load(
         shift + own_entry, mask=known, other=0.0
     )
-    tl.store(y + at, normal.to(y.dtype.element_ty), mask=known)
+    tl.store(y + offsets, normal.to(y.dtype.element_ty), mask=known)
 
 
 @triton.jit
@@ -177,9 +180,9 @@ def attention_kernel(
         for begin in range(0, length, DEEP):
             key = begin + tl.arange(0, DEEP)
             key_mask = (key < length)[:, None] & known[None, :]
-            at = x + (start + key)[:, None] * (3 * width) + column[None, :]
-            keys = tl.load(at + width, mask=key_mask, other=0.0)
-            values = tl.load(at + 2 * width, mask=key_mask, other=0.0)
+            row_at = x + (start + key)[:, None] * (3 * width) + column[None, :]
+            keys = tl.load(row_at + width, mask=key_mask, other=0.0)
+            values = tl.load(row_at + 2 * width, mask=key_mask, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
             scores = tl.where((key < length)[None, :], scores, -1e30)
             new_highest = tl.maximum(highest, tl.max(scores, 1))
@@ -188,8 +191,8 @@ def attention_kernel(
             weight_sum = weight_sum * rescale + tl.sum(weights, 1)
             total = tl.dot(weights.to(values.dtype), values, total * rescale[:, None], input_precision=PRECISION)
             highest = new_highest
-        to = y + (start + query)[:, None] * width + column[None, :]
-        tl.store(to, (total / weight_sum[:, None]).to(y.dtype.element_ty), mask=query_mask)
+        y_at = y + (start + query)[:, None] * width + column[None, :]
+        tl.store(y_at, (total / weight_sum[:, None]).to(y.dtype.element_ty), mask=query_mask)
 
 
 @triton.jit
@@ -211,8 +214,8 @@ def head_kernel(
     for begin in range(0, depth, DEEP):
         k = begin + tl.arange(0, DEEP)
         values = tl.load(row_at + k, mask=k < depth, other=0.0).to(tl.float32)
-        place = (model * depth + k)[:, None] * width + column[None, :]
-        weights = tl.load(weight + place, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
+        weight_offsets = (model * depth + k)[:, None] * width + column[None, :]
+        weights = tl.load(weight + weight_offsets, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
         total += values[:, None] * weights
     answer = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
     if TANH:

@@ -75,14 +75,14 @@ def read_encoder(body: Body) -> BodyEncoder:
 
 
 class _EncoderReader:
-    """Finds the role of each weight of an encoder by the steps around it."""
+    """Finds the role of each weight of an encoder by the steps around it; *number* is the index of a step."""
 
     def __init__(self, body: Body) -> None:
         self._body = body
         self._users: dict[BodyValue, list[int]] = {}
         """Value -> indices of the steps that read it."""
         for number, step in enumerate(body.steps):
-            for value in dict.fromkeys(read for read in step.inputs if read is not None):
+            for value in dict.fromkeys(source for source in step.inputs if source is not None):
                 self._users.setdefault(value, []).append(number)
 
     def encoder(self) -> BodyEncoder:
@@ -91,7 +91,7 @@ class _EncoderReader:
         if len(norms) < 3 or not len(norms) % 2:
             raise _unsupported(f"it has {len(norms)} layer norms, not two for each layer and one before")
         tables = self._embedding_tables(norms[0])
-        layers = [self._layer(*norms[at : at + 3]) for at in range(0, len(norms) - 1, 2)]
+        layers = [self._layer(*norms[first : first + 3]) for first in range(0, len(norms) - 1, 2)]
         pooler, classifier = self._heads()
         classes = tuple(self._matrix(classifier.product, task).shape[1] for task in range(self._body.tasks))
         kinds = None if tables.kinds_table is None else self._tensor(tables.kinds_table)
@@ -107,22 +107,23 @@ class _EncoderReader:
     # Parts of an encoder
 
     def _embedding_tables(self, norm: int) -> EmbeddedTables:
-        """The tables whose entries are summed in front of the first *norm*."""
-        waiting, tables, seen = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
-        while waiting:
-            value = waiting.pop()
+        """The tables whose entries are summed in front of the first *norm*; the largest is that of the words."""
+        # *tables*: model input whose numbers are looked up -> table; "" for positions, which are no input
+        pending, tables, visited = [self._first_input(norm)], dict[str, Array](), set[BodyValue]()
+        while pending:
+            value = pending.pop()
             number = value.step
-            if value in seen:
+            if value in visited:
                 raise _unsupported(f"its first layer norm reads {self._step_name(number)} more than once")
-            seen.add(value)
+            visited.add(value)
             step = self._body.steps[number]
             values = [source for source in step.inputs if source is not None]
             if step.node.op == "Add":
-                waiting += values
+                pending += values
                 continue
-            given = self._body.inputs[values[0].output] if step.node.op == "Gather" and values[0].step < 0 else ""
-            place = next(at for at, key in enumerate(step.contents[0]) if key)
-            tables[given] = self._shared_constant(number, place)
+            model_input = self._body.inputs[values[0].output] if step.node.op == "Gather" and values[0].step < 0 else ""
+            index = next(index for index, key in enumerate(step.contents[0]) if key)
+            tables[model_input] = self._shared_constant(number, index)
         tokens = max((name for name in tables if name), key=lambda name: tables[name].size, default="")
         if not tokens or "" not in tables:
             raise _unsupported("its first layer norm does not read words and positions")
@@ -136,13 +137,13 @@ class _EncoderReader:
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
         """The layer between three norms (given by their steps), and its number of heads."""
         hidden, middle = BodyValue(before, 0), BodyValue(between, 0)
-        asked, heads = self._attention_products(hidden)
-        mixed, outer = self._added_product(between, hidden), self._added_product(behind, middle)
+        projections, heads = self._attention_products(hidden)
+        attention_output, outer = self._added_product(between, hidden), self._added_product(behind, middle)
         inner = self._products(middle)
         if len(inner) != 1:
             raise _unsupported(f"{len(inner)} products read what {self._step_name(between)} makes, not one")
         layer = BodyLayer(
-            self._shared_product(asked), self._shared_product([mixed]), self._norm(between),
+            self._shared_product(projections), self._shared_product([attention_output]), self._norm(between),
             self._shared_product(inner), self._shared_product([outer]), self._norm(behind),
         )  # fmt: skip
         return layer, heads
@@ -152,13 +153,13 @@ class _EncoderReader:
         products = self._products(hidden)
         if len(products) == 1:
             return products, self._head_count(products[0])
-        roles = {self._role(dense.output): dense for dense in products}
+        roles = {self._attention_role(dense.output): dense for dense in products}
         if len(products) != 3 or len(roles) != 3:
             raise _unsupported(f"{len(products)} products read what {self._step_name(hidden.step)} makes, not three")
         return [roles[role] for role in sorted(roles)], self._head_count(roles[0])
 
-    def _role(self, value: BodyValue) -> int:
-        """0, 1 or 2 for a value that becomes the queries, keys or values of an attention."""
+    def _attention_role(self, value: BodyValue) -> int:
+        """0, 1 or 2 for a value that becomes the queries, keys or values of an attention: its readers are followed."""
         while True:
             number = self._only_reader(value)
             step = self._body.steps[number]
@@ -215,12 +216,12 @@ class _EncoderReader:
     def _dense_step(self, product: int) -> DenseStep:
         """The product with index *product*, with the addition of its bias if that is the only reader."""
         step = self._body.steps[product]
-        read, output = step.inputs[0], BodyValue(product, 0)
-        assert read is not None
+        source, output = step.inputs[0], BodyValue(product, 0)
+        assert source is not None
         users = self._users.get(output, ())
         if step.node.op == "MatMul" and len(users) == 1 and self._is_bias(users[0]):
-            return DenseStep(product, users[0], read, BodyValue(users[0], 0))
-        return DenseStep(product, None, read, output)
+            return DenseStep(product, users[0], source, BodyValue(users[0], 0))
+        return DenseStep(product, None, source, output)
 
     def _product_behind(self, value: BodyValue) -> DenseStep:
         """The product that computes *value*, with its bias."""
@@ -234,14 +235,14 @@ class _EncoderReader:
     def _is_product(self, number: int) -> bool:
         """Whether a step multiplies by a stored matrix."""
         step = self._body.steps[number]
-        known = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
-        return known and all(len(self._shape(keys[1])) == 2 for keys in step.contents.values())
+        has_weight = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
+        return has_weight and all(len(self._shape(keys[1])) == 2 for keys in step.contents.values())
 
     def _is_bias(self, number: int) -> bool:
         """Whether a step adds a stored vector."""
         step = self._body.steps[number]
-        held = [key for key in step.contents[min(step.contents)] if key]
-        return step.node.op == "Add" and len(held) == 1 and len(self._shape(held[0])) == 1
+        keys = [key for key in step.contents[min(step.contents)] if key]
+        return step.node.op == "Add" and len(keys) == 1 and len(self._shape(keys[0])) == 1
 
     def _only_reader(self, value: BodyValue) -> int:
         """The only step that reads *value*, except ``Shape`` steps; ``StitchError`` if there is not exactly one."""
@@ -264,19 +265,19 @@ class _EncoderReader:
 
     # Numbers
 
-    def _numbers(self, step: BodyStep, place: int) -> list[int]:
-        """The sizes at input *place* of a step; -1 for sizes that are not constant."""
-        value, arrays = step.inputs[place], self._body.constants.arrays
+    def _numbers(self, step: BodyStep, index: int) -> list[int]:
+        """The sizes at input *index* of a step, a shape for ``Reshape``; -1 for sizes that are not constant."""
+        value, arrays = step.inputs[index], self._body.constants.arrays
         if value is None:
-            key = step.contents[min(step.contents)][place]
+            key = step.contents[min(step.contents)][index]
             return [int(number) for number in arrays[key].reshape(-1)] if key in arrays else []
         writer = self._body.steps[value.step]
         if value.step < 0 or writer.node.op != "Concat":
             return [-1]
         return [
             number
-            for at, read in enumerate(writer.inputs)
-            for number in (self._numbers(writer, at) if read is None else [-1])
+            for position, source in enumerate(writer.inputs)
+            for number in (self._numbers(writer, position) if source is None else [-1])
         ]
 
     def _shape(self, key: str) -> tuple[int, ...]:
@@ -284,18 +285,18 @@ class _EncoderReader:
         array = self._body.constants.arrays.get(key)
         return () if array is None else array.shape
 
-    def _weights_of(self, number: int, place: int, task: int) -> Array:
-        """The constant at input *place* of a step in model *task*; ``StitchError`` if it has none."""
+    def _weights_of(self, number: int, index: int, task: int) -> Array:
+        """The constant at input *index* of the step *number* in model *task*; ``StitchError`` if it has none."""
         contents = self._body.steps[number].contents.get(task)
-        array = self._body.constants.arrays.get(contents[place]) if contents else None
+        array = self._body.constants.arrays.get(contents[index]) if contents else None
         if array is None:
             raise _unsupported(f"{self._body.names[task]} has no stored weights at {self._step_name(number)}")
         return array
 
-    def _shared_constant(self, number: int, place: int) -> Array:
-        """The constant that all models share at a step, low-rank parts aside; ``StitchError`` if they differ."""
-        array, step = self._weights_of(number, place, 0), self._body.steps[number]
-        if any(self._weights_of(number, place, task) is not array for task in range(1, self._body.tasks)):
+    def _shared_constant(self, number: int, index: int) -> Array:
+        """The constant at input *index* of a step; ``StitchError`` if models differ in more than low-rank parts."""
+        array, step = self._weights_of(number, index, 0), self._body.steps[number]
+        if any(self._weights_of(number, index, task) is not array for task in range(1, self._body.tasks)):
             raise _unsupported(f"the models have different weights at {self._step_name(number)}")
         if step.lines:
             raise _unsupported(f"the models have lines of their own in the table at {self._step_name(number)}")
@@ -306,7 +307,7 @@ class _EncoderReader:
         """Model -> its low-rank part at a step; ``StitchError`` for differences of another kind."""
         parts = self._body.steps[number].parts
         for part in parts.values():
-            if part.before is not None or part.after is not None:  # a file does not have the numbers
+            if part.before is not None or part.after is not None:  # kernels apply no factors, and files lack them
                 raise _unsupported(
                     f"weights differ in {part.kind}, and not by a low rank, at {self._step_name(number)}"
                 )
@@ -317,30 +318,31 @@ class _EncoderReader:
         matrix = self._weights_of(number, 1, task)
         return matrix.T if self._body.steps[number].node.attributes.get("transB") else matrix
 
-    def _shared_product(self, denses: Sequence[DenseStep]) -> SharedProduct:
-        """Products of the same input, as one product with their columns side by side."""
-        for dense in denses:
+    def _shared_product(self, dense_steps: Sequence[DenseStep]) -> SharedProduct:
+        """Products of the same input as one product with their columns side by side; each becomes a section."""
+        for dense in dense_steps:
             self._shared_constant(dense.product, 1)
-        weight = np.concatenate([self._matrix(dense.product, 0) for dense in denses], axis=1)
-        biases = [self._bias(dense) for dense in denses]
-        tall = max(map(len, biases))
-        bias = np.concatenate([np.broadcast_to(row, (tall, row.shape[1])) for row in biases], axis=1)
+        weight = np.concatenate([self._matrix(dense.product, 0) for dense in dense_steps], axis=1)
+        biases = [self._bias(dense) for dense in dense_steps]
+        bias_rows = max(map(len, biases))
+        bias = np.concatenate([np.broadcast_to(row, (bias_rows, row.shape[1])) for row in biases], axis=1)
         tensors = self._tensor(weight), self._tensor(bias)
-        parts = [part for dense in denses for part in self._body.steps[dense.product].parts.values()]
+        parts = [part for dense in dense_steps for part in self._body.steps[dense.product].parts.values()]
         rank = max((part.rank for part in parts), default=0)
         if not rank:
             return SharedProduct(*tensors)
-        return SharedProduct(*tensors, *self._stack_parts(denses, weight, max(FINEST, room_for(rank))))
+        return SharedProduct(*tensors, *self._stack_factors(dense_steps, weight, max(FINEST, room_for(rank))))
 
-    def _stack_parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
-        """The low-rank factors of all models, padded with zeros to the rank *room*: down and up."""
+    def _stack_factors(self, dense_steps: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
+        """``down`` and ``up`` of a ``SharedProduct``: all models' factors, padded with zeros to the rank *room*."""
         (depth, width), tasks = weight.shape, self._body.tasks
-        down, up = np.zeros((tasks, len(denses), room, depth), np.float32), np.zeros((tasks, room, width), np.float32)
-        wide = width // len(denses)
-        for section, dense in enumerate(denses):
+        down = np.zeros((tasks, len(dense_steps), room, depth), np.float32)
+        up = np.zeros((tasks, room, width), np.float32)
+        section_width = width // len(dense_steps)
+        for section, dense in enumerate(dense_steps):
             for task, part in self._body.steps[dense.product].parts.items():
                 down[task, section, : part.rank] = part.down.T
-                up[task, : part.rank, section * wide : (section + 1) * wide] = part.up
+                up[task, : part.rank, section * section_width : (section + 1) * section_width] = part.up
         return self._tensor(down), self._tensor(up)
 
     def _bias(self, dense: DenseStep) -> Array:
@@ -348,32 +350,32 @@ class _EncoderReader:
         width = self._matrix(dense.product, 0).shape[1]
         if dense.bias is not None:
             keys = self._body.steps[dense.bias].contents[0]
-            return self._table(dense.bias, next(place for place, key in enumerate(keys) if key))
+            return self._table(dense.bias, next(index for index, key in enumerate(keys) if key))
         step = self._body.steps[dense.product]
         return self._table(dense.product, 2) if len(step.inputs) > 2 else np.zeros((1, width), np.float32)
 
-    def _table(self, number: int, place: int) -> Array:
-        """The models' constants at a step, stacked; a single one if all are the same array."""
-        held = [self._weights_of(number, place, task) for task in range(self._body.tasks)]
-        return np.stack(held[:1] if all(array is held[0] for array in held) else held)
+    def _table(self, number: int, index: int) -> Array:
+        """The models' constants at input *index* of a step, stacked: [models, ...]; [1, ...] if all are one array."""
+        arrays = [self._weights_of(number, index, task) for task in range(self._body.tasks)]
+        return np.stack(arrays[:1] if all(array is arrays[0] for array in arrays) else arrays)
 
     def _norm(self, number: int) -> RowNorm:
         """The scale, shift and epsilon of a layer norm."""
         scale, shift = self._table(number, 1), self._table(number, 2)
-        tall = max(len(scale), len(shift))
-        wide = [self._tensor(np.broadcast_to(table, (tall, table.shape[1]))) for table in (scale, shift)]
-        return RowNorm(wide[0], wide[1], float(self._body.steps[number].node.attributes.get("epsilon", 1e-5)))
+        table_rows = max(len(scale), len(shift))
+        tensors = [self._tensor(np.broadcast_to(table, (table_rows, table.shape[1]))) for table in (scale, shift)]
+        return RowNorm(tensors[0], tensors[1], float(self._body.steps[number].node.attributes.get("epsilon", 1e-5)))
 
     def _head(self, dense: DenseStep) -> OwnHead:
         """The heads of all models, padded with zeros to the widest."""
-        tasks, parts = range(self._body.tasks), self._low_rank_parts(dense.product)
+        tasks, factors = range(self._body.tasks), self._low_rank_parts(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         # rounded up, so that models with more classes fit later
         width = align_up(max(matrix.shape[1] for matrix in matrices), FINEST)
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            weight[task, :, : matrix.shape[1]] = parts[task].apply(matrix) if task in parts else matrix
+            weight[task, :, : matrix.shape[1]] = factors[task].apply(matrix) if task in factors else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 
@@ -381,7 +383,7 @@ class _EncoderReader:
         """The bias of model *task* at a product; 0 if it has none."""
         if dense.bias is not None:
             keys = self._body.steps[dense.bias].contents[task]
-            return self._weights_of(dense.bias, next(place for place, key in enumerate(keys) if key), task)
+            return self._weights_of(dense.bias, next(index for index, key in enumerate(keys) if key), task)
         return self._weights_of(dense.product, 2, task) if len(self._body.steps[dense.product].inputs) > 2 else 0.0
 
     def _tensor(self, array: Array) -> Tensor:

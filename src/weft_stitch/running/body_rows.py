@@ -61,10 +61,10 @@ class PackedRows:
         whose = np.zeros(self.rows // self.granule, np.int32)
         positions = np.zeros(self.rows, np.int64)
         by_request = np.zeros((3, room or len(self.requests)), np.int32)
-        for number, ((model, length), first) in enumerate(zip(self.requests, self.first, strict=True)):
+        for index, ((model, length), first) in enumerate(zip(self.requests, self.first, strict=True)):
             whose[first // self.granule : -(-(first + length) // self.granule)] = model
             positions[first : first + length] = np.arange(length)
-            by_request[:, number] = first, length, model
+            by_request[:, index] = first, length, model
         return RowTables(*(torch.from_numpy(table).to(device) for table in (whose, *by_request, positions)))
 
     def laid(self, tokens: Sequence[Array]) -> Array:
@@ -105,10 +105,11 @@ class RowNumbers(NamedTuple):
 
     def parts(self, numbers: Any) -> BatchNumbers:
         """The parts of the array *numbers*, as views."""
-        rows, room, parts, at = self.rows, self.room, [], 0
+        rows, room, parts, start = self.rows, self.room, [], 0
+        # tokens, kinds, and the fields of RowTables, in their order
         for size in (rows, rows, rows // FINEST, room, room, room, rows):
-            parts.append(numbers[at : at + size])
-            at += size
+            parts.append(numbers[start : start + size])
+            start += size
         return BatchNumbers(parts[0], parts[1], RowTables(*parts[2:]))
 
     def laid(self, requested: Sequence[TokenRow]) -> Array:
@@ -116,23 +117,24 @@ class RowNumbers(NamedTuple):
         packed = pack([TokenRequest(row.model, len(row.tokens)) for row in requested], rows=self.rows)
         numbers = np.zeros(self.size, np.int32)
         tokens, kinds, tables = self.parts(numbers)
-        for number, (row, first) in enumerate(zip(requested, packed.first, strict=True)):
+        for index, (row, first) in enumerate(zip(requested, packed.first, strict=True)):
             end = first + len(row.tokens)
             tokens[first:end], kinds[first:end], tables.positions[first:end] = row.tokens, row.kinds, row.positions
             tables.whose[first // FINEST : -(-end // FINEST)] = row.model
-            tables.first[number], tables.lengths[number], tables.models[number] = first, end - first, row.model
+            tables.first[index], tables.lengths[index], tables.models[index] = first, end - first, row.model
         return numbers
 
 
 def split_requests(requested: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
     """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
-    batches, begin, end, last = [], 0, 0, None
-    for number, row in enumerate(requested):
-        start = end if row.model == last else align_up(end, FINEST)
-        end, last = start + len(row.tokens), row.model
-        if end > rows or number - begin >= room:
-            batches.append(requested[begin:number])
-            begin, end = number, len(row.tokens)
+    # *end*: token rows of the batch that begins with request *begin*
+    batches, begin, end, last_model = [], 0, 0, None
+    for index, row in enumerate(requested):
+        first_row = end if row.model == last_model else align_up(end, FINEST)
+        end, last_model = first_row + len(row.tokens), row.model
+        if end > rows or index - begin >= room:
+            batches.append(requested[begin:index])
+            begin, end = index, len(row.tokens)
     return [*batches, requested[begin:]]
 
 
@@ -141,18 +143,18 @@ def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | No
 
     *granule*: the rows of a model begin at a multiple of it. *rows*: the size of the matrix, by default what is needed.
     """
-    first, end, last = [0] * len(requests), 0, None
-    for number in sorted(range(len(requests)), key=lambda place: requests[place].model):
-        model, length = requests[number]
+    first, end, last_model = [0] * len(requests), 0, None
+    for index in sorted(range(len(requests)), key=lambda position: requests[position].model):
+        model, length = requests[index]
         if length < 1:
             raise StitchError(f"a request of {length} tokens: give 1 or more")
-        if model != last:
+        if model != last_model:
             end = align_up(end, granule)
-        first[number], end, last = end, end + length, model
-    taken = align_up(end, granule)
-    if rows is not None and (rows < taken or rows % granule):
-        raise StitchError(f"{rows} rows do not hold the requests, which take {taken} in steps of {granule}")
-    return PackedRows(granule, rows or taken, tuple(requests), tuple(first))
+        first[index], end, last_model = end, end + length, model
+    rows_needed = align_up(end, granule)
+    if rows is not None and (rows < rows_needed or rows % granule):
+        raise StitchError(f"{rows} rows do not hold the requests, which take {rows_needed} in steps of {granule}")
+    return PackedRows(granule, rows or rows_needed, tuple(requests), tuple(first))
 
 
 def room_for(count: int) -> int:

@@ -50,30 +50,30 @@ def map_weights(
     *setting*: called with other numbers that all models share.
     """
 
-    def product(given: SharedProduct) -> SharedProduct:
-        bias = (own if len(given.bias) > 1 else shared)(given.bias)
-        if given.down is None or given.up is None:
-            return replace(given, weight=shared(given.weight), bias=bias)
-        return SharedProduct(shared(given.weight), bias, own(given.down), own(given.up))
+    def map_product(product: SharedProduct) -> SharedProduct:
+        bias = (own if len(product.bias) > 1 else shared)(product.bias)
+        if product.down is None or product.up is None:
+            return replace(product, weight=shared(product.weight), bias=bias)
+        return SharedProduct(shared(product.weight), bias, own(product.down), own(product.up))
 
-    def norm(given: RowNorm) -> RowNorm:
-        change = own if len(given.scale) > 1 else shared
-        setting(given.epsilon)
-        return RowNorm(change(given.scale), change(given.shift), given.epsilon)
+    def map_norm(norm: RowNorm) -> RowNorm:
+        change = own if len(norm.scale) > 1 else shared
+        setting(norm.epsilon)
+        return RowNorm(change(norm.scale), change(norm.shift), norm.epsilon)
 
-    def head(given: OwnHead) -> OwnHead:
-        return OwnHead(own(given.weight), own(given.bias))
+    def map_head(head: OwnHead) -> OwnHead:
+        return OwnHead(own(head.weight), own(head.bias))
 
-    def layer(given: BodyLayer) -> BodyLayer:
+    def map_layer(layer: BodyLayer) -> BodyLayer:
         return BodyLayer(
-            product(given.asked), product(given.mixed), norm(given.attended),
-            product(given.inner), product(given.outer), norm(given.done),
+            map_product(layer.asked), map_product(layer.mixed), map_norm(layer.attended),
+            map_product(layer.inner), map_product(layer.outer), map_norm(layer.done),
         )  # fmt: skip
 
     return weights._replace(
-        words=shared(weights.words), positions=shared(weights.positions), embedded=norm(weights.embedded),
-        layers=[layer(block) for block in weights.layers], pooler=head(weights.pooler),
-        classifier=head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
+        words=shared(weights.words), positions=shared(weights.positions), embedded=map_norm(weights.embedded),
+        layers=[map_layer(layer) for layer in weights.layers], pooler=map_head(weights.pooler),
+        classifier=map_head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
     )  # fmt: skip
 
 
@@ -88,22 +88,22 @@ class BodyDigests(NamedTuple):
 
 def digests(encoder: BodyEncoder) -> BodyDigests:
     """The digests of an encoder's shared weights and of each model's own weights."""
-    common = blake2b(repr(encoder.weights.heads).encode())
-    own = [blake2b() for _ in encoder.names]
+    shared_digest = blake2b(repr(encoder.weights.heads).encode())
+    model_digests = [blake2b() for _ in encoder.names]
 
     def digest_shared(tensor: Tensor) -> Tensor:
-        common.update(repr(tuple(tensor.shape)).encode())
-        common.update(tensor.contiguous().numpy().data)
+        shared_digest.update(repr(tuple(tensor.shape)).encode())
+        shared_digest.update(tensor.contiguous().numpy().data)
         return tensor
 
     def digest_own(tensor: Tensor) -> Tensor:
-        common.update(repr(tuple(tensor.shape[1:])).encode())
-        for digest, entry in zip(own, tensor, strict=True):
+        shared_digest.update(repr(tuple(tensor.shape[1:])).encode())
+        for digest, entry in zip(model_digests, tensor, strict=True):
             digest.update(entry.contiguous().numpy().data)
         return tensor
 
-    map_weights(encoder.weights, digest_shared, digest_own, lambda number: common.update(repr(number).encode()))
-    return BodyDigests(common.digest(), tuple(digest.digest() for digest in own))
+    map_weights(encoder.weights, digest_shared, digest_own, lambda number: shared_digest.update(repr(number).encode()))
+    return BodyDigests(shared_digest.digest(), tuple(digest.digest() for digest in model_digests))
 
 
 class SlottedBody:
@@ -112,7 +112,8 @@ class SlottedBody:
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
         self.shared, self.dtype = shared, dtype
         self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
-        self._taken: list[bytes | None] = [None] * self.room
+        self._digests: list[bytes | None] = [None] * self.room
+        """For each slot, the digest of the model whose weights it holds; None if it holds none."""
         self._users = [0] * self.room
         """For each slot, the number of loaded files that serve its model."""
         self._lock = threading.Lock()
@@ -129,15 +130,15 @@ class SlottedBody:
         None if there are too few free slots.
         """
         with self._lock:
-            free = [slot for slot, users in enumerate(self._users) if not users and self._taken[slot] not in models]
-            new = [digest for digest in dict.fromkeys(models) if digest not in self._taken]
+            free = [slot for slot, users in enumerate(self._users) if not users and self._digests[slot] not in models]
+            new = [digest for digest in dict.fromkeys(models) if digest not in self._digests]
             if len(new) > len(free):
                 return None
             for digest, slot in zip(new, free, strict=False):
-                self._taken[slot] = None  # if writing fails, the slot must not look valid
+                self._digests[slot] = None  # if writing fails, the slot must not look valid
                 self._write(encoder, models.index(digest), slot)
-                self._taken[slot] = digest
-            slots = tuple(self._taken.index(digest) for digest in models)
+                self._digests[slot] = digest
+            slots = tuple(self._digests.index(digest) for digest in models)
             for slot in slots:
                 self._users[slot] += 1
             return slots
@@ -150,8 +151,8 @@ class SlottedBody:
 
     def _write(self, encoder: BodyEncoder, model: int, slot: int) -> None:
         """Copy the own weights of *model* into *slot*."""
-        for table, given in zip(_own_tables(self.weights), _own_tables(encoder.weights), strict=True):
-            table[slot].copy_(given[model])
+        for table, source in zip(_own_tables(self.weights), _own_tables(encoder.weights), strict=True):
+            table[slot].copy_(source[model])
 
 
 def _own_tables(weights: BodyWeights) -> Iterator[Tensor]:
@@ -186,9 +187,9 @@ class BodyRung(NamedTuple):
 
     layout: RowNumbers
     numbers: Tensor
-    """The input buffer, laid out by *layout*."""
+    """The input buffer (int32), laid out by *layout*."""
     answers: Tensor
-    """The output buffer."""
+    """The output buffer, [requests, classes] in float32."""
     run: Run
 
 
@@ -224,14 +225,14 @@ class BodyLadder:
         return sum(rung.numbers.nbytes + rung.answers.nbytes for rung in self._rungs.values())
 
     def check(self, requested: TokenRow) -> None:
-        """Refuse a request whose tokens, token types or length exceed the model's tables."""
+        """Raise ``StitchError`` if the tokens, token types or length of a request exceed the model's tables."""
         length = int(requested.positions.max()) + 1
         if length > self.positions:
             raise StitchError(f"a request of {length} tokens: {self.positions} at most")
-        for what, numbers, count in (("tokens", requested.tokens, self.words), ("kinds", requested.kinds, self.kinds)):
+        for name, numbers, count in (("tokens", requested.tokens, self.words), ("kinds", requested.kinds, self.kinds)):
             least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
-                raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
+                raise StitchError(f"a request with {name} from {least} to {most}: there are {count}, from 0")
 
     def split(self, requested: Sequence[TokenRow]) -> list[Sequence[TokenRow]]:
         """Split requests, which are sorted by model, into batches that rungs hold."""
@@ -271,13 +272,13 @@ class BodyLadder:
         return BodyRung(layout, numbers, answers, capture(run))
 
     def _example(self, rows: int, room: int) -> list[TokenRow]:
-        """Requests of several models that fill a rung, as an example for tuning."""
+        """At most *room* requests of equal length, spread over all models, that fill a rung: an example for tuning."""
         length, models = max(FINEST, rows // room // FINEST * FINEST), len(self._weights.classifier.weight)
-        zeros, count = np.zeros(length, np.int32), min(room, rows // length)
-        return [TokenRow(number * models // count, zeros, zeros, zeros) for number in range(count)]
+        zeros, request_count = np.zeros(length, np.int32), min(room, rows // length)
+        return [TokenRow(index * models // request_count, zeros, zeros, zeros) for index in range(request_count)]
 
     def _set_tiles(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
-        """Tune the products' tiles once per number of rows; if time is up, take those of the nearest rung."""
+        """Set the tiles of *body*: stored ones for its rows, else tuned, or if time is up those of the nearest rung."""
         from weft_stitch.running.kernel_shapes import tune_body
 
         rows = len(tables.positions)
@@ -291,6 +292,7 @@ class BodyLadder:
             return
         stored = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda entry: abs(int(entry[0]) - rows))[1]
         body.early = Early(stored["early"])
+        # the key of a tile has the rows of the rung for which it was tuned: replace them by those of this rung
         body.shapes = {
             (depth, width, rank, rows, FINEST): TileShape(*tile) for (depth, width, rank, *_), tile in stored["tiles"]
         }
@@ -302,7 +304,7 @@ CLOSE = 1e-3
 """Largest relative difference of an answer to the separate model's, in float32: the kernels sum in another order."""
 ROOM = 32
 """Most requests of a batch."""
-_LENGTH, _HIDDEN = 8, (5, 7)
+_TEST_LENGTH, _TEST_HIDDEN = 8, (5, 7)
 """Tokens of a test request, and the positions that its attention mask hides."""
 
 Feed = dict[str, Array]
@@ -320,16 +322,16 @@ class FusedEncoder:
         self.encoder = read_encoder(stitching.body)
         bench = BodyBench(stitching.body, list(stitching.files.values()), 1)
 
-        def alone(feeds: Sequence[Feed]) -> list[Array]:
+        def run_separately(feeds: Sequence[Feed]) -> list[Array]:
             ports = stitching.body.ports
-            cast = [{name: array.astype(ports[task][name].dtype) for name, array in feed.items()}
-                    for task, feed in enumerate(feeds)]  # fmt: skip
-            return [next(iter(bench.alone(task, feed).values())) for task, feed in enumerate(cast)]
+            typed = [{name: array.astype(ports[task][name].dtype) for name, array in feed.items()}
+                     for task, feed in enumerate(feeds)]  # fmt: skip
+            return [next(iter(bench.alone(task, feed).values())) for task, feed in enumerate(typed)]
 
-        check(self.encoder, alone)
-        kind = dtype or (torch.float16 if self.device.type == "cuda" else torch.float32)
+        check(self.encoder, run_separately)
+        weight_type = dtype or (torch.float16 if self.device.type == "cuda" else torch.float32)
         body_digests = digests(self.encoder)
-        body = SlottedBody(self.encoder, body_digests.shared, self.device, kind)
+        body = SlottedBody(self.encoder, body_digests.shared, self.device, weight_type)
         self._slots = body.take(self.encoder, body_digests.models) or ()
         self.ladder = BodyLadder(body.weights, ROOM)
 
@@ -342,17 +344,17 @@ class FusedEncoder:
         rows = [_token_row(self._slots[names.index(name)], np.asarray(tokens, np.int64)) for name, tokens in requests]
         for row in rows:
             self.ladder.check(row)
-        order = sorted(range(len(rows)), key=lambda number: rows[number].model)
+        order = sorted(range(len(rows)), key=lambda index: rows[index].model)  # the ladder wants them by model
         with torch.inference_mode(), torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
             answers = _run_requests(
-                self.ladder, [rows[number] for number in order], _capture if self.device.type == "cuda" else _uncaptured
+                self.ladder, [rows[index] for index in order], _capture if self.device.type == "cuda" else _uncaptured
             )
         classes = [self.encoder.classes[names.index(name)] for name, _ in requests]
-        return [answers[order.index(number)][:count] for number, count in enumerate(classes)]
+        return [answers[order.index(index)][:count] for index, count in enumerate(classes)]
 
 
 def _run_requests(ladder: BodyLadder, requested: Sequence[TokenRow], capture: Capture) -> Array:
-    """The answers to requests, which are sorted by model."""
+    """The answers, [requests, classes], to requests that are sorted by model."""
     answers = []
     for batch in ladder.split(requested):
         rung = ladder.rung(ladder.rows_of(batch), capture)
@@ -400,11 +402,13 @@ def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> lis
     if not shown[:, :1].all():
         raise StitchError(f"{encoder.shown} hides the first token, which the answer is read of; fill up behind")
     positions = [np.flatnonzero(mask) for mask in shown]
-    return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(positions)]
+    return [
+        TokenRow(model, tokens[row, unmasked], unmasked, kinds[row, unmasked]) for row, unmasked in enumerate(positions)
+    ]
 
 
 def _token_row(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
-    """A request of unmasked tokens."""
+    """A request of unmasked tokens, at positions from 0 on; without *kinds*, all are of token type 0."""
     if not len(tokens):
         raise StitchError("a request of 0 tokens: give 1 or more")
     return TokenRow(model, tokens, np.arange(len(tokens)), np.zeros_like(tokens) if kinds is None else kinds)
@@ -419,8 +423,8 @@ def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array
     ladder = BodyLadder(encoder.weights, len(feeds))
     requested = [row for task, feed in enumerate(feeds) for row in rows_of(encoder, task, feed)]
     answers = _run_requests(ladder, requested, _uncaptured)
-    for name, count, answer, wanted in zip(encoder.names, encoder.classes, answers, alone(feeds), strict=True):
-        difference = relative_difference(answer[None, :count], wanted)
+    for name, count, answer, expected in zip(encoder.names, encoder.classes, answers, alone(feeds), strict=True):
+        difference = relative_difference(answer[None, :count], expected)
         if not difference <= CLOSE:
             raise StitchError(f"{name} differs by {difference:.2g} as a body with kernels of its own")
 
@@ -428,12 +432,12 @@ def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array
 def _example(encoder: BodyEncoder, task: int) -> Feed:
     """A random row of inputs for model *task*."""
     rng = np.random.default_rng(task)
-    length = min(_LENGTH, len(encoder.weights.positions))
+    length = min(_TEST_LENGTH, len(encoder.weights.positions))
     feed = {encoder.tokens: rng.integers(0, len(encoder.weights.words), (1, length))}
     if encoder.kinds and encoder.weights.kinds is not None:
         feed[encoder.kinds] = rng.integers(0, len(encoder.weights.kinds), (1, length))
     if encoder.shown:
-        feed[encoder.shown] = np.array([[at not in _HIDDEN for at in range(length)]], np.int64)
+        feed[encoder.shown] = np.array([[position not in _TEST_HIDDEN for position in range(length)]], np.int64)
     return feed
 
 

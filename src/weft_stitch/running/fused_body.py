@@ -131,16 +131,16 @@ class BodyWeights(NamedTuple):
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor, once even if it is used in several places."""
-        tensors: dict[int, Tensor] = {}
-        waiting: list[Any] = list(self)
-        while waiting:
-            part = waiting.pop()
-            if isinstance(part, torch.Tensor):
-                tensors[part.data_ptr()] = part
-            elif isinstance(part, SharedProduct):
-                waiting += [part.weight, part.bias, part.down, part.up]
-            elif isinstance(part, (tuple, list)):
-                waiting += part
+        tensors: dict[int, Tensor] = {}  # address -> tensor
+        pending: list[Any] = list(self)
+        while pending:
+            entry = pending.pop()
+            if isinstance(entry, torch.Tensor):
+                tensors[entry.data_ptr()] = entry
+            elif isinstance(entry, SharedProduct):
+                pending += [entry.weight, entry.bias, entry.down, entry.up]
+            elif isinstance(entry, (tuple, list)):
+                pending += entry
         yield from tensors.values()
 
     @property
@@ -149,7 +149,7 @@ class BodyWeights(NamedTuple):
 
 
 Key = tuple[int, int, int, int, int]
-"""Depth, width and rank of a product, and rows and granule of its input."""
+"""Depth, width and rank of a product, and rows and granule (see ``PackedRows``) of its input."""
 
 
 @dataclass(eq=False)
@@ -168,10 +168,10 @@ class FusedBody:
         *longest*: at least the length of the longest request. *kinds*: the token type of each row.
         """
         weights = self.weights
-        offsets = weights.positions[tables.positions]
+        added = weights.positions[tables.positions]  # to the embeddings of the tokens
         if weights.kinds is not None:
-            offsets = offsets + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
-        x = self.norm(weights.words[tokens], offsets, weights.embedded, tables)
+            added = added + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
+        x = self.norm(weights.words[tokens], added, weights.embedded, tables)
         for layer in weights.layers:
             mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
             x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)
@@ -181,7 +181,7 @@ class FusedBody:
         return self.head(pooled, weights.classifier, tables)
 
     def shape(self, product: SharedProduct, rows: int, granule: int) -> TileShape:
-        """The tile for a product of *rows* rows; ``StitchError`` if it does not divide the product."""
+        """The tile for *rows* rows packed by *granule*; ``StitchError`` if it does not divide the product."""
         key = (*product.weight.shape, product.rank, rows, granule)
         shape = self.shapes.get(key, PLAINEST)
         if not product.fits(shape):
@@ -192,7 +192,7 @@ class FusedBody:
     def product(
         self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
     ) -> Tensor:
-        """The product [rows, width]; with *summed*, parts [parts, rows, width] if the following norm adds them up."""
+        """The product [rows, width]. *summed*: a norm follows and adds up parts, so it may be [parts, rows, width]."""
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
             return plain_product(x, weight, bias, down, up, tables, gelu)
@@ -201,7 +201,7 @@ class FusedBody:
         return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
     def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
-        """The normalised sum of *x*, in parts or not, and *residual*."""
+        """The normalised sum of *x*, [rows, width] or in parts as ``product`` returns them, and *residual*."""
         if not x.is_cuda:
             return plain_norm(x, residual, *norm, tables)
         return launch_norm(x, residual, norm, tables, self.early)
@@ -226,7 +226,7 @@ def launch_product(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False,
     early: Early = Early.NONE,
 ) -> Tensor:  # fmt: skip
-    """Launch a product with tiles of *shape*: [rows, width], or [parts, rows, width] if it is split."""
+    """Launch a product with tiles of *shape*; return [rows, width], or [parts, rows, width] if its depth is split."""
     if not shape.tall:
         y = torch.addmm(product.bias[0], x, product.weight)
         return torch.nn.functional.gelu(y) if gelu else y
@@ -247,8 +247,8 @@ def product_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """Arguments and settings for a launch of the product kernel; argument 7 is the output."""
     rows, (depth, width) = len(x), product.weight.shape
-    kind = x.dtype if shape.parts == 1 else torch.float32
-    y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
+    y_type = x.dtype if shape.parts == 1 else torch.float32  # the norm sums parts: do not round them before
+    y = torch.empty((shape.parts, rows, width), dtype=y_type, device=x.device)
     arguments = (
         x, product.weight, product.bias, *_factors(product), x if narrowed is None else narrowed, tables.whose, y,
         rows, depth, width, width // product.sections, product.sections, depth // shape.deep // shape.parts,
@@ -268,6 +268,7 @@ def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: E
 
     rows, depth, sections = len(x), len(product.weight), product.sections
     granule = rows // len(tables.whose)
+    # n & -n is the largest power of two that divides n, so that tiles divide the granule and the depth
     tall, deep = min(64, granule & -granule), min(128, depth & -depth)
     steps = depth // deep
     divisors = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
@@ -361,12 +362,13 @@ def plain_product(
     x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None, up: Tensor | None, tables: RowTables, gelu: bool
 ) -> Tensor:
     """The twin of ``product_kernel`` in plain torch."""
+    # axes: m rows, k depth, s sections, r rank, n columns of a section
     whose = models_of(tables, len(x))
     y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
     if down is not None and up is not None:
         narrow = torch.einsum("mk,msrk->msr", x, down[whose])
-        wide = up[whose].unflatten(2, (down.shape[1], -1))
-        y = y + torch.einsum("msr,mrsn->msn", narrow, wide).flatten(1)
+        wide_factors = up[whose].unflatten(2, (down.shape[1], -1))
+        y = y + torch.einsum("msr,mrsn->msn", narrow, wide_factors).flatten(1)
     return torch.nn.functional.gelu(y) if gelu else y
 
 

@@ -1,10 +1,10 @@
-"""How long a way of running many models takes and how much memory it needs: ``prepare``, ``times_ms``.
+"""Time and memory of the ways to run many models in torch: ``prepare``, ``times_ms``.
 
-``GraphClock``, a ``GraphCost``, times graphs where torch runs them; ``plan_for`` chooses forms for such a place by it.
+``GraphClock``, a ``GraphCost``, times graphs at a ``Place``; ``plan_for`` chooses forms for that place by these times.
 
-Memory is what torch's allocator has handed out: the weights and tables that stay, and the most that running adds to
-them (activations, workspaces) once cuDNN has chosen its algorithms, whose trials are not counted. Branches that run at
-the same time count together. Without CUDA a way is called as it is, and memory is not known.
+Memory is what torch's allocator has handed out: the weights and tables that stay, and the peak that a run adds to them
+(activations, workspaces) once cuDNN has chosen its algorithms, whose trials are not counted. Branches that run at the
+same time count together. Without CUDA a way is not captured, and its memory is not known.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Place(NamedTuple):
     def tensor(self, tensor: Tensor) -> Tensor:
         """*tensor* as an input of modules at this place."""
         spatial = self.channels_last and tensor.dim() == 4
-        here = tensor.to(device=self.device, dtype=self.dtype)
-        return here.contiguous(memory_format=torch.channels_last) if spatial else here
+        moved = tensor.to(device=self.device, dtype=self.dtype)
+        return moved.contiguous(memory_format=torch.channels_last) if spatial else moved
 
 
 @dataclass(frozen=True, eq=False)
 class RivalWay:
-    """A way to run all tasks: ``call`` with ``inputs``, which stay where they are."""
+    """A way to run all tasks: ``call`` with ``inputs``; a CUDA graph reads them at these addresses."""
 
     name: str
     call: Call
@@ -114,42 +114,42 @@ def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
 
     *search*: let cuDNN try its algorithms and choose the fastest.
     """
-    conv, product = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = conv.allow_tf32, product.allow_tf32, conv.benchmark
-    conv.allow_tf32, product.allow_tf32, conv.benchmark = tf32, tf32, search
+    cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
+    saved = cudnn.allow_tf32, cublas.allow_tf32, cudnn.benchmark
+    cudnn.allow_tf32, cublas.allow_tf32, cudnn.benchmark = tf32, tf32, search
     try:
         yield
     finally:
-        conv.allow_tf32, product.allow_tf32, conv.benchmark = before
+        cudnn.allow_tf32, cublas.allow_tf32, cudnn.benchmark = saved
 
 
 def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> BuiltModules:
     """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
     settle()
-    before = _allocated_bytes()
-    modules = tuple(_tune_module(graph, given, place) for graph, given in zip(graphs, inputs, strict=True))
+    bytes_before = _allocated_bytes()
+    modules = tuple(_tune_module(graph, example, place) for graph, example in zip(graphs, inputs, strict=True))
     with torch.no_grad():
-        for module, given in zip(modules, inputs, strict=True):
-            module(*given)
+        for module, example in zip(modules, inputs, strict=True):
+            module(*example)
     settle()
-    after = _allocated_bytes()
-    return BuiltModules(modules, None if after is None or before is None else after - before)
+    bytes_after = _allocated_bytes()
+    return BuiltModules(modules, None if bytes_after is None or bytes_before is None else bytes_after - bytes_before)
 
 
 def _tune_module(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
-    """A new module with tuned tiles; the memory that tuning needed goes with the module that was tuned."""
+    """A new module with tuned tiles; another module is tuned and dropped, with the memory that tuning needs."""
     module = place.module(graph)
     if not module.fused_layers or not inputs[0].is_cuda:
         return module
     tune(module, *inputs)
     fresh = place.module(graph)
-    for old, new in zip(module.fused_layers, fresh.fused_layers, strict=True):
-        new.shape = old.shape
+    for tuned_layer, layer in zip(module.fused_layers, fresh.fused_layers, strict=True):
+        layer.shape = tuned_layer.shape
     return fresh
 
 
 def prepare(way: RivalWay) -> TimedWay:
-    """Warm *way* up, capture it if it is to be captured, and record the memory that it needs."""
+    """Warm *way* up, capture it if ``way.captured``, and record the memory that it needs."""
     if not way.inputs[0].is_cuda:
         return TimedWay(way.run, way.run(), None, None, None)
     warm_up(way.run)
@@ -158,12 +158,12 @@ def prepare(way: RivalWay) -> TimedWay:
     torch.cuda.reset_peak_memory_stats()
     replay, outputs = _capture(way) if way.captured else (way.run, way.run())
     torch.cuda.synchronize()
-    added = torch.cuda.max_memory_allocated() - before
-    added = getattr(way.call, "branch_bytes", added)  # branches that run at the same time count together
-    pool = torch.cuda.memory_reserved() - reserved if way.captured else None
-    held = torch.cuda.memory_allocated()
+    added_bytes = torch.cuda.max_memory_allocated() - before
+    added_bytes = getattr(way.call, "branch_bytes", added_bytes)  # branches that run at the same time count together
+    pool_bytes = torch.cuda.memory_reserved() - reserved if way.captured else None
+    with_workspace = torch.cuda.memory_allocated()
     settle()
-    return TimedWay(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
+    return TimedWay(replay, outputs, added_bytes, pool_bytes, with_workspace - torch.cuda.memory_allocated())
 
 
 def _capture(way: RivalWay) -> tuple[Run, Outputs]:
@@ -171,7 +171,7 @@ def _capture(way: RivalWay) -> tuple[Run, Outputs]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = way.run()
-    graph.replay()
+    graph.replay()  # a capture does not compute: the outputs have no values before
     return graph.replay, outputs
 
 
@@ -202,7 +202,7 @@ def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int
 
 
 def _replays(run: TimedWay, most: int) -> int:
-    """How many calls a round of *run* has: at most *most*, fewer if they would take longer than ``ROUND_S``."""
+    """The calls per round: *most*, or as many as take ``ROUND_S`` seconds, but at least ``FEWEST``."""
     once_ms = _mean_ms(run, 1)
     return max(min(most, FEWEST), min(most, round(1e3 * ROUND_S / max(once_ms, 1e-3))))
 

@@ -42,7 +42,7 @@ def activate(x, FUNCTION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr)
 
 @triton.jit
 def look_up_rows(places, lines, table, k, tap, inside, ALIGN: tl.constexpr):
-    """Where the weights of input columns *k* are, by the table of places, and whether there are any."""
+    """Look up input columns *k* in the table of places: the index of their weights at *tap*, and if they have any."""
     place = tl.load(places + table + k, mask=inside, other=-1)
     row = (place + tap * tl.load(lines + table + k, mask=inside, other=0)) * ALIGN
     return row, place >= 0
@@ -58,9 +58,10 @@ def tile_product(
 ):  # fmt: skip
     """The sums over taps and input columns for one tile, and for its rider if NARROW is above 0.
 
-    *tile*: its row in the table of tiles. *corner*: the first number of each position's window. *rows_seen*,
-    *columns_seen*: for each position, a bit per tap that is inside the picture. Places are computed by additions, not
-    selections: only so does the compiler know that they are multiples of ALIGN.
+    *tile*: its row in the table of tiles; ``tile + 3`` is field 3 of ``packing.Tile``. *corner*: for each position, the
+    index in *x* of its first tap. *rows_seen*, *columns_seen*: for each position, a bit per tap that is inside the
+    picture. Places are computed by additions, not selections: only so does the compiler know that they are multiples
+    of ALIGN.
     """
     TAPS: tl.constexpr = TAPS_HIGH * TAPS_WIDE
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
@@ -99,17 +100,17 @@ def tile_product(
             tap = step // deep_steps
             k = (step - tap * deep_steps) * DEEP + tl.arange(0, DEEP)
             inside = k < depth
-        down = tap // TAPS_WIDE
-        along = tap % TAPS_WIDE
-        offset = (down * (DILATION_H * width) + along * DILATION_W) * x_columns
+        tap_row = tap // TAPS_WIDE
+        tap_column = tap % TAPS_WIDE
+        offset = (tap_row * (DILATION_H * width) + tap_column * DILATION_W) * x_columns
         if TAPS == 1:
-            seen = ((rows_seen & columns_seen) != 0)[:, None] & inside[None, :]
+            valid = ((rows_seen & columns_seen) != 0)[:, None] & inside[None, :]
         elif FLAT:
-            seen = ((rows_seen[:, None] >> down[None, :]) & (columns_seen[:, None] >> along[None, :]) & 1) != 0
-            seen = seen & inside[None, :]
+            valid = ((rows_seen[:, None] >> tap_row[None, :]) & (columns_seen[:, None] >> tap_column[None, :]) & 1) != 0
+            valid = valid & inside[None, :]
         else:
-            seen = (((rows_seen >> down) & (columns_seen >> along) & 1) != 0)[:, None] & inside[None, :]
-        a = tl.load(x + corner[:, None] + (offset + k)[None, :], mask=seen, other=0.0)
+            valid = (((rows_seen >> tap_row) & (columns_seen >> tap_column) & 1) != 0)[:, None] & inside[None, :]
+        a = tl.load(x + corner[:, None] + (offset + k)[None, :], mask=valid, other=0.0)
         second = k >= second_column
         if BY_TABLE:
             row, owned = look_up_rows(places, lines, table, k, tap, inside, ALIGN)
@@ -123,9 +124,9 @@ def tile_product(
                 own_row, owned = look_up_rows(places, lines, own_table, k, tap, inside, ALIGN)
             else:
                 own_row = (own_first_place + tap * own_line) + k * (TAPS * own_line) + second.to(tl.int32) * own_jump
-            own_seen = owned[:, None] & own_known[None, :]
-            own = tl.load(weights + own_row[:, None] + own_channels[None, :], mask=own_seen, other=0.0)
-            own_total = tl.dot(a, own, own_total, input_precision=PRECISION)
+            own_mask = owned[:, None] & own_known[None, :]
+            own_b = tl.load(weights + own_row[:, None] + own_channels[None, :], mask=own_mask, other=0.0)
+            own_total = tl.dot(a, own_b, own_total, input_precision=PRECISION)
     if NARROW > 0:
         return total, own_total
     else:
@@ -138,30 +139,33 @@ def finish(
     RESIDUAL: tl.constexpr, ACTIVATION: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr,
     ALIGN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Scale, shift and activate a tile's sums, add the residual, and write them; columns outside the block become 0."""
+    """Scale, shift and activate a tile's sums, add the residual, and write them; columns outside the block become 0.
+
+    *alive*: which of *positions* belong to the task.
+    """
     channels = tl.multiple_of(tl.load(tile + 3), 16) + tl.arange(0, WIDE)
     known = channels < tl.multiple_of(tl.load(tile + 4), ALIGN)
     skip = tl.load(tile + 5)
     in_block = (channels >= skip) & (channels < skip + tl.load(tile + 6))
     out = tl.multiple_of(tl.load(tile + 7), ALIGN) + channels
-    table = tl.load(tile) * y_columns + out
-    total = total * tl.load(scale + table, mask=known, other=0.0)[None, :]
-    total += tl.load(shift + table, mask=known, other=0.0)[None, :]
-    to = positions[:, None] * y_columns + out[None, :]
-    kept = alive[:, None] & known[None, :]
+    channel_index = tl.load(tile) * y_columns + out
+    total = total * tl.load(scale + channel_index, mask=known, other=0.0)[None, :]
+    total += tl.load(shift + channel_index, mask=known, other=0.0)[None, :]
+    offsets = positions[:, None] * y_columns + out[None, :]
+    writes = alive[:, None] & known[None, :]
     if RESIDUAL:
-        total += tl.load(residual + to, mask=kept, other=0.0).to(tl.float32)
+        total += tl.load(residual + offsets, mask=writes, other=0.0).to(tl.float32)
     total = tl.where(in_block[None, :], activate(total, ACTIVATION, ALPHA, BETA), 0.0)
-    tl.store(y + to, total.to(y.dtype.element_ty), mask=kept)
+    tl.store(y + offsets, total.to(y.dtype.element_ty), mask=writes)
 
 
 @triton.jit
 def visible_taps(first, size, TAPS: tl.constexpr, DILATION: tl.constexpr):
-    """A bit for each tap along one side: whether it is inside the picture. *first*: the coordinate of the first tap."""
+    """A bit for each tap along one axis: is it inside a picture of *size*? *first*: the coordinate of the first tap."""
     bits = tl.zeros_like(first)
     for tap in tl.static_range(TAPS):
-        at = first + tap * DILATION
-        bits = bits | (((at >= 0) & (at < size)).to(tl.int32) << tap)
+        coordinate = first + tap * DILATION
+        bits = bits | (((coordinate >= 0) & (coordinate < size)).to(tl.int32) << tap)
     return bits
 
 

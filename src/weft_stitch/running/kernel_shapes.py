@@ -46,7 +46,7 @@ FLOAT_SHAPES = (
     Shape(64, 16, 32, 4, 3), Shape(128, 16, 16, 4, 3), Shape(32, 32, 64, 4, 3), Shape(32, 64, 32, 4, 3),
     Shape(16, 16, 64, 2, 3), Shape(16, 64, 64, 4, 3),
 )  # fmt: skip
-"""The same in single precision."""
+"""Candidates for fused layers in single precision."""
 PRODUCT_SHAPES = (
     TileShape(128, 256, 64, 8, 3), TileShape(128, 128, 64, 8, 3), TileShape(64, 128, 64, 4, 4),
     TileShape(64, 64, 64, 4, 5), TileShape(64, 64, 128, 4, 4), TileShape(64, 32, 128, 4, 4),
@@ -59,7 +59,7 @@ PARTS = (1, 2, 4)
 MIXED = 64
 """Rows from which a tile may contain many models, so that a separate kernel for narrow factors may be faster."""
 FEW, MANY = 12, 800
-"""Programs per launch: with fewer, most of a GPU is idle; with more, these are small and read too much."""
+"""Least and most programs of a launch: with fewer, most of a GPU is idle; with more, small tiles read too much."""
 
 TileChoice = TypeVar("TileChoice", Shape, TileShape)
 Trial = tuple[FusedConv, Tensor, Tensor | None]
@@ -135,27 +135,27 @@ def tune(
     *enough*: returns whether tuning must end; every layer still gets a shape that runs. Raises ``StitchError`` if a
     layer has none, or *example* is not on CUDA.
     """
-    if places := {str(tensor.device) for tensor in example if tensor.device.type != "cuda"}:
-        raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(places))}")
+    if other_devices := {str(tensor.device) for tensor in example if tensor.device.type != "cuda"}:
+        raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(other_devices))}")
     trials = _trials(module, example)
-    distinct = {_key(*trial): trial for trial in trials}
+    distinct = {_timing_key(*trial): trial for trial in trials}
     compiled = _compile(list(distinct.values()), enough)
     fastest: dict[Any, Shape] = {}
-    for done, (key, trial) in enumerate(distinct.items()):
+    for number, (key, trial) in enumerate(distinct.items(), 1):
         fastest[key] = _fastest(*trial, compiled, enough)
         if on_progress is not None:
-            on_progress(done + 1, len(distinct))
+            on_progress(number, len(distinct))
     for layer, x, residual in trials:
-        layer.shape = fastest[_key(layer, x, residual)]
+        layer.shape = fastest[_timing_key(layer, x, residual)]
         layer.forget_tables()
 
 
 def shapes(layer: FusedConv) -> Iterator[Shape]:
     """The shapes to try for *layer*."""
     taps = layer.packed.window.kernel[0] * layer.packed.window.kernel[1]
-    most = max(tile.span for targets in layer.packed.targets for tile in targets)
+    widest_span = max(tile.span for targets in layer.packed.targets for tile in targets)
     for shape in HALF_SHAPES if layer.weights.dtype == torch.float16 else FLOAT_SHAPES:
-        if shape.wide >= 2 * max(16, most):
+        if shape.wide >= 2 * max(16, widest_span):  # a tile of half the width holds the same columns
             continue
         if taps == 1 or layer.packed.inputs >= shape.deep:
             yield shape
@@ -167,11 +167,11 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
     """Run the module once, and record the inputs of its fused layers."""
     trials: list[Trial] = []
 
-    def keep(layer: FusedConv, given: tuple[Tensor, ...]) -> None:
-        channels_last = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in given]
+    def record(layer: FusedConv, inputs: tuple[Tensor, ...]) -> None:
+        channels_last = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in inputs]
         trials.append((layer, channels_last[0], channels_last[1] if len(channels_last) > 1 else None))
 
-    hooks = [layer.register_forward_pre_hook(keep) for layer in module.fused_layers]
+    hooks = [layer.register_forward_pre_hook(record) for layer in module.fused_layers]
     with torch.no_grad():
         module(*example)
     for hook in hooks:
@@ -179,8 +179,8 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
     return trials
 
 
-def _key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
-    """A key that is equal for layers that take equally long in the same shape."""
+def _timing_key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
+    """A key that is equal for layers that take equally long in the same shape, so that one of them is timed."""
     packed = layer.packed
     sizes = (packed.window, packed.inputs, packed.outputs, packed.unique, packed.narrow, packed.align, packed.by_table)
     return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes)
@@ -189,16 +189,16 @@ def _key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
 def _compile_job(
     layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape
 ) -> tuple[Any, tuple[Any, ...], Any]:
-    """A key that differs for kernels that are compiled differently, and the arguments and settings to compile one."""
-    before, layer.shape = layer.shape, shape
+    """How to compile the kernel of *layer* in *shape*: a key, equal for equal kernels, arguments and settings."""
+    shape_before, layer.shape = layer.shape, shape
     settings, tables = layer.settings(residual is not None), layer.tables(1, x.device)
-    layer.shape = before
+    layer.shape = shape_before
     key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
     return key, layer.arguments(x, tables, residual, x), settings
 
 
 def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
-    """Compile the candidates of all layers; return the keys of those that were tried before it was *enough*.
+    """Compile the candidates of all layers until *enough* returns True; return the keys of those tried so far.
 
     The first candidate of every layer is compiled before the second of any, so that each layer has one when time runs
     out.
@@ -217,8 +217,8 @@ def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
             return True
         return False
 
-    done = zip(jobs, _compile_all(partial(compile_one, *job) for job in jobs.values()), strict=True)
-    return {key for key, future in done if future.exception() is not None or future.result()}
+    attempts = zip(jobs, _compile_all(partial(compile_one, *job) for job in jobs.values()), strict=True)
+    return {key for key, future in attempts if future.exception() is not None or future.result()}
 
 
 def _fastest(
@@ -283,19 +283,19 @@ def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
         for name, trial in trials.items()
     }
     _compile_products(((trials[name], inputs[name], candidates[name]) for name in trials), tables, early)
-    final = []
+    chosen_jobs = []
     for name, trial in trials.items():
-        run_in = partial(partial, trial.run, inputs[name], tables, early)
-        seconds = _seconds_by_shape(candidates[name], run_in, 2)
-        times[name] = {shape: taken / len(trial.products) for shape, taken in seconds.items()}
+        run_in = partial(partial, trial.run, inputs[name], tables, early)  # shape -> a run in that shape
+        times_by_shape = _seconds_by_shape(candidates[name], run_in, 2)
+        times[name] = {shape: total / len(trial.products) for shape, total in times_by_shape.items()}
         if not times[name]:
             raise StitchError(f"no tiles fit this GPU for the product {name} of {rows} rows; use another form")
-        first = trial.products[0]
-        key: Key = (*first.weight.shape, first.rank, rows, rows // len(tables.whose))
+        product = trial.products[0]
+        key: Key = (*product.weight.shape, product.rank, rows, rows // len(tables.whose))
         chosen[key] = min(times[name], key=times[name].__getitem__)
-        final.append((trial, inputs[name], [chosen[key]]))
+        chosen_jobs.append((trial, inputs[name], [chosen[key]]))
     body.shapes = chosen
-    _compile_products(final, tables, Early.NONE)
+    _compile_products(chosen_jobs, tables, Early.NONE)  # launch modes without early products need these
     bodies = _body_seconds(body, tables, list(Early) if early is Early.ALL else [early])
     body.early = min(bodies, key=bodies.__getitem__)
     return BodyTrials(times, bodies)
@@ -313,12 +313,12 @@ def _place_trials(body: FusedBody) -> dict[str, PlaceTrial]:
 
 
 def product_shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
-    """The tiles to try for a product; for a small one, for which all have too few programs, whatever divides it.
+    """The tiles to try for a product; if all make fewer than ``FEW`` programs, every tile that divides it.
 
     *summed*: whether a norm follows that can add up parts.
     """
-    fitting = [*_fitting_tiles(product, rows, summed, FEW)] or [*_fitting_tiles(product, rows, summed, 1)]
-    return fitting or [PLAINEST] if product.fits(PLAINEST) else fitting
+    candidates = [*_fitting_tiles(product, rows, summed, FEW)] or [*_fitting_tiles(product, rows, summed, 1)]
+    return candidates or [PLAINEST] if product.fits(PLAINEST) else candidates
 
 
 def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
@@ -338,22 +338,22 @@ def _fitting_tiles(product: SharedProduct, rows: int, summed: bool, few: int) ->
 def _compile_products(
     jobs: Iterable[tuple[PlaceTrial, Tensor, Sequence[TileShape]]], tables: RowTables, early: Early
 ) -> None:
-    """Compile the products' kernels for all tiles to try."""
+    """Compile the kernels of all candidates; a job is a trial, its input and its tiles."""
     from weft_stitch.running.body_kernels import product_kernel
 
     def compile_one(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
-        first = trial.products[0]
-        narrowed = launch_narrow(x, first, tables, early) if shape.before else None
-        arguments, settings = product_call(x, first, tables, shape, trial.gelu, early, narrowed)
+        product = trial.products[0]
+        narrowed = launch_narrow(x, product, tables, early) if shape.before else None
+        arguments, settings = product_call(x, product, tables, shape, trial.gelu, early, narrowed)
         product_kernel.warmup(*arguments, grid=(1,), **settings)
 
-    _compile_all(partial(compile_one, trial, x, shape) for trial, x, tried in jobs for shape in tried if shape.tall)
+    _compile_all(partial(compile_one, trial, x, shape) for trial, x, tiles in jobs for shape in tiles if shape.tall)
 
 
 def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:
     """Launch mode -> seconds of the whole body."""
     longest, times = int(tables.lengths.max()), {}
-    for body.early in modes:
+    for body.early in modes:  # the calls of *body* read the mode
         run = partial(body, torch.zeros_like(tables.positions), tables, longest)
         times[body.early] = min(replay_seconds(run, repeats=2) for _ in range(2))
     return times

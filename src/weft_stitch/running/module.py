@@ -31,50 +31,53 @@ def plain(
 ) -> Array:
     """The twin of the fused kernel in numpy: [rows, height, width, columns] in and out.
 
-    *rows*: the rows of each task. *scale*, *shift*: [task, output column].
+    *rows*: the number of rows of each task. *scale*, *shift*: [task, output column].
     """
-    patches, (tall, wide) = _unfold(packed, x)
+    patches, (out_height, out_width) = _unfold(packed, x)
     taps = packed.window.kernel[0] * packed.window.kernel[1]
     y = np.zeros((len(patches), packed.outputs), np.float32)
-    for fields in packed.tiles([row_count * tall * wide for row_count in rows], 1 << 30, 1 << 30):
+    # one tile per task and output block: no limit to its positions and channels
+    for fields in packed.tiles([row_count * out_height * out_width for row_count in rows], 1 << 30, 1 << 30):
         tile = Tile(*(int(field) for field in fields[: len(Tile._fields)]))
         k, channel = np.arange(tile.depth), tile.skip + np.arange(tile.width)
-        place, line = _weight_places(packed, tile, k, taps)
-        owned = place >= 0
-        at = place[owned][:, None, None] + (line[owned][:, None] * np.arange(taps))[:, :, None] + channel
+        weight_start, tap_stride = _weight_places(packed, tile, k, taps)
+        has_weights = weight_start >= 0
+        # indices into *weights*: [input column, tap, output channel]
+        tap_offset = tap_stride[has_weights][:, None] * np.arange(taps)
+        weight_indices = (weight_start[has_weights][:, None] + tap_offset)[:, :, None] + channel
         positions = slice(tile.first_position, tile.end_position)
-        total = np.einsum("pkt,ktn->pn", patches[positions][:, k[owned]], weights[at], optimize=True)
-        out = tile.column + channel
-        total = total * scale[tile.task, out] + shift[tile.task, out]
-        total += 0.0 if residual is None else residual.reshape(y.shape)[positions][:, out]
+        total = np.einsum("pkt,ktn->pn", patches[positions][:, k[has_weights]], weights[weight_indices], optimize=True)
+        out_column = tile.column + channel
+        total = total * scale[tile.task, out_column] + shift[tile.task, out_column]
+        total += 0.0 if residual is None else residual.reshape(y.shape)[positions][:, out_column]
         y[positions, tile.column + tile.skip : tile.column + tile.skip + tile.width] = activated(total, activation)
-    return y.reshape(len(x), tall, wide, packed.outputs)
+    return y.reshape(len(x), out_height, out_width, packed.outputs)
 
 
 def _weight_places(packed: PackedLayer, tile: Tile, k: Array, taps: int) -> tuple[Array, Array]:
-    """For each input column *k*, where its weights begin (-1: the task has none), and the distance of its taps."""
+    """For each input column *k*, the index at which its weights begin (-1: none), and the distance from tap to tap."""
     if packed.by_table:
-        place, line = packed.places.reshape(2, -1)[:, tile.table + k]
-        return np.where(place < 0, -1, place * packed.align), line * packed.align
-    second = k >= tile.second_column
-    owned = (k < tile.first_end) | (second & (k < tile.second_end))
-    place = tile.first_place + k * taps * tile.line + second * tile.jump
-    return np.where(owned, place, -1), np.full_like(k, tile.line)
+        weight_start, tap_stride = packed.places.reshape(2, -1)[:, tile.table + k]
+        return np.where(weight_start < 0, -1, weight_start * packed.align), tap_stride * packed.align
+    in_second_run = k >= tile.second_column
+    has_weights = (k < tile.first_end) | (in_second_run & (k < tile.second_end))
+    weight_start = tile.first_place + k * taps * tile.line + in_second_run * tile.jump
+    return np.where(has_weights, weight_start, -1), np.full_like(k, tile.line)
 
 
 def _unfold(packed: PackedLayer, x: Array) -> tuple[Array, tuple[int, int]]:
-    """The input [output position, column, tap] of every output position, and the output's height and width."""
+    """The input of each output position, [output position, column, tap], and the output's height and width."""
     window = packed.window
     top, left, bottom, right = window.pads
     padded = np.pad(np.asarray(x, np.float32), ((0, 0), (top, bottom), (left, right), (0, 0)))
-    tall, wide = window.output(x.shape[1], x.shape[2])
+    out_height, out_width = window.output(x.shape[1], x.shape[2])
     patches = []
-    for i in range(window.kernel[0]):
-        for j in range(window.kernel[1]):
-            first, second = i * window.dilations[0], j * window.dilations[1]
-            cut = padded[:, first :: window.strides[0], second :: window.strides[1]][:, :tall, :wide]
-            patches.append(cut.reshape(-1, padded.shape[-1]))
-    return np.stack(patches, axis=-1), (tall, wide)
+    for tap_row in range(window.kernel[0]):
+        for tap_column in range(window.kernel[1]):
+            row_offset, column_offset = tap_row * window.dilations[0], tap_column * window.dilations[1]
+            tap_input = padded[:, row_offset :: window.strides[0], column_offset :: window.strides[1]]
+            patches.append(tap_input[:, :out_height, :out_width].reshape(-1, padded.shape[-1]))
+    return np.stack(patches, axis=-1), (out_height, out_width)
 
 
 def activated(y: Array, activation: Activation) -> Array:
@@ -120,7 +123,7 @@ class FusedConv(torch.nn.Module):
         self.shape = Shape(64, 32, 32)
         self.reuses = False
         """Whether the output may be written over the residual, which no other step needs."""
-        self._places: dict[Any, tuple[Tensor, ...]] = {}
+        self._tables: dict[Any, tuple[Tensor, ...]] = {}
         """Number of positions and tile sizes -> tables of tiles, places and lines on the device."""
         for name, table in zip(("weights", "scale", "shift"), tables, strict=True):
             self.register_buffer(name, torch.from_numpy(np.array(table)))
@@ -145,12 +148,12 @@ class FusedConv(torch.nn.Module):
         return y.permute(0, 3, 1, 2)
 
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The layer without CUDA: [rows, height, width, columns] in and out."""
-        given, weights, scale, shift = (
+        """The layer by the numpy twin of the kernel: [rows, height, width, columns] in and out."""
+        inputs, weights, scale, shift = (
             tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
         )
-        added = None if residual is None else residual.float().cpu().numpy()
-        y = plain(self.packed, self.rows, self.activation, given, weights, scale, shift, added)
+        residual_array = None if residual is None else residual.float().cpu().numpy()
+        y = plain(self.packed, self.rows, self.activation, inputs, weights, scale, shift, residual_array)
         return torch.from_numpy(y).to(x)
 
     def launch(self, x: Tensor, residual: Tensor | None = None, into: Tensor | None = None) -> Tensor:
@@ -162,7 +165,7 @@ class FusedConv(torch.nn.Module):
         if max(x.numel(), x.shape[0] * height * width * self.packed.outputs) >= LARGEST:
             raise StitchError(f"{list(size)} values are more than the fused form can count; use fewer rows")
         y = into
-        if y is None:
+        if y is None:  # in ragged layouts, no tile writes the columns behind a task's shorter rows
             y = (torch.zeros if self.packed.ragged else torch.empty)(size, dtype=x.dtype, device=x.device)
         tiles, *_ = tables = self.tables(height * width, x.device)
         fused_kernel[(tiles.shape[0],)](*self.arguments(x, tables, residual, y), **self.settings(residual is not None))
@@ -170,25 +173,27 @@ class FusedConv(torch.nn.Module):
 
     @property
     def narrow(self) -> int:
-        """Width of the riders of shared blocks' tiles (see ``PackedLayer.tiles``); 0 if they are too wide."""
+        """Columns of the tiles' riders (see ``PackedLayer.tiles``), a power of two from 16; 0 if they are too wide."""
         width = max(16, 1 << (self.packed.narrow - 1).bit_length()) if self.packed.narrow else 0
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
         """Tables of tiles, places and lines on *device*, for *positions* output positions per row."""
-        key = (positions, self.shape.tall, self.shape.wide, self.narrow, device)
-        if key not in self._places:
-            tiles = self.packed.tiles([rows * positions for rows in self.rows], *key[1:4])
+        tile_size = (self.shape.tall, self.shape.wide, self.narrow)
+        key = (positions, tile_size, device)
+        if key not in self._tables:
+            tiles = self.packed.tiles([rows * positions for rows in self.rows], *tile_size)
+            # without places, the tiles stand in for them: the kernel needs a pointer, but does not read it
             arrays = (tiles, *(self.packed.places if self.packed.by_table else (tiles, tiles)))
-            self._places[key] = tuple(torch.from_numpy(array).to(device) for array in arrays)
-        return self._places[key]
+            self._tables[key] = tuple(torch.from_numpy(array).to(device) for array in arrays)
+        return self._tables[key]
 
     def forget_tables(self) -> None:
         """Free the cached tables; the next launch computes those that it needs."""
-        self._places.clear()
+        self._tables.clear()
 
     def arguments(self, x: Tensor, tables: Sequence[Tensor], residual: Tensor | None, y: Tensor) -> tuple[Any, ...]:
-        """The arguments of a launch."""
+        """The arguments of a launch; without a residual, *y* stands in for its pointer, which is not read."""
         packed, (tiles, places, lines) = self.packed, tables
         return (
             x, self.weights, places, lines, tiles, self.scale, self.shift, y if residual is None else residual, y,
@@ -197,7 +202,7 @@ class FusedConv(torch.nn.Module):
         )  # fmt: skip
 
     def settings(self, residual: bool) -> dict[str, Any]:
-        """The constants of a launch; *residual*: whether there is one."""
+        """The compile-time constants of a launch; *residual*: whether there is one."""
         window, packed, shape = self.packed.window, self.packed, self.shape
         return dict(
             TAPS_HIGH=window.kernel[0], TAPS_WIDE=window.kernel[1],
@@ -215,9 +220,12 @@ class FusedConv(torch.nn.Module):
 
 def fused_conv(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
     """The module of a step ``FusedConv``."""
-    given = step.attributes
+    attributes = step.attributes
     return FusedConv(
-        given["packed"], given["rows"], given["activation"], *(constants[name] for name in step.inputs[1:4])
+        attributes["packed"],
+        attributes["rows"],
+        attributes["activation"],
+        *(constants[name] for name in step.inputs[1:4]),
     )
 
 
@@ -234,7 +242,7 @@ ALIASES = frozenset(
 """Operators whose output may share memory with their input."""
 WARM_UPS = 3
 """Runs before a capture or a timing: cuDNN chooses its algorithms and Triton compiles in the first ones."""
-_NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+_NO_BUFFERS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class ReadyStep(NamedTuple):
@@ -245,7 +253,7 @@ class ReadyStep(NamedTuple):
     """Names of tensors as ``Name``, all else as values."""
     outputs: tuple[str, ...]
     forget: tuple[str, ...]
-    """Tensors that no later step reads."""
+    """Tensors to delete after the step, because no later step reads them."""
 
 
 class Name(str):
@@ -274,10 +282,10 @@ class StitchedModule(torch.nn.Module):
             names = ", ".join(tensor.name for tensor in self.graph.inputs)
             raise StitchError(f"{self.graph.name} takes {len(self.graph.inputs)} tensors ({names}), not {len(inputs)}")
         tensors: dict[str, Any] = {}
-        for tensor, given in zip(self.graph.inputs, inputs, strict=True):
-            _require_shape(tensor.name, tensor.shape, tuple(given.shape))
-            spatial = self.channels_last and given.dim() == 4
-            tensors[tensor.name] = given.contiguous(memory_format=torch.channels_last) if spatial else given
+        for tensor, value in zip(self.graph.inputs, inputs, strict=True):
+            _require_shape(tensor.name, tensor.shape, tuple(value.shape))
+            spatial = self.channels_last and value.dim() == 4
+            tensors[tensor.name] = value.contiguous(memory_format=torch.channels_last) if spatial else value
         tensors = self.steps(tensors)
         return tuple(tensors[tensor.name] for tensor in self.graph.outputs)
 
@@ -286,7 +294,7 @@ class StitchedModule(torch.nn.Module):
         given: Mapping[str, Tensor],
         start: int = 0,
         end: int | None = None,
-        into: Mapping[str, Tensor] = _NOTHING,
+        into: Mapping[str, Tensor] = _NO_BUFFERS,
     ) -> dict[str, Any]:
         """Run steps *start* to *end*; return by name all tensors that later steps or the caller need.
 
@@ -324,7 +332,7 @@ class StitchedModule(torch.nn.Module):
         return Captured(self, example)
 
     def _ready_step(self, step: GraphStep, forget: tuple[str, ...]) -> ReadyStep:
-        """Resolve a step: to a module, an island's function, or a function of torch; *forget*: see ``ReadyStep``."""
+        """Resolve a step to a module, an island's function, or a function of torch; *forget*: see ``ReadyStep``."""
         if step.op in MODULES:
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
@@ -338,27 +346,27 @@ class StitchedModule(torch.nn.Module):
             raise StitchError(
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
-        arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
+        arguments = [self._argument(step, index, name) for index, name in enumerate(step.inputs)]
         # indices of a stitched Gather are never negative, so that no kernel has to check them
         settings: Mapping[str, Any] = {"StackRows": {"dtype": self.dtype}, "Gather": {"from_zero": 1}}.get(step.op, {})
         bound = _bind(function, {**step.attributes, **settings}, len(step.outputs))
         return ReadyStep(bound, tuple(arguments), step.outputs, forget)
 
     def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
-        """Whether a step may write over the second of *tensors*, its residual: not if that is the input as well."""
+        """Whether a step may write over its residual, the second of *tensors*: not if that is its input as well."""
         source, *residual = tensors
         return (
             residual != [] and residual[0] != source and residual[0] in forget and residual[0] in self._unshared_tensors
         )
 
-    def _argument(self, step: GraphStep, place: int, name: str) -> Any:
-        """Input *place* of a step: a name, a tuple of numbers where torch needs one, or None if it is omitted."""
+    def _argument(self, step: GraphStep, index: int, name: str) -> Any:
+        """Input *index* of a step: a name, a tuple of numbers where torch needs one, or None if it is omitted."""
         if not name:
             return None
         if name not in self.graph.constants:
             return Name(name)
         array = self.graph.constants[name]
-        if place in find(step.op).torch_numbers:
+        if index in find(step.op).torch_numbers:
             return tuple(array.ravel().tolist())
         if name not in self._buffer_names:
             self._buffer_names[name] = f"constant_{len(self._buffer_names)}"
@@ -373,7 +381,7 @@ class StitchedModule(torch.nn.Module):
 
 
 def warm_up(run: Callable[[], object]) -> None:
-    """Run on a side stream, as CUDA requires before a capture."""
+    """Call *run* a few times on a side stream, as CUDA requires before a capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -395,12 +403,12 @@ class Captured:
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Copy *inputs* to where the graph reads them, and replay it."""
-        for place, given in zip(self.inputs, inputs, strict=True):
-            if place.shape != given.shape:
+        for buffer, tensor in zip(self.inputs, inputs, strict=True):
+            if buffer.shape != tensor.shape:
                 raise StitchError(
-                    f"the CUDA graph was made for {list(place.shape)}, not {list(given.shape)}; capture anew"
+                    f"the CUDA graph was made for {list(buffer.shape)}, not {list(tensor.shape)}; capture anew"
                 )
-            place.copy_(given)
+            buffer.copy_(tensor)
         self.replay()
         return self.outputs
 
@@ -408,18 +416,18 @@ class Captured:
         self.graph.replay()
 
 
-def _require_shape(name: str, wanted: tuple[int, ...], given: tuple[int, ...]) -> None:
-    """Raise ``StitchError`` unless the shape *given* is the one that the graph was planned for."""
-    if len(given) == len(wanted) and all(size in (DYNAMIC, got) for size, got in zip(wanted, given, strict=True)):
+def _require_shape(name: str, planned: tuple[int, ...], actual: tuple[int, ...]) -> None:
+    """Raise ``StitchError`` unless the shape *actual* is the one that the graph was planned for."""
+    if len(actual) == len(planned) and all(size in (DYNAMIC, got) for size, got in zip(planned, actual, strict=True)):
         return
     way_out = ""
-    if len(given) == len(wanted) and given[1:] == wanted[1:]:
+    if len(actual) == len(planned) and actual[1:] == planned[1:]:
         way_out = "; stitch with batches= for other numbers of rows, or dynamic=True for any"
-    raise StitchError(f"{name} was planned as {list(wanted)}, not {list(given)}{way_out}")
+    raise StitchError(f"{name} was planned as {list(planned)}, not {list(actual)}{way_out}")
 
 
 def _bind(function: Meaning, attributes: Mapping[str, Any], outputs: int) -> Callable[..., Any]:
-    """*function* of the table of operators as a function of tensors only."""
+    """Bind the attributes and the number of outputs of a step to *function*; the result takes tensors only."""
     settings = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
     node = TorchNode(torch, settings, outputs)
     return lambda *arguments: function(node, *arguments)
@@ -432,11 +440,11 @@ def _unshared_tensors(graph: Graph) -> set[str]:
 
 
 def _last_uses(graph: Graph) -> list[tuple[str, ...]]:
-    """For each step, the tensors that no later step reads."""
-    kept = {tensor.name for tensor in graph.outputs} | graph.constants.keys() | {""}
-    forgotten: list[tuple[str, ...]] = []
+    """For each step, the tensors whose last reader it is, and outputs of it that no step reads."""
+    needed_later = {tensor.name for tensor in graph.outputs} | graph.constants.keys() | {""}
+    last_uses: list[tuple[str, ...]] = []
     for step in reversed(graph.steps):
-        names = {*step.inputs, *step.outputs} - kept
-        kept |= names
-        forgotten.append(tuple(sorted(names)))
-    return forgotten[::-1]
+        names = {*step.inputs, *step.outputs} - needed_later
+        needed_later |= names
+        last_uses.append(tuple(sorted(names)))
+    return last_uses[::-1]

@@ -1,6 +1,6 @@
-"""Stitched graphs against the clock, in ONNX Runtime: ``race`` runs them in turn, ``GraphTimer`` costs them for a plan.
+"""Time and check stitched graphs in ONNX Runtime: ``race``, ``GraphTimer`` for plans, ``largest_difference``.
 
-A plan goes by processor time as long as one thread does the work: other processes make a run late, not busy.
+A run with one thread is costed by processor time, which other processes on the machine do not lengthen.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def race(
 
 
 def _wall_and_busy_s(runs: Sequence[Run], clock: Clock) -> tuple[float, float]:
-    """Seconds by *clock*, and processor seconds of all threads."""
+    """Run all; return the seconds by *clock*, and the processor seconds of all threads."""
     began_s, busy_s = clock(), time.process_time()
     run_all(runs)
     return clock() - began_s, time.process_time() - busy_s
@@ -99,7 +99,7 @@ def _wall_and_busy_s(runs: Sequence[Run], clock: Clock) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class GraphTimer:
-    """The cost of graphs by running them: the least of several rounds, as disturbances only add time."""
+    """A ``GraphCost`` by running graphs: the fastest of several rounds, as disturbances only add time."""
 
     threads: int = 1
     rounds: int = 10
@@ -113,11 +113,11 @@ class GraphTimer:
         return [min(times.busy if self.threads == 1 else times.seconds) for times in results.values()]
 
 
-_FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+_FEED_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 """Types of inputs with which a model's own file is compared; other models are compared as they were read."""
 
-_SEVERAL = 3
-"""Batches that a model gets at once, to see whether its answer for a row depends on other rows."""
+_CHECKED_BATCHES = 3
+"""Batches that ``tied_rows`` runs at once, to see whether the answer for a row depends on other rows."""
 
 Feed = Mapping[str, Array]
 """Inputs by name."""
@@ -172,19 +172,19 @@ def largest_difference(
         # a file in half precision rounds by itself: the graph is judged by the net in float32, and the difference to
         # the file is reported as *coarse*
         reference = None if net.stored in COARSE else source
-        for port, wanted in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
+        for port, expected in zip(net.outputs, _answers_alone(net, reference, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
-            worst = max(worst, Difference(relative_difference(outputs[name], wanted), name))
+            worst = max(worst, Difference(relative_difference(outputs[name], expected), name))
         if source != reference:
-            for port, wanted in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], wanted))
+            for port, expected in zip(net.outputs, _answers_alone(net, source, feeds[task], threads), strict=True):
+                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], expected))
     return worst._replace(coarse=coarse)
 
 
 def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
-    """Say why *net* cannot take any number of rows; empty if answers do not depend on the rows beside."""
+    """The reason why *net* cannot take any number of rows; empty if no answer depends on the other rows of a batch."""
     rng = np.random.default_rng(0)
-    feed = {port.name: _draw_input(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
+    feed = {port.name: _draw_input(rng, (_CHECKED_BATCHES * net.batch, *port.shape), net) for port in net.inputs}
     separate = _answers_alone(net, None, feed, threads)
     session = graph_session(plain_graph(net, dynamic=True), threads, optimise=False)
     names = [port.name for port in net.outputs]
@@ -192,8 +192,8 @@ def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
         together = run_session(session, names, feed, net.name)
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
-    mixed = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
-    return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
+    tied = (name for name, *pair in zip(names, together, separate, strict=True) if relative_difference(*pair) > close)
+    return next((f"answers a row by the rows beside it in {name}" for name in tied), "")
 
 
 def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
@@ -205,27 +205,27 @@ def _draw_input(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> A
 def _stitched_answers(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
     """The outputs of *graph*, by its names, for the inputs of each model."""
     session = graph_session(graph, threads, optimise=True)
-    joined = {
+    feed = {
         port_name(family, task, port): feeds[task][port.name]
         for task, net in enumerate(family.nets)
         for port in net.inputs
     }
     names = [tensor.name for tensor in graph.outputs]
-    return dict(zip(names, run_session(session, names, joined, graph.name), strict=True))
+    return dict(zip(names, run_session(session, names, feed, graph.name), strict=True))
 
 
 def _answers_alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """The outputs of the separate model, computed batch by batch; *source*: its file, or None for the net as read."""
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
-    kinds = {port.name: port.type for port in session.get_inputs()} if session else {}
-    if session is None or not all(kind in _FED for kind in kinds.values()):
-        session, kinds = graph_session(plain_graph(net), threads, optimise=False), {}
+    types = {port.name: port.type for port in session.get_inputs()} if session else {}
+    if session is None or not all(kind in _FEED_TYPES for kind in types.values()):
+        session, types = graph_session(plain_graph(net), threads, optimise=False), {}
     names = [port.name for port in net.outputs]
-    parts = []
+    batch_outputs = []
     for batch in _batches(feed, net.batch):
-        given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
-        parts.append(run_session(session, names, given, net.name))
-    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+        typed = {name: array.astype(_FEED_TYPES[types.get(name, "tensor(float)")]) for name, array in batch.items()}
+        batch_outputs.append(run_session(session, names, typed, net.name))
+    return [np.concatenate(outputs) for outputs in zip(*batch_outputs, strict=True)]
 
 
 def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
