@@ -32,13 +32,14 @@ class Reference:
 
     def __init__(self, steps: Sequence[BodyStep], task: int, constants: Constants) -> None:
         self._constants = constants
+        # step -> the key of the reference's weight in it
         self._keys: Mapping[int, str] = {
             number: step.contents[task][place]
             for number, step in enumerate(steps)
             if (place := _weight_place(step, task)) is not None
         }
         self._differences: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
-        """Reference's key, model's key and place -> their difference; None if they differ too much."""
+        """Reference's key, model's key and input index -> their difference; None if they differ too much."""
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
         """Replace weights of *task* by the reference's and a difference, exact up to *tolerance* (relative)."""
@@ -47,16 +48,18 @@ class Reference:
             place = _weight_place(step, task)
             if place is None or number not in self._keys:
                 continue
-            own, near = step.contents[task][place], self._keys[number]
-            part = self._difference(near, own, place, tolerance) if own != near else None
-            if part is None:
+            own_key, reference_key = step.contents[task][place], self._keys[number]
+            difference = (
+                self._difference(reference_key, own_key, place, tolerance) if own_key != reference_key else None
+            )
+            if difference is None:
                 continue
-            replaced.add(own)
-            step.contents[task] = ("", near) if place else (near, "")
-            if isinstance(part, OwnLines):
-                step.lines[task] = part
-            elif part.rank or part.kind != "low rank":
-                step.parts[task] = part
+            replaced.add(own_key)
+            step.contents[task] = ("", reference_key) if place else (reference_key, "")
+            if isinstance(difference, OwnLines):
+                step.lines[task] = difference
+            elif difference.rank or difference.kind != "low rank":
+                step.parts[task] = difference
         read = {key for step in steps for keys in step.contents.values() for key in keys}
         self._constants.forget(replaced - read - set(self._keys.values()))
 
@@ -79,7 +82,7 @@ class Reference:
 def _find_difference(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
     """The first kind of difference that turns *near* into *mine*; None if they differ too much.
 
-    *place*: 0 for a table to look up, 1 for the weight of a product.
+    *place*: index of the step's input, 0 for a table to look up, 1 for the weight of a product.
     """
     if not place:
         return own_lines(near, mine)
@@ -103,31 +106,32 @@ def _weight_place(step: BodyStep, task: int) -> int | None:
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
-    """Give models the weights of others from which only the order of channels differs; return how many products.
+    """Give models the weights of others that differ from theirs only in the order of channels.
 
-    *unchanged*: checks whether a model still answers as its own file does; if not, its changes are undone.
+    Return the number of products that then share a weight. *unchanged*: checks whether a model still answers as its own
+    file does; if not, its changes are undone.
     """
     count = 0
     for task in range(1, body.tasks):
-        kept = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
+        original = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
         changed = list(_reuse_weights(body, places, task))
         if changed and unchanged(task):
             count += sum(_weight(body, body.steps[number], task) is not None for number in set(changed))
         elif changed:
             for number in changed:
-                body.steps[number].contents[task] = kept[number]
+                body.steps[number].contents[task] = original[number]
     return count
 
 
 def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
     """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
-        own = step.contents.get(task)
+        own_contents = step.contents.get(task)
         others = {step.contents[other]: other for other in range(task) if other in step.contents}
-        for other in (other for held, other in others.items() if own and held != own):
+        for other in (other for contents, other in others.items() if own_contents and contents != own_contents):
             if changes := _reorder_changes(body, places, number, task, other):
-                for at, contents in changes.items():
-                    body.steps[at].contents[task] = contents
+                for changed, contents in changes.items():
+                    body.steps[changed].contents[task] = contents
                 yield from changes
                 break
 
@@ -145,17 +149,17 @@ def _reorder_changes(
     if order is None:
         return None
     changes = {number: step.contents[other]}
-    left, seen = [step.inputs[0]], set()
-    while left:
-        value = left.pop()
-        if value is None or value.step < 0 or value in seen or places[value].rows is None:
+    unvisited, seen = [step.inputs[0]], set()
+    while unvisited:
+        value = unvisited.pop()
+        if value is None or value.step < 0 or value in seen or places[value].row_axis is None:
             continue
         seen.add(value)
         writer = body.steps[value.step]
         if not _fits_order(body, writer, task, other, order):
             return None
         changes[value.step] = writer.contents[other]
-        left += [] if _weight(body, writer, task) is not None else list(writer.inputs)
+        unvisited += [] if _weight(body, writer, task) is not None else list(writer.inputs)
     return changes
 
 
@@ -164,13 +168,18 @@ def _fits_order(body: Body, step: BodyStep, task: int, other: int, order: Array)
     if other not in step.contents or {task, other} & (step.parts.keys() | step.lines.keys()):
         return False
     arrays = body.constants.arrays
-    for mine, theirs in zip(step.contents[task], step.contents[other], strict=True):
-        one, two = arrays.get(mine), arrays.get(theirs)
-        if mine == theirs and (one is None or one.shape[-1:] != order.shape):
+    for own_key, other_key in zip(step.contents[task], step.contents[other], strict=True):
+        own_array, other_array = arrays.get(own_key), arrays.get(other_key)
+        if own_key == other_key and (own_array is None or own_array.shape[-1:] != order.shape):
             continue
-        if one is None or two is None or one.shape != two.shape or one.shape[-1:] != order.shape:
+        if (
+            own_array is None
+            or other_array is None
+            or own_array.shape != other_array.shape
+            or own_array.shape[-1:] != order.shape
+        ):
             return False
-        if not np.array_equal(one[..., order], two):
+        if not np.array_equal(own_array[..., order], other_array):
             return False
     return True
 
@@ -187,8 +196,8 @@ def _row_order(mine: Array, theirs: Array) -> Array | None:
     """The permutation that sorts the rows of *mine* as in *theirs*; None if rows differ or are in order already."""
     if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
         return None
-    rows = {row.tobytes(): at for at, row in enumerate(np.ascontiguousarray(mine))}
-    places = [rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
+    row_index = {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(mine))}
+    places = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
     order = np.array(places)
     if len(set(places)) < len(places) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
         return None

@@ -1,11 +1,11 @@
 """Which models to stitch together: ``group`` cuts many into groups that run one after another.
 
-Stitching all of them need not be best: some forms do more work the more models there are, and memory may be short.
+Stitching all of them is not always best: some forms do more work the more models there are, and memory may be short.
 The latencies of the groups add up, and so do their weights; of their activations the largest counts. This is Algorithm
 1 of the paper (Wang et al., "Stitching Weight-Shared Deep Neural Networks for Efficient Multitask Inference on GPU",
-SECON 2022) with its gaps filled: equal models are a dynamic program over group sizes that starts at one, few unequal
-ones a dynamic program over the models that are left, in which equal groups are costed once and hopeless ones not at
-all, and many are dealt out in snake order into every number of groups.
+SECON 2022) with its gaps filled. Equal models are grouped by dynamic programming over group sizes, from one on. Few
+unequal models are grouped by dynamic programming over subsets, in which equal groups are costed once, and groups that
+cannot be best not at all. Many unequal models are dealt out in snake order, into every number of groups.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Lattice:
     def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
         """*whole*: the counts of all models. *cost*: returns the cost of a subset as one group."""
         self._whole, self._cost = whole, cost
+        # kind -> the place value of its digit, by which a subset's number grows with one more model of the kind
         self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
         self._full = math.prod(amount + 1 for amount in whole) - 1
 
@@ -152,7 +153,7 @@ class Lattice:
         return self._cost(self.amounts(number))
 
     def groups(self, left: int) -> list[int]:
-        """The groups to take out of the subset *left*: with a model of its last kind, so each cut is tried once."""
+        """The groups to take out of *left*, by number: with a model of its last kind, so each cut is tried once."""
         amounts = self.amounts(left)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
@@ -195,7 +196,7 @@ class Lattice:
         return self._trace_cut(first_groups)
 
     def _parts(self, number: int) -> list[int]:
-        """The subsets with one model fewer, for each kind that is present."""
+        """The numbers of the subsets with one model fewer, one for each kind that is present."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
@@ -236,7 +237,7 @@ class _LatticeSearch:
 
     def __init__(self, lattice: Lattice, wish: Objective, costed: _GroupCosts) -> None:
         self._lattice, self._wish = lattice, wish
-        self._costs, self._bounds = costed
+        self._costs, self._bounds = costed.costs, costed.bounds
         self._ordered_groups: dict[int, list[int]] = {}
         """Subset -> its groups, the most promising first."""
         self._seen: dict[int, list[GroupCost]] = {}
@@ -308,11 +309,11 @@ def group(
     target_s: float | None = None,
     few: int = FEW,
 ) -> Grouping:
-    """Cut models into groups; ``LimitsUnmet`` if no grouping is within the limits.
+    """Divide models into groups; ``LimitsUnmet`` if no grouping is within the limits.
 
-    Models of equal *kinds* (structure, widths, batch) are interchangeable, so that *costs* is called once for equal
-    groups. With *target_s* the grouping of fewest bytes that meets it is chosen, else that of least latency.
-    *cap_bytes* limits weights and activations. Above *few* unequal models, only some groupings are tried.
+    *kinds*: a key for each model; models of equal keys (structure, widths, batch) are interchangeable, so that *costs*
+    is called once for equal groups. With *target_s* the grouping of fewest bytes that meets it is chosen, else that of
+    least latency. *cap_bytes* limits weights and activations. Above *few* unequal models, some groupings are tried.
     """
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
@@ -337,7 +338,7 @@ def _choose_cut(cuts: Sequence[Cut], wish: Objective) -> Cut:
 
 
 class _CostedModels:
-    """Models by kind, with a cache of group costs."""
+    """Models by kind, with a cache of the costs of groups."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
         names = dict.fromkeys(kinds)
@@ -352,22 +353,27 @@ class _CostedModels:
     def cost(self, amounts: Amounts) -> GroupCost:
         """The cost of a group with these amounts."""
         if amounts not in self._costed:
-            models = [number for mine, amount in zip(self.members, amounts, strict=True) for number in mine[:amount]]
+            models = [
+                number for members, amount in zip(self.members, amounts, strict=True) for number in members[:amount]
+            ]
             self._costed[amounts] = self._costs(tuple(sorted(models)))
         return self._costed[amounts]
 
     def numbered(self, cut: Cut) -> Grouping:
-        """The grouping of *cut*: each group gets models by number, larger groups first."""
-        left = [list(models) for models in self.members]
+        """The grouping of *cut* by models' numbers, which are given out in ascending order, to larger groups first."""
+        unassigned = [list(models) for models in self.members]
         groups = []
         for amounts in sorted(cut.groups, key=lambda counts: (-sum(counts), counts)):
-            chosen = [left[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
+            chosen = [unassigned[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
             groups.append(tuple(sorted(chosen)))
         return Grouping(tuple(groups), cut.cost)
 
 
 def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
-    """The best cuts of equal models. Chosen sizes whose costs were interpolated are costed, until no such is chosen."""
+    """The best cuts of equal models.
+
+    Costs of most group sizes are interpolated. Chosen sizes are then costed, until no interpolated one is chosen.
+    """
     (models,) = costed.all
     samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
     lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
@@ -393,21 +399,21 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:
     """One cut for every number of groups: models are dealt out by latency, back and forth over the groups."""
-    alone = [
+    single_model_costs = [
         costed.cost(tuple(int(other == kind) for other in range(len(costed.all)))) for kind in range(len(costed.all))
     ]
     kinds = [kind for kind, amount in enumerate(costed.all) for _ in range(amount)]
-    kinds.sort(key=lambda kind: (-alone[kind].seconds, kind))
+    kinds.sort(key=lambda kind: (-single_model_costs[kind].seconds, kind))
     return [_deal(costed, kinds, count) for count in range(1, len(kinds) + 1)]
 
 
 def _deal(costed: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
     """Deal *kinds*, one entry per model, out to *count* groups in snake order."""
-    dealt: list[Counter[int]] = [Counter() for _ in range(count)]
+    group_counts: list[Counter[int]] = [Counter() for _ in range(count)]
     for number, kind in enumerate(kinds):
-        turn, index = divmod(number, count)
-        dealt[index if turn % 2 == 0 else count - 1 - index][kind] += 1
-    groups = tuple(tuple(members[kind] for kind in range(len(costed.all))) for members in dealt)
+        round_number, index = divmod(number, count)
+        group_counts[index if round_number % 2 == 0 else count - 1 - index][kind] += 1
+    groups = tuple(tuple(counts[kind] for kind in range(len(costed.all))) for counts in group_counts)
     cost = NOTHING
     for amounts in groups:
         cost = cost.then(costed.cost(amounts))
