@@ -5,8 +5,8 @@
                           {"cats": [1, 3], "dogs": [2, 3]}]}}
 
 A space goes by the name of a value of the first model that carries it and no other; its blocks list, model by model,
-the channels that are the same, in the same order. Channels in no block are a model's own. Of spaces that the file does
-not name nothing is shared, but for the models' inputs, which are the same channel by channel if all have as many.
+the channels that are the same, in the same order. Channels in no block are a model's own. Nothing is shared of spaces
+that the file does not name, except inputs, which all models share if they have equally many channels.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0) ->
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
         raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
     wiring = wire(family)
-    stated: dict[str, ChannelSpace] = {}
+    spaces: dict[str, ChannelSpace] = {}
     for name, blocks in raw["spaces"].items():
         space = _space_name(wiring, name, f"{path}: ")
-        if space in stated:
+        if space in spaces:
             raise StitchError(f"{path}: {name} is space {space}, which the file has already; join the two")
-        stated[space] = _read_space(blocks, family, wiring.widths[space], f"{path}: space {name}")
-    sharing = Sharing({name: stated.get(name) or _unnamed_space(name, family, wiring) for name in wiring.widths})
+        spaces[space] = _read_space(blocks, family, wiring.widths[space], f"{path}: space {name}")
+    sharing = Sharing({name: spaces.get(name) or _unnamed_space(name, family, wiring) for name in wiring.widths})
     verify(family, sharing, tolerance)
     return sharing
 
@@ -59,8 +59,8 @@ def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
             if len(block.tasks) > 1
         )
         spaces.append(f"  {json.dumps(name)}: [{f',{chr(10)}   '.join(blocks)}]")
-    listed = ",\n".join(spaces)
-    write_text(path, f'{{"format": {FORMAT},\n "spaces": {{\n{listed}\n }}}}\n')
+    entries = ",\n".join(spaces)
+    write_text(path, f'{{"format": {FORMAT},\n "spaces": {{\n{entries}\n }}}}\n')
 
 
 def _names(family: Family) -> list[str]:
@@ -72,7 +72,7 @@ def _names(family: Family) -> list[str]:
 
 
 def _space_name(wiring: Wiring, name: str, where: str) -> str:
-    """The space that *name* stands for: its own name, or a value that carries only it. *where* begins the messages."""
+    """The space called *name*, or the only one of the value *name*. *where* is the beginning of error messages."""
     if name in wiring.widths:
         return name
     carried = wiring.carries.get(name, ())
@@ -84,7 +84,7 @@ def _space_name(wiring: Wiring, name: str, where: str) -> str:
 
 
 def _unnamed_space(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
-    """A space that the file does not name: shared by all if it is an input of equal width, else by none."""
+    """A space that the file does not name: shared by all models if it is an input of equal widths, else by none."""
     widths = wiring.widths[name]
     inputs = {space for value in family.inputs for space in wiring.carries[value]}
     same = name in inputs and len(set(widths)) == 1
@@ -104,7 +104,7 @@ def _read_space(blocks: Any, family: Family, widths: ChannelCounts, where: str) 
 def _read_block(
     raw: dict[str, Any], family: Family, widths: ChannelCounts, listed: list[set[int]], where: str
 ) -> Block:
-    """A block of the file; its channels are added to *listed*, the channels of each task in earlier blocks."""
+    """A block of the file; its channels are added to *listed*: for each task, the channels in blocks so far."""
     names = _names(family)
     members = {}
     for name, channels in raw.items():
