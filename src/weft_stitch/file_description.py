@@ -65,6 +65,7 @@ class OpNote(NotePart):
     """conv: the groups in each task."""
     function: str = ""
     settings: dict[str, float] = {}
+    """*function* and *settings* are those of ``net.Op``."""
     scale: tuple[Numbers | None, ...] = ()
     """affine: each task's scales; None where it has none."""
     shift: tuple[Numbers | None, ...] = ()

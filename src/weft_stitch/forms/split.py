@@ -192,7 +192,7 @@ def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
 
 def _is_own(writer: CellWriter, tasks: Tasks) -> bool:
     """Whether *tasks* is a single task, of several that the family has."""
-    return len(tasks) == 1 and tasks != writer.all
+    return len(tasks) == 1 and tasks != writer.all_tasks
 
 
 def _write_compact(writer: CellWriter, classes: Classes) -> PlacedValue:
