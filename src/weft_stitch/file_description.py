@@ -480,12 +480,12 @@ class _KernelAssembly:
     def kernels_of_tasks(self) -> list[Array]:
         """Return the kernels of all tasks; ``StitchError`` if a piece is missing."""
         outs, ins = self.outputs.parts, self.inputs.parts
-        wanted = {(row, _NO_INPUT_PART) for row in range(len(outs))}
+        expected = {(row, _NO_INPUT_PART) for row in range(len(outs))}
         if not self.depthwise:
             pairs = product(enumerate(outs), enumerate(ins))
-            wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
-        if missing := wanted - self.missing_rows.keys():
-            raise StitchError(f"{self.note.name}: {len(missing)} of {len(wanted)} parts of its kernels are missing")
+            expected = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
+        if missing := expected - self.missing_rows.keys():
+            raise StitchError(f"{self.note.name}: {len(missing)} of {len(expected)} parts of its kernels are missing")
         return self.kernels
 
 

@@ -180,8 +180,8 @@ class PackedLayer:
     @cached_property
     def ragged(self) -> bool:
         """Whether some task's rows are shorter than the widest."""
-        ends = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
-        return ends != {self.outputs}
+        row_widths = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
+        return row_widths != {self.outputs}
 
     @cached_property
     def depth(self) -> int:
@@ -405,10 +405,10 @@ def _whole_tile(
     *runs*, *lines*: the input blocks and where their weights lie. *table*: see ``Tile``. If the only run does not begin
     at column 0, it is described as the second, and the first has no columns.
     """
-    first = None if runs[0].start else 0
-    second = runs[-1] if len(runs) > 1 or first is None else None
+    has_first = runs[0].start == 0
+    second = runs[-1] if len(runs) > 1 or not has_first else None
     line = lines[0].length
-    place = lines[0].place if first is not None else 0
+    place = lines[0].place if has_first else 0
     jump = lines[-1].place - place - second.start * taps * line if second else 0
     return Tile(
         task=task,
@@ -421,7 +421,7 @@ def _whole_tile(
         column=out.begin,
         first_place=place,
         line=line,
-        first_end=runs[0].block.width if first is not None else 0,
+        first_end=runs[0].block.width if has_first else 0,
         second_column=second.start if second else depth,
         jump=jump,
         second_end=second.start + second.block.width if second else 0,

@@ -209,8 +209,12 @@ def figure(stitching: Stitching) -> Figure:
     }
     labels = [label for label, _ in ways]
     panels = [
-        Panel([Bars(labels, {what: values}, {what: PALETTE[0]}, flat=True, values="%.3g")], x=Axis(label=what), grid="")
-        for what, values in columns.items()
+        Panel(
+            [Bars(labels, {column: values}, {column: PALETTE[0]}, flat=True, values="%.3g")],
+            x=Axis(label=column),
+            grid="",
+        )
+        for column, values in columns.items()
     ]
     return draw(title(stitching), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
 
@@ -219,9 +223,9 @@ def title(stitching: Stitching) -> str:
     """One line: what was stitched, for how many rows, and by which machine it was planned."""
     family, options = stitching.family, stitching.options
     count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
-    same = len(set(family.batches)) == 1
+    equal_rows = len(set(family.batches)) == 1
     suffix = " each" * (family.tasks > 1)
-    rows = f"{family.batches[0]}{suffix}" if same else ", ".join(map(str, family.batches))
+    rows = f"{family.batches[0]}{suffix}" if equal_rows else ", ".join(map(str, family.batches))
     threads = f"{options.used_threads} thread{'s' * (options.used_threads != 1)}"
     by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
     return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
@@ -231,7 +235,7 @@ def ways_table(stitching: Stitching) -> ResultTable:
     """The ways to run the models side by side, without the measured column if nothing was timed."""
     timed = stitching.before.measured_s is not None
     rows = [
-        TableRow((label, *_way_cells(way, stitching.before, timed=timed, part=label.startswith("group "))), best)
+        TableRow((label, *_way_cells(way, stitching.before, timed=timed, is_group=label.startswith("group "))), best)
         for way, label, best in labelled_ways(stitching)
     ]
     if timed:
@@ -263,15 +267,15 @@ def _rival_label(way: Way, alone: str) -> str:
     return way.name.replace("sequential", alone) + " in slabs" * way.slabs
 
 
-def _way_cells(way: Way, separate: Way, *, timed: bool, part: bool) -> tuple[str, ...]:
+def _way_cells(way: Way, separate: Way, *, timed: bool, is_group: bool) -> tuple[str, ...]:
     """The cells of a way to run the models.
 
-    *separate*: the models one after another, to compare with. *part*: the way runs one group of the models only, so
+    *separate*: the models one after another, to compare with. *is_group*: the way runs only one group of the models, so
     that it is not compared.
     """
-    ratio = "" if part else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
+    ratio = "" if is_group else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
     seconds, separate_s = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
-    gain = "" if part else number(separate_s / seconds if seconds and separate_s else None, 2)
+    gain = "" if is_group else number(separate_s / seconds if seconds and separate_s else None, 2)
     return (
         number(way.macs, 1, scale=1e-6),
         number(way.weight_bytes, scale=1e-6),

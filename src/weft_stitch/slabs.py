@@ -80,20 +80,22 @@ def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     kernel_height, kernel_width = graph.constants[step.inputs[1]].shape[2:]
     stride_down, stride_across = step.attributes.get("strides", (1, 1))
     top, left, _, right = step.attributes.get("pads", (0, 0, 0, 0))
-    count = -(-kernel_height // stride_down)
+    slab_count = -(-kernel_height // stride_down)
     height, width = graph.shapes[step.inputs[0]][2:]
-    rows = graph.shapes[step.outputs[0]][2] + count - 1
-    below = stride_down * rows - height - top
-    plain = tuple(step.attributes.get("dilations", (1, 1))) == (1, 1) and step.attributes.get("auto_pad") is None
-    if count < 2 or below < 0 or not plain or graph.constants[step.inputs[1]].shape[1] == 1:
+    rows = graph.shapes[step.outputs[0]][2] + slab_count - 1
+    bottom = stride_down * rows - height - top
+    is_plain = tuple(step.attributes.get("dilations", (1, 1))) == (1, 1) and step.attributes.get("auto_pad") is None
+    if slab_count < 2 or bottom < 0 or not is_plain or graph.constants[step.inputs[1]].shape[1] == 1:
         return None
     # a whole slab of zeros above or below costs nothing as padding of the second convolution
-    outer = (int(top >= stride_down), int(below >= stride_down))
-    top, below = top - stride_down * outer[0], below - stride_down * outer[1]
+    whole_slabs = (int(top >= stride_down), int(bottom >= stride_down))
+    top, bottom = top - stride_down * whole_slabs[0], bottom - stride_down * whole_slabs[1]
     phases, taps, lead, left, right = _column_phases(
         kernel_width, stride_across, left, right, width, graph.shapes[step.outputs[0]][3]
     )
-    return _Geometry(count, stride_down, rows - sum(outer), (top, left, below, right), outer, phases, taps, lead)
+    return _Geometry(
+        slab_count, stride_down, rows - sum(whole_slabs), (top, left, bottom, right), whole_slabs, phases, taps, lead
+    )
 
 
 def _all_constant(graph: Graph, names: Sequence[str]) -> bool:
@@ -106,12 +108,12 @@ def _column_phases(
 ) -> tuple[int, int, int, int, int]:
     """Phases, taps, leading zeros, and left and right padding; one phase if sorting is impossible or no gain."""
     lead = -left % stride
-    before = (left + lead) // stride
+    phase_left = (left + lead) // stride
     taps = -(-(kernel_width + lead) // stride)
-    after = output_width + taps - 1 - width // stride - before
-    if stride == 1 or kernel_width < _WIDE_KERNEL or width % stride or after < 0:
+    phase_right = output_width + taps - 1 - width // stride - phase_left
+    if stride == 1 or kernel_width < _WIDE_KERNEL or width % stride or phase_right < 0:
         return 1, kernel_width, 0, left, right
-    return stride, taps, lead, before, after
+    return stride, taps, lead, phase_left, phase_right
 
 
 class _SlabRewriter:
@@ -196,8 +198,8 @@ class _SlabRewriter:
 
     def _move_origin(self, origin: KernelOrigin) -> KernelOrigin:
         """*origin* for the constant that holds the kernels in slabs."""
-        name, how = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
-        return origin._replace(constant=name, slabs=how)
+        name, slab_arguments = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
+        return origin._replace(constant=name, slabs=slab_arguments)
 
     def _sum_slabs(
         self, step: GraphStep, geometry: _Geometry, slabs_tensor: str, scale: Array, shift: Array, output: str
@@ -291,10 +293,10 @@ class _SlabRewriter:
         if not any(name in self._flat for name in tensors):
             return False
         shape = self._shapes[step.outputs[0]]
-        same = all(self._shapes[name] == shape for name in tensors)
-        unary = step.op in _UNARY
-        both = step.op in ("Add", "Mul") and len(tensors) == len(step.inputs)
-        if not (same and (unary or both)):
+        same_shape = all(self._shapes[name] == shape for name in tensors)
+        is_unary = step.op in _UNARY
+        is_binary = step.op in ("Add", "Mul") and len(tensors) == len(step.inputs)
+        if not (same_shape and (is_unary or is_binary)):
             return False
         flat = (1, shape[0] * shape[1], *shape[2:])
         inputs = tuple(self._flatten(name, flat, step.layer) if name in tensors else name for name in step.inputs)

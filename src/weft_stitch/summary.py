@@ -153,15 +153,15 @@ def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
 
 def sum_ways(name: str, ways: Sequence[Way]) -> Way:
     """The way that runs *ways* one after another; their activations are not alive at the same time."""
-    times = [part.measured_s for part in ways if part.measured_s is not None]
+    times = [way.measured_s for way in ways if way.measured_s is not None]
     return Way(
         name,
-        sum(part.macs for part in ways),
-        sum(part.weight_bytes for part in ways),
-        sum(part.table_bytes for part in ways),
-        max(part.activation_bytes for part in ways),
-        sum(part.launches for part in ways),
-        sum(part.predicted_s for part in ways),
+        sum(way.macs for way in ways),
+        sum(way.weight_bytes for way in ways),
+        sum(way.table_bytes for way in ways),
+        max(way.activation_bytes for way in ways),
+        sum(way.launches for way in ways),
+        sum(way.predicted_s for way in ways),
         sum(times) if len(times) == len(ways) else None,
     )
 
@@ -222,8 +222,8 @@ def _shared_width(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, in
 def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
     """A row for every space."""
     carries = wire(family).carries
-    ends = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
-    return tuple(_space_row(name, name not in ends, space) for name, space in sharing.spaces.items())
+    port_spaces = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
+    return tuple(_space_row(name, name not in port_spaces, space) for name, space in sharing.spaces.items())
 
 
 def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:

@@ -105,13 +105,13 @@ def _adapter(settings: AdapterSettings, tensors: Mapping[str, Array]) -> LoraAda
     factors: dict[str, dict[str, Array]] = {}
     weights = {}
     for name, array in tensors.items():
-        plain = _WRAPPED.sub("", name)
-        if match := _FACTOR.fullmatch(plain):
+        parameter = _WRAPPED.sub("", name)
+        if match := _FACTOR.fullmatch(parameter):
             factors.setdefault(match["module"], {})[match["side"]] = array
-        elif ".lora_" in plain:
+        elif ".lora_" in parameter:
             raise StitchError(f"{name} is no part of an adapter of a product; merge it into the base and export that")
         else:
-            weights[plain] = array
+            weights[parameter] = array
     return LoraAdapter({module: _low_rank_part(settings, module, sides) for module, sides in factors.items()}, weights)
 
 
@@ -121,11 +121,11 @@ def _low_rank_part(settings: AdapterSettings, module: str, factors: Mapping[str,
     rank = settings.rank(module)
     if factors.keys() != {"A", "B"}:
         raise StitchError(f"{module} has lora_{min(factors)} only; save the adapter again")
-    first, second = factors["A"], factors["B"]
-    if first.ndim != 2 or second.ndim != 2 or not len(first) == second.shape[1] == rank:
-        shapes = f"lora_A {first.shape} and lora_B {second.shape}"
+    lora_a, lora_b = factors["A"], factors["B"]
+    if lora_a.ndim != 2 or lora_b.ndim != 2 or not len(lora_a) == lora_b.shape[1] == rank:
+        shapes = f"lora_A {lora_a.shape} and lora_B {lora_b.shape}"
         raise StitchError(f"{module} has {shapes}, which are no two matrices of rank {rank} as {CONFIG} says")
-    return LowRank(first.T.copy(), (settings.scale(module) * second.T).astype(first.dtype))
+    return LowRank(lora_a.T.copy(), (settings.scale(module) * lora_b.T).astype(lora_a.dtype))
 
 
 def _matching_pattern(patterns: Iterable[str], module: str) -> str:
@@ -179,9 +179,8 @@ class ReadPlace(NamedTuple):
 
     node: int
     """Index of the node."""
-    place: int
-    """Index of the node's input."""
-    turned: bool
+    input_index: int
+    transposed: bool
     """Whether the node reads the matrix transposed."""
 
 
@@ -192,8 +191,8 @@ class AdaptedBase:
         self._program, self._step_of_node, self._constants = program, step_of_node, constants
         self._places: dict[str, list[ReadPlace]] = {}
         """Parameter, by torch's name -> the node inputs that read it."""
-        for name, place in _named_parameters(program):
-            self._places.setdefault(name, []).append(place)
+        for name, read_place in _named_parameters(program):
+            self._places.setdefault(name, []).append(read_place)
 
     def named(self, name: str) -> ModelProgram:
         """The base's program under the name of another model."""
@@ -202,11 +201,11 @@ class AdaptedBase:
     def adapt(self, steps: Sequence[BodyStep], task: int, adapter: LoraAdapter) -> None:
         """Give model *task*, which equals the base so far, the weights and low-rank parts of its adapter."""
         for parameter, array in adapter.weights.items():
-            for place in self._places_of(parameter):
-                self._replace_weight(steps, task, place, array.T if place.turned else array)
+            for read_place in self._places_of(parameter):
+                self._replace_weight(steps, task, read_place, array.T if read_place.transposed else array)
         for module, part in adapter.parts.items():
-            for place in self._places_of(f"{module}.weight"):
-                self._add_part(steps, task, place, part, module)
+            for read_place in self._places_of(f"{module}.weight"):
+                self._add_part(steps, task, read_place, part, module)
 
     def _places_of(self, parameter: str) -> list[ReadPlace]:
         """All places where nodes read *parameter*, whose name may be longer or shorter at its beginning.
@@ -231,9 +230,9 @@ class AdaptedBase:
         A MatMul keeps it as a difference to the shared weight; a Gemm gets a whole weight of its own.
         """
         step = steps[self._step_of_node[read_place.node]]
-        key = step.contents[task][read_place.place]
+        key = step.contents[task][read_place.input_index]
         weight = self._constants.arrays.get(key)
-        if step.node.op not in _PRODUCTS or read_place.place != 1 or weight is None:
+        if step.node.op not in _PRODUCTS or read_place.input_index != 1 or weight is None:
             raise StitchError(f"{module} has an adapter, but {step.node.where} is no product with a stored weight")
         transposed = _stores_transposed(step.node)
         shape = weight.shape[::-1] if transposed else weight.shape
@@ -250,7 +249,7 @@ class AdaptedBase:
         """Replace the weight that model *task* reads at *read_place* by *array*."""
         step = steps[self._step_of_node[read_place.node]]
         contents = list(step.contents[task])
-        contents[read_place.place] = self._constants.keep(array)
+        contents[read_place.input_index] = self._constants.keep(array)
         step.contents[task] = tuple(contents)
 
 
@@ -262,9 +261,9 @@ def _ends_alike(one: str, other: str) -> bool:
 def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
     """Yield torch's name of every parameter, with each place where a node reads it."""
     for number, node in enumerate(program.nodes):
-        for place, name in enumerate(node.inputs):
+        for input_index, name in enumerate(node.inputs):
             if name in program.constants:
-                yield program.turned.get(name, name), ReadPlace(number, place, name in program.turned)
+                yield program.turned.get(name, name), ReadPlace(number, input_index, name in program.turned)
         if _is_nameless(node, program):
             yield f"{node.module}.weight", ReadPlace(number, 1, not _stores_transposed(node))
 

@@ -111,9 +111,9 @@ class OwnLines:
 
         There the shared lines are in place, and the own lines begin at *first*.
         """
-        places = np.arange(self.count, dtype=np.int32)
-        places[self.indices] = np.arange(first, first + len(self.indices))
-        return places
+        joint_indices = np.arange(self.count, dtype=np.int32)
+        joint_indices[self.indices] = np.arange(first, first + len(self.indices))
+        return joint_indices
 
 
 def own_lines(near: Array, mine: Array) -> OwnLines | None:
@@ -127,7 +127,10 @@ def own_lines(near: Array, mine: Array) -> OwnLines | None:
 
 
 def replace_columns(near: Array, mine: Array) -> LowRank | None:
-    """Express *mine* as *near* with some columns, or else rows, replaced; None if too many differ in any bit."""
+    """Express the weight *mine* [in, out] as the shared weight *near* with some columns, or else rows, replaced.
+
+    None if too many of them differ in any bit.
+    """
     depth, width = mine.shape
     most_replaced = (mine.size // WORTH - depth - width) // (depth + width)
     columns = _differing_columns(near, mine)
@@ -157,9 +160,9 @@ def _column_factors(near: Array, mine: Array) -> Array:
     return factors.astype(np.float32)
 
 
-def _differing_columns(one: Array, other: Array) -> Array:
+def _differing_columns(first: Array, second: Array) -> Array:
     """Indices of the columns that differ in any bit."""
-    return np.flatnonzero((one.view(np.int32) != other.view(np.int32)).any(axis=0))
+    return np.flatnonzero((first.view(np.int32) != second.view(np.int32)).any(axis=0))
 
 
 def _unit_rows(size: int, indices: Array) -> Array:
@@ -294,7 +297,7 @@ class Aligner:
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
             step.names[task] = node.where
-            values |= {name: BodyValue(number, place) for place, name in enumerate(node.outputs) if name}
+            values |= {name: BodyValue(number, output_index) for output_index, name in enumerate(node.outputs) if name}
         self.steps_of_nodes[task] = tuple(step_numbers)
         for name in program.outputs:
             if name not in values:

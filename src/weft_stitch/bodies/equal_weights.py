@@ -34,9 +34,9 @@ class Reference:
         self._constants = constants
         # step -> the key of the reference's weight in it
         self._keys: Mapping[int, str] = {
-            number: step.contents[task][place]
+            number: step.contents[task][input_index]
             for number, step in enumerate(steps)
-            if (place := _weight_place(step, task)) is not None
+            if (input_index := _weight_input(step, task)) is not None
         }
         self._differences: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
         """Reference's key, model's key and input index -> their difference; None if they differ too much."""
@@ -45,17 +45,17 @@ class Reference:
         """Replace weights of *task* by the reference's and a difference, exact up to *tolerance* (relative)."""
         replaced = set()
         for number, step in enumerate(steps):
-            place = _weight_place(step, task)
-            if place is None or number not in self._keys:
+            input_index = _weight_input(step, task)
+            if input_index is None or number not in self._keys:
                 continue
-            own_key, reference_key = step.contents[task][place], self._keys[number]
+            own_key, reference_key = step.contents[task][input_index], self._keys[number]
             difference = (
-                self._difference(reference_key, own_key, place, tolerance) if own_key != reference_key else None
+                self._difference(reference_key, own_key, input_index, tolerance) if own_key != reference_key else None
             )
             if difference is None:
                 continue
             replaced.add(own_key)
-            step.contents[task] = ("", reference_key) if place else (reference_key, "")
+            step.contents[task] = ("", reference_key) if input_index else (reference_key, "")
             if isinstance(difference, OwnLines):
                 step.lines[task] = difference
             elif difference.rank or difference.kind != "low rank":
@@ -63,13 +63,17 @@ class Reference:
         read = {key for step in steps for keys in step.contents.values() for key in keys}
         self._constants.forget(replaced - read - set(self._keys.values()))
 
-    def _difference(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
-        """The difference between the constants with the keys *near* and *mine*; None if they differ too much."""
-        key = near, mine, place
+    def _difference(
+        self, reference_key: str, own_key: str, input_index: int, tolerance: float
+    ) -> LowRank | OwnLines | None:
+        """The difference between the constants with both keys; None if they differ too much."""
+        key = reference_key, own_key, input_index
         if key not in self._differences:
-            reference, other = self._matrix(near), self._matrix(mine)
+            reference_array, own_array = self._matrix(reference_key), self._matrix(own_key)
             self._differences[key] = (
-                None if reference is None or other is None else _find_difference(reference, other, place, tolerance)
+                None
+                if reference_array is None or own_array is None
+                else _find_difference(reference_array, own_array, input_index, tolerance)
             )
         return self._differences[key]
 
@@ -79,30 +83,30 @@ class Reference:
         return array if array is not None and array.ndim == 2 and array.dtype == np.float32 else None
 
 
-def _find_difference(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
-    """The first kind of difference that turns *near* into *mine*; None if they differ too much.
+def _find_difference(reference: Array, weight: Array, input_index: int, tolerance: float) -> LowRank | OwnLines | None:
+    """The first kind of difference that turns *reference* into *weight*; None if they differ too much.
 
-    *place*: index of the step's input, 0 for a table to look up, 1 for the weight of a product.
+    *input_index*: of the step; 0 for a table to look up, 1 for the weight of a product.
     """
-    if not place:
-        return own_lines(near, mine)
-    if near.shape != mine.shape:
+    if not input_index:
+        return own_lines(reference, weight)
+    if reference.shape != weight.shape:
         return None
-    allowed = tolerance * float(np.linalg.norm(mine))
-    part = replace_columns(near, mine)
-    if part is None and tolerance:
-        part = scale_columns(near, mine, allowed) or low_rank(mine - near, allowed)
-    return part
+    allowed = tolerance * float(np.linalg.norm(weight))
+    difference = replace_columns(reference, weight)
+    if difference is None and tolerance:
+        difference = scale_columns(reference, weight, allowed) or low_rank(weight - reference, allowed)
+    return difference
 
 
-def _weight_place(step: BodyStep, task: int) -> int | None:
+def _weight_input(step: BodyStep, task: int) -> int | None:
     """The index of a step's input that is a weight to multiply by, or a table to look up; None if no input is."""
     if task not in step.contents or len(step.inputs) != 2:
         return None
-    place = {"MatMul": 1, "Gather": 0}.get(step.node.op)
-    if place is None or step.inputs[place] is not None or step.inputs[1 - place] is None:
+    input_index = {"MatMul": 1, "Gather": 0}.get(step.node.op)
+    if input_index is None or step.inputs[input_index] is not None or step.inputs[1 - input_index] is None:
         return None
-    return None if not place and step.node.attributes.get("axis", 0) else place
+    return None if not input_index and step.node.attributes.get("axis", 0) else input_index
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
@@ -127,8 +131,10 @@ def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int)
     """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
         own_contents = step.contents.get(task)
-        others = {step.contents[other]: other for other in range(task) if other in step.contents}
-        for other in (other for contents, other in others.items() if own_contents and contents != own_contents):
+        task_by_contents = {step.contents[other]: other for other in range(task) if other in step.contents}
+        for other in (
+            other for contents, other in task_by_contents.items() if own_contents and contents != own_contents
+        ):
             if changes := _reorder_changes(body, places, number, task, other):
                 for changed, contents in changes.items():
                     body.steps[changed].contents[task] = contents
@@ -144,8 +150,8 @@ def _reorder_changes(
     All steps that compute these channels must fit the new order; None if something else differs.
     """
     step = body.steps[number]
-    mine, theirs = _weight(body, step, task), _weight(body, step, other)
-    order = None if mine is None or theirs is None else _row_order(mine, theirs)
+    own_weight, other_weight = _weight(body, step, task), _weight(body, step, other)
+    order = None if own_weight is None or other_weight is None else _row_order(own_weight, other_weight)
     if order is None:
         return None
     changes = {number: step.contents[other]}

@@ -195,7 +195,9 @@ class _Joiner:
     def _step_has_rows(self, number: int) -> bool:
         """Whether any output of step *number* has rows."""
         outputs = self.body.steps[number].node.outputs
-        return any(self._value_has_rows(BodyValue(number, place)) for place, name in enumerate(outputs) if name)
+        return any(
+            self._value_has_rows(BodyValue(number, output_index)) for output_index, name in enumerate(outputs) if name
+        )
 
     def tensor(self, value: BodyValue, crew: Crew) -> str:
         """The tensor with a value's rows for the models of *crew*, in order."""
@@ -230,9 +232,9 @@ class _Joiner:
                 low_rank = self._write_low_rank(number, operands[0], crew)
                 self._record_sizes(BodyValue(number, 0), outputs[0], low_rank)
                 outputs = [self.add("Add", outputs[0], low_rank)]
-        for place, name in enumerate(outputs):
-            self._tensors.setdefault(BodyValue(number, place), {})[crew] = name
-            self._record_sizes(BodyValue(number, place), name)
+        for output_index, name in enumerate(outputs):
+            self._tensors.setdefault(BodyValue(number, output_index), {})[crew] = name
+            self._record_sizes(BodyValue(number, output_index), name)
 
     def _record_sizes(self, value: BodyValue, *tensors: str) -> None:
         """Record the observed sizes of *value* as the shape of *tensors*."""
@@ -282,7 +284,7 @@ class _Joiner:
             if part:
                 down[index, :, : part.rank], up[index, : part.rank] = part.down, part.up
         down_name, up_name = self.constant(down), self.constant(up)
-        part_index = {id(part): at for at, part in enumerate(parts)}
+        part_index = {id(part): index for index, part in enumerate(parts)}
         self.stacked |= {
             (number, task): StackedPart(down_name, up_name, part_index[id(step.parts.get(task))]) for task in crew
         }
@@ -332,8 +334,8 @@ class _Joiner:
         ]
         key = f"lines {number} {crew}"
         self._merged[key] = np.concatenate(lines)
-        joined = self.add("Concat", *indices, axis=self._axis(index)) if len(indices) > 1 else indices[0]
-        return [self._tensor_of(key), joined]
+        all_indices = self.add("Concat", *indices, axis=self._axis(index)) if len(indices) > 1 else indices[0]
+        return [self._tensor_of(key), all_indices]
 
     def _distinct_parts(self, parts_of: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
         """The distinct parts of a crew's models (None: no part), and the tensor with the index of each row's part."""

@@ -42,7 +42,7 @@ class _Narrower:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._wanted: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
+        self._positions_read: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
         """Tensor -> the positions that its readers need; None in the set stands for the whole tensor."""
         self._narrow: dict[str, Position] = {}
         """Tensor -> the only position of it that is computed; it keeps the axis, with size 1."""
@@ -65,26 +65,29 @@ class _Narrower:
 
     def _record_reads(self, step: GraphStep) -> None:
         """Record which positions *step* needs of its inputs, by those that are needed of its outputs."""
-        wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
-        picked = self._picked_position(step)
-        position = next(iter(wanted)) if len(wanted) == 1 else None
-        needed = self._needed_inputs(step, position) if position and not picked else {}
-        if position and needed:
+        output_positions = set().union(*(self._positions_read.get(name, set()) for name in step.outputs if name))
+        selected = self._selected_position(step)
+        position = next(iter(output_positions)) if len(output_positions) == 1 else None
+        input_positions = self._needed_inputs(step, position) if position and not selected else {}
+        if position and input_positions:
             self._narrow |= dict.fromkeys(filter(None, step.outputs), position)
-        for place, name in enumerate(step.inputs):
-            self._wanted.setdefault(name, set()).add(picked if picked and place == 0 else needed.get(name))
+        for input_index, name in enumerate(step.inputs):
+            self._positions_read.setdefault(name, set()).add(
+                selected if selected and input_index == 0 else input_positions.get(name)
+            )
 
     def _write_step(self, step: GraphStep) -> None:
         """Write *step* for the position that is computed, or as it is."""
         position = self._narrow.get(step.outputs[0])
-        picked = self._picked_position(step)
-        if picked and step.inputs[0] in self._narrow:
-            axis = self._numbers([picked.axis])
+        selected = self._selected_position(step)
+        if selected and step.inputs[0] in self._narrow:
+            axis = self._numbers([selected.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:
-            needed = self._needed_inputs(step, position)
+            input_positions = self._needed_inputs(step, position)
             inputs = [
-                self._tensor_at(name, needed[name], step.layer) if name in needed else name for name in step.inputs
+                self._tensor_at(name, input_positions[name], step.layer) if name in input_positions else name
+                for name in step.inputs
             ]
             self._steps.append(replace(step, inputs=tuple(inputs)))
         else:
@@ -100,7 +103,7 @@ class _Narrower:
             self._steps.append(GraphStep("Gather", inputs, (sliced,), {"axis": position.axis}, layer))
         return self._sliced[name, position]
 
-    def _picked_position(self, step: GraphStep) -> Position | None:
+    def _selected_position(self, step: GraphStep) -> Position | None:
         """The position that a ``Gather`` with one index selects along an inner axis; None for other steps."""
         index = self._graph.constants.get(step.inputs[1]) if step.op == "Gather" else None
         shape, axis = self._graph.shapes.get(step.inputs[0]) if step.inputs else None, step.attributes.get("axis", 0)

@@ -113,8 +113,8 @@ def _is_interleaved(name: str, place: BodyPlace, small: Array, more: Array) -> b
     axis, per_row = place.row_axis, small.shape[place.row_axis] // SMALL[0]
     if _nearly_equal(small, more.take(range(per_row * SMALL[0]), axis)):
         return False
-    before, after = small.shape[:axis], small.shape[axis + 1 :]
-    few_by_row, more_by_row = (array.reshape(*before, per_row, -1, *after) for array in (small, more))
+    outer_sizes, inner_sizes = small.shape[:axis], small.shape[axis + 1 :]
+    few_by_row, more_by_row = (array.reshape(*outer_sizes, per_row, -1, *inner_sizes) for array in (small, more))
     if _nearly_equal(few_by_row, more_by_row.take(range(SMALL[0]), axis + 1)):
         return True
     if small.dtype.kind == "f":
@@ -183,7 +183,7 @@ def tables(body: Body, task: int) -> dict[str, int]:
     """Input that is an index into a table of the model -> the number of the table's lines."""
     sizes: dict[str, int] = {}
     # value that equals an input, but for casts -> the input
-    input_of = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
+    input_of = {BodyValue(-1, index): name for index, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
             continue
@@ -231,8 +231,12 @@ def _unchanged_by_padding(
     rng = np.random.default_rng(0)
     full_rows = BodySamples(samples.body, samples.usual, None)  # without padding, all rows have the same length
     feed = full_rows.draw(rng, 0, ROWS, SHORT)
-    before, after = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
-    for name, expected in before.items():
-        answer = after[name]
-        unpadded = tuple(slice(0, size) for size in expected.shape)
-        yield bool(np.isfinite(expected).all()) and answer.ndim == expected.ndim and close(answer[unpadded], expected)
+    unpadded_answers, padded_answers = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
+    for name, expected in unpadded_answers.items():
+        answer = padded_answers[name]
+        unpadded_part = tuple(slice(0, size) for size in expected.shape)
+        yield (
+            bool(np.isfinite(expected).all())
+            and answer.ndim == expected.ndim
+            and close(answer[unpadded_part], expected)
+        )

@@ -161,11 +161,11 @@ def _earlier_outputs(output: Path) -> list[Path]:
 
 def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tuple[int, ...]] | None]:
     """The input shapes of each model, from the texts of --shape; a text that names no model is for all of them."""
-    given: list[str] = []
+    qualified: list[str] = []
     for text in texts:
         named = any(text.startswith(f"{model}:") for model in models)
-        given += [text] if named else [f"{model}:{text}" for model in models]
-    parsed = parse_shapes(given, models)
+        qualified += [text] if named else [f"{model}:{text}" for model in models]
+    parsed = parse_shapes(qualified, models)
     return [parsed.get(model) for model in models]
 
 
@@ -247,33 +247,33 @@ def _print_table(
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     widths[0] = min(widths[0], LONG_NAME)
     for spare in SPARE:
-        if sum(widths[place] + GAP for place in shown) - GAP <= console.width:
+        if sum(widths[column] + GAP for column in shown) - GAP <= console.width:
             break
-        shown = [place for place in shown if columns[place] != spare or _only_time(columns, shown, place)]
-    table = plain_table(title, [columns[place] for place in shown], left=left)
+        shown = [column for column in shown if columns[column] != spare or _only_time(columns, shown, column)]
+    table = plain_table(title, [columns[column] for column in shown], left=left)
     table.columns[0].min_width = widths[0]
     for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
-        add_row(table, *(cells[place] for place in shown), style=style)
+        add_row(table, *(cells[column] for column in shown), style=style)
     console.print(table)
 
 
-def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
-    """Whether the column *place* is the only shown one with a time."""
+def _only_time(columns: Sequence[str], shown: Sequence[int], column: int) -> bool:
+    """Whether the column *column* is the only shown one with a time."""
     times = [column for column in shown if columns[column].endswith(" ms")]
-    return times == [place]
+    return times == [column]
 
 
-def _print_layers(summary: Summary, where: str) -> None:
+def _print_layers(summary: Summary, prefix: str) -> None:
     """Print the layers of one graph, and the time of each alone in every form that was tried."""
     console.print()
     _print_table(
-        f"{where}layers, each with what follows it", LAYERS, [_layer_cells(row) for row in summary.layers], left=2
+        f"{prefix}layers, each with what follows it", LAYERS, [_layer_cells(row) for row in summary.layers], left=2
     )
-    tried = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
-    if tried:
+    forms = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
+    if forms:
         console.print()
-        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in tried)) for row in summary.layers]
-        _print_table("layers alone, in us", ("layer", *tried), rows)
+        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in forms)) for row in summary.layers]
+        _print_table("layers alone, in us", ("layer", *forms), rows)
 
 
 def _layer_cells(row: LayerRow) -> tuple[str, ...]:

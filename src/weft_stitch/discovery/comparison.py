@@ -217,8 +217,8 @@ def _contradictions(evidence: Evidence, layer: FamilyLayer, position: int, toler
         if mismatch.outputs.position == position:
             table[mismatch.outputs.classes[mismatch.rows], mismatch.task_a, mismatch.task_b] = True
     if role(layer) == "dense":
-        parts = evidence.incidence(layer.inputs[0])
-        table |= _present_pairs(partition) & (parts.T @ parts == 0)
+        incidence = evidence.incidence(layer.inputs[0])
+        table |= _present_pairs(partition) & (incidence.T @ incidence == 0)
     return table
 
 

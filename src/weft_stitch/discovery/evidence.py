@@ -178,7 +178,7 @@ class _CachedSums(NamedTuple):
 
     versions: tuple[int, ...]
     sums: list[Array]
-    parts: Array
+    incidence: Array
 
 
 class Evidence:
@@ -204,9 +204,9 @@ class Evidence:
         for writer in writers:
             allowed &= self._add_writer(keys, space, writer)
         for layer in readers:
-            sums, parts = self.by_part(column_keys, layer, layer.output)
+            sums, incidence = self.by_part(column_keys, layer, layer.output)
             for position in self.positions(layer.inputs[0], space):
-                self._add_keys(keys, sums, parts, layer.inputs[0], position, f"{layer.output} reads")
+                self._add_keys(keys, sums, incidence, layer.inputs[0], position, f"{layer.output} reads")
         return PairKeys(keys, allowed)
 
     def common(self, value: str, task_a: int, task_b: int) -> Common:
@@ -268,21 +268,23 @@ class Evidence:
             return len(set(self.wiring.widths[space])) == 1
         if writer.role == "depthwise":
             sums = [filter_keys(weight)[:, None] for weight in flat_weights(writer.layer)]
-            parts = np.ones((1, self.tasks), np.int64)
+            incidence = np.ones((1, self.tasks), np.int64)
         else:
-            sums, parts = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
-        self._add_keys(keys, sums, parts, writer.value, writer.position, writer.value)
-        return np.asarray(parts.T @ parts > 0)
+            sums, incidence = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
+        self._add_keys(keys, sums, incidence, writer.value, writer.position, writer.value)
+        return np.asarray(incidence.T @ incidence > 0)
 
-    def _add_keys(self, keys: Keys, sums: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
-        """Add the fingerprints *sums*, by part, of the space at *position* of *value* to *keys*.
+    def _add_keys(self, keys: Keys, sums: list[Array], incidence: Array, value: str, position: int, salt: str) -> None:
+        """Add the fingerprints *sums* of the space at *position* of *value* to *keys*.
+
+        *sums*: for each task, [channels, parts]. *incidence*: [parts, tasks].
 
         The fingerprints of each use of a space are multiplied by an odd factor of their own, derived from *salt*, so
         that those of several uses do not cancel.
         """
         factor = _salt(f"{salt} {position}")
         for task, task_sums in enumerate(sums):
-            pair_sums = task_sums[self.channels(value, position, task)] @ parts.astype(np.uint64)
+            pair_sums = task_sums[self.channels(value, position, task)] @ incidence.astype(np.uint64)
             keys[task, : len(pair_sums)] += pair_sums * factor
 
     def by_part(self, compute: ByPart, layer: FamilyLayer, over: str) -> tuple[list[Array], Array]:
@@ -293,12 +295,12 @@ class Evidence:
         versions = self.versions(over)
         cached = self._cached.get((compute, layer.output))
         if cached is None or cached.versions != versions:
-            parts, sums = self.incidence(over), list[Array]()
+            incidence, sums = self.incidence(over), list[Array]()
             for task, weight in enumerate(flat_weights(layer)):
                 labels, part_of = self._labels_and_parts(over, task)
-                sums.append(compute(weight, labels, part_of, len(parts)))
-            cached = self._cached[compute, layer.output] = _CachedSums(versions, sums, parts)
-        return cached.sums, cached.parts
+                sums.append(compute(weight, labels, part_of, len(incidence)))
+            cached = self._cached[compute, layer.output] = _CachedSums(versions, sums, incidence)
+        return cached.sums, cached.incidence
 
     def _labels_and_parts(self, value: str, task: int) -> tuple[Array, Array]:
         """For each channel of *value* in *task*: the number of its class (its label), and that of its part or ``NONE``.

@@ -210,17 +210,17 @@ def _kernel_keys(weight: Array, tolerance: float) -> Keys:
     return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
 
 
-def _count_votes(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
-    """Rows of *mine* and *theirs* [filters, inputs] with equal keys in some columns, and the fraction of such columns.
+def _count_votes(keys_a: Keys, keys_b: Keys) -> tuple[Array, Array, Array]:
+    """Rows of *keys_a* and *keys_b* [filters, inputs] that are equal in some columns, and the fraction of such columns.
 
     Each row is in at most one pair: the one of most votes; of equal ones that of smaller rows, as sorting is stable.
     """
-    left, right = pair_up(mine.ravel(), theirs.ravel(), ties=False)
-    voters = mine.shape[1]
-    pairs, votes = np.unique(left // voters * len(theirs) + right // voters, return_counts=True)
+    left, right = pair_up(keys_a.ravel(), keys_b.ravel(), ties=False)
+    voters = keys_a.shape[1]
+    pairs, votes = np.unique(left // voters * len(keys_b) + right // voters, return_counts=True)
     by_votes = np.argsort(-votes, kind="stable")
     pairs, votes = pairs[by_votes], votes[by_votes]
-    rows, partners = pairs // len(theirs), pairs % len(theirs)
+    rows, partners = pairs // len(keys_b), pairs % len(keys_b)
     best_of_row = np.zeros(len(pairs), bool)
     best_of_row[np.unique(rows, return_index=True)[1]] = True
     best_of_partner = np.zeros(len(pairs), bool)
@@ -319,14 +319,17 @@ def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, 
         if writer.role == "depthwise":
             single_channel = np.zeros(1, np.int64)
             sketches = [row_sketches(weights[task], single_channel, single_channel, 1) for task in (task_a, task_b)]
-            shared, both = (single_channel, single_channel), np.ones(1, bool)
+            shared, common_parts = (single_channel, single_channel), np.ones(1, bool)
         else:
-            sums, parts = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
-            sketches, both = [sums[task_a], sums[task_b]], (parts[:, task_a] & parts[:, task_b]).astype(bool)
+            sums, incidence = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
+            sketches = [sums[task_a], sums[task_b]]
+            common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
             inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
             shared = inputs.mine, inputs.theirs
-        first, second = (sketch[cut][:, both].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True))
-        yield WeightView((first, second), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), shared)
+        sketch_a, sketch_b = (
+            sketch[cut][:, common_parts].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True)
+        )
+        yield WeightView((sketch_a, sketch_b), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), shared)
 
 
 def _reader_weights(
@@ -335,16 +338,18 @@ def _reader_weights(
     """The weights with which *readers* read the channels of *space*, for tasks *task_a* and *task_b*."""
     for layer in readers:
         weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
-        sums, parts = evidence.by_part(column_sketches, layer, layer.output)
-        both = (parts[:, task_a] & parts[:, task_b]).astype(bool)
+        sums, incidence = evidence.by_part(column_sketches, layer, layer.output)
+        common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
         outputs = evidence.common(layer.output, task_a, task_b)
         for position in evidence.positions(layer.inputs[0], space):
             cuts = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
-            first, second = (
-                sums[task][cut][:, both].sum(axis=1) for task, cut in zip((task_a, task_b), cuts, strict=True)
+            sketch_a, sketch_b = (
+                sums[task][cut][:, common_parts].sum(axis=1) for task, cut in zip((task_a, task_b), cuts, strict=True)
             )
             yield WeightView(
-                (first, second), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), (outputs.mine, outputs.theirs)
+                (sketch_a, sketch_b),
+                (weights[task_a][cuts[0]], weights[task_b][cuts[1]]),
+                (outputs.mine, outputs.theirs),
             )
 
 
@@ -375,47 +380,50 @@ def _directions(labels: Array, taps: int) -> Array:
 
 
 def _nearest(
-    views: list[WeightView], mine: Array, others: Array, tolerance: float, *, ties: bool, in_place: bool
+    views: list[WeightView], channels_a: Array, channels_b: Array, tolerance: float, *, ties: bool, in_place: bool
 ) -> tuple[Array, Array]:
-    """Pairs of *mine* and *others* that are within *tolerance* in every view; nearest pairs are chosen first.
+    """Pairs of *channels_a* and *channels_b* that are within *tolerance* in every view; nearest pairs are chosen first.
 
     Each channel is in one pair at most. *in_place*: only pair channels of the same index.
     """
-    first, second = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
-    mine, others = mine[np.isfinite(first[mine]).all(axis=1)], others[np.isfinite(second[others]).all(axis=1)]
-    candidates = _candidates(first[mine], second[others], tolerance, sum(view.size for view in views))
-    left, right = mine[candidates[0]], others[candidates[1]]
+    sketches_a, sketches_b = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
+    channels_a = channels_a[np.isfinite(sketches_a[channels_a]).all(axis=1)]
+    channels_b = channels_b[np.isfinite(sketches_b[channels_b]).all(axis=1)]
+    candidates = _candidates(
+        sketches_a[channels_a], sketches_b[channels_b], tolerance, sum(view.size for view in views)
+    )
+    left, right = channels_a[candidates[0]], channels_b[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
     close = (distance <= tolerance) & ((left == right) | (not in_place))
     if not ties:
         sizes = [np.abs(view.weights[0].take(view.shared[0], axis=1)).max(axis=(1, 2), initial=0) for view in views]
         close &= np.max(sizes, axis=0)[left] > tolerance
     order = np.flatnonzero(close)[np.argsort(distance[close], kind="stable")]
-    used: tuple[set[int], set[int]] = set(), set()
+    paired: tuple[set[int], set[int]] = set(), set()
     chosen = []
     for index in order.tolist():
-        if left[index] not in used[0] and right[index] not in used[1]:
-            used[0].add(left[index])
-            used[1].add(right[index])
+        if left[index] not in paired[0] and right[index] not in paired[1]:
+            paired[0].add(left[index])
+            paired[1].add(right[index])
             chosen.append(index)
     return left[chosen], right[chosen]
 
 
-def _candidates(mine: Array, theirs: Array, tolerance: float, count: int) -> tuple[Array, Array]:
+def _candidates(sketches_a: Array, sketches_b: Array, tolerance: float, count: int) -> tuple[Array, Array]:
     """Pairs of sketches [channels, directions] within *tolerance*: filtered by the first direction, then by all.
 
     *count*: the number of weights compared per channel.
     """
     limit = _FARTHEST * tolerance**2 * count
-    slack = _ROUNDING * max((mine * mine).max(initial=0), (theirs * theirs).max(initial=0))
+    slack = _ROUNDING * max((sketches_a * sketches_a).max(initial=0), (sketches_b * sketches_b).max(initial=0))
     reach = np.sqrt(_DIRECTIONS * limit + slack)
-    order = np.argsort(theirs[:, 0], kind="stable")
-    first_near = np.searchsorted(theirs[order, 0], mine[:, 0] - reach, "left")
-    end_near = np.searchsorted(theirs[order, 0], mine[:, 0] + reach, "right")
+    order = np.argsort(sketches_b[:, 0], kind="stable")
+    first_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] - reach, "left")
+    end_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] + reach, "right")
     pairs = [np.zeros((2, 0), np.int64)]
-    for row in range(len(mine)):
+    for row in range(len(sketches_a)):
         nearby = order[first_near[row] : end_near[row]]
-        difference = theirs[nearby] - mine[row]
+        difference = sketches_b[nearby] - sketches_a[row]
         nearby = nearby[(difference * difference).sum(axis=1) <= _DIRECTIONS * (limit + slack)]
         if len(nearby):
             pairs.append(np.stack([np.full(len(nearby), row), nearby]))

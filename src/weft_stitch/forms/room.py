@@ -79,8 +79,8 @@ class TaskRows:
         if len(tasks) == 1 or self.dynamic or max(tasks) - min(tasks) >= len(tasks):
             parts = self.split(tensor)
             return self.join([parts[task] for task in sorted(tasks)])
-        ends = np.cumsum([0, *self.batches])
-        return slice_axis(self._builder, tensor, 0, int(ends[min(tasks)]), int(ends[max(tasks) + 1]))
+        row_bounds = np.cumsum([0, *self.batches])
+        return slice_axis(self._builder, tensor, 0, int(row_bounds[min(tasks)]), int(row_bounds[max(tasks) + 1]))
 
     def join(self, tensors: Sequence[str]) -> str:
         """Stack the tensors of several tasks along the rows."""
@@ -162,8 +162,8 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
         return select(builder, tensor, np.argsort(columns))
     come_first = (columns == np.arange(channels)).all()
     padding = width - channels if come_first else 1  # otherwise one channel of zeros, which all gaps select
-    ends = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
-    padded = builder.add("Pad", tensor, ends, shape=(rows, channels + padding, *picture))
+    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
+    padded = builder.add("Pad", tensor, pads, shape=(rows, channels + padding, *picture))
     if come_first:
         return padded
     index = np.full(width, channels)

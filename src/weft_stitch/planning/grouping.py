@@ -122,12 +122,12 @@ class Lattice:
     subtracts the group's number from the subset's.
     """
 
-    def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
-        """*whole*: the counts of all models. *cost*: returns the cost of a subset as one group."""
-        self._whole, self._cost = whole, cost
+    def __init__(self, all_amounts: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
+        """*all_amounts*: the counts of all models. *cost*: returns the cost of a subset as one group."""
+        self._all_amounts, self._cost = all_amounts, cost
         # kind -> the place value of its digit, by which a subset's number grows with one more model of the kind
-        self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
-        self._full = math.prod(amount + 1 for amount in whole) - 1
+        self._units = [math.prod(amount + 1 for amount in all_amounts[:kind]) for kind in range(len(all_amounts))]
+        self._full = math.prod(amount + 1 for amount in all_amounts) - 1
 
     def best(self, wish: Objective) -> list[Cut]:
         """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest cut."""
@@ -146,20 +146,20 @@ class Lattice:
 
     def amounts(self, number: int) -> Amounts:
         """The amounts of the subset *number*."""
-        return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._whole, strict=True))
+        return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._all_amounts, strict=True))
 
     def cost(self, number: int) -> GroupCost:
         """The cost of the subset *number* as one group."""
         return self._cost(self.amounts(number))
 
-    def groups(self, left: int) -> list[int]:
-        """The groups to take out of *left*, by number: with a model of its last kind, so each cut is tried once."""
-        amounts = self.amounts(left)
+    def groups(self, remaining: int) -> list[int]:
+        """Numbers of the groups to take from *remaining*: with a model of its last kind, so each cut is tried once."""
+        amounts = self.amounts(remaining)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
         for kind in range(last):
             unit = self._units[kind]
-            if amount := amounts[kind]:
+            if amount := amounts[kind]:  # each choice of 0 to *amount* models of this kind
                 groups = [group + taken for taken in range(0, (amount + 1) * unit, unit) for group in groups]
         unit = self._units[last]
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
@@ -171,8 +171,8 @@ class Lattice:
         -> the value of both.
         """
         least = [0.0] * (self.full + 1)
-        for left in range(1, self.full + 1):
-            least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
+        for subset in range(1, self.full + 1):
+            least[subset] = min([join(values[group], least[subset - group]) for group in self.groups(subset)])
         return least
 
     def _fastest_cut(self) -> Cut:
@@ -185,14 +185,15 @@ class Lattice:
         first_groups = [0] * (self.full + 1)  # the first group of the fastest cut
         floors = [0.0] * (self.full + 1)  # a lower bound on the latency as one group
         seconds = [math.inf] * (self.full + 1)  # the latency as one group, where that is the fastest cut
-        for left in range(1, self.full + 1):
-            options = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
-            least[left], first_groups[left] = min(options)
-            floors[left] = max(floors[part] for part in self._parts(left))
-            if floors[left] < least[left]:
-                floors[left] = self.cost(left).seconds
-                if floors[left] < least[left]:
-                    least[left], first_groups[left], seconds[left] = floors[left], left, floors[left]
+        for subset in range(1, self.full + 1):
+            options = [(seconds[group] + least[subset - group], group) for group in self.groups(subset)]
+            least[subset], first_groups[subset] = min(options)
+            floors[subset] = max(floors[part] for part in self._parts(subset))
+            if floors[subset] < least[subset]:
+                floors[subset] = self.cost(subset).seconds
+                if floors[subset] < least[subset]:
+                    least[subset] = seconds[subset] = floors[subset]
+                    first_groups[subset] = subset
         return self._trace_cut(first_groups)
 
     def _parts(self, number: int) -> list[int]:
@@ -202,11 +203,11 @@ class Lattice:
 
     def _trace_cut(self, first_groups: Sequence[int]) -> Cut:
         """Build the cut of all models from *first_groups*, the first group of the best cut of every subset."""
-        cut, left = Cut(NOTHING, ()), self.full
-        while left:
-            group = first_groups[left]
+        cut, remaining = Cut(NOTHING, ()), self.full
+        while remaining:
+            group = first_groups[remaining]
             cut = Cut(cut.cost.then(self.cost(group)), (*cut.groups, self.amounts(group)))
-            left -= group
+            remaining -= group
         return cut
 
 
@@ -241,7 +242,7 @@ class _LatticeSearch:
         self._ordered_groups: dict[int, list[int]] = {}
         """Subset -> its groups, the most promising first."""
         self._seen: dict[int, list[GroupCost]] = {}
-        """Subset left -> the Pareto-optimal costs with which it was reached."""
+        """Remaining subset -> the Pareto-optimal costs with which it was reached."""
         self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
         """The best cut so far, as cost and groups; None before the first."""
 
@@ -253,19 +254,19 @@ class _LatticeSearch:
         cost, groups = self._best_cut
         return Cut(cost, tuple(self._lattice.amounts(group) for group in groups))
 
-    def _extend(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
-        """Add every group out of the subset *left* to the cut *groups*, which costs *cost*."""
-        if not left:
+    def _extend(self, remaining: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
+        """Add every group out of the subset *remaining* to the cut *groups*, which costs *cost*."""
+        if not remaining:
             self._best_cut = cost, groups
             return
-        seen = self._seen.setdefault(left, [])
+        seen = self._seen.setdefault(remaining, [])
         if any(other.covers(cost) for other in seen):
             return
-        self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
-        for group in self._order_groups(left):
+        self._seen[remaining] = [*(other for other in seen if not cost.covers(other)), cost]
+        for group in self._order_groups(remaining):
             extended = cost.then(self._costs[group])
-            if self._can_improve(extended.then(self._bounds[left - group])):
-                self._extend(left - group, extended, (*groups, group))
+            if self._can_improve(extended.then(self._bounds[remaining - group])):
+                self._extend(remaining - group, extended, (*groups, group))
 
     def _can_improve(self, bound: GroupCost) -> bool:
         """Whether *bound* is within the limits and better than the best cut so far."""
@@ -273,15 +274,15 @@ class _LatticeSearch:
             return False
         return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
 
-    def _order_groups(self, left: int) -> list[int]:
-        """The groups out of *left*, those with the best bounds first."""
-        if left not in self._ordered_groups:
+    def _order_groups(self, remaining: int) -> list[int]:
+        """The groups out of *remaining*, those with the best bounds first."""
+        if remaining not in self._ordered_groups:
             ranked = [
-                (self._wish.rank(self._costs[group].then(self._bounds[left - group])), group)
-                for group in self._lattice.groups(left)
+                (self._wish.rank(self._costs[group].then(self._bounds[remaining - group])), group)
+                for group in self._lattice.groups(remaining)
             ]
-            self._ordered_groups[left] = [group for _, group in sorted(ranked)]
-        return self._ordered_groups[left]
+            self._ordered_groups[remaining] = [group for _, group in sorted(ranked)]
+        return self._ordered_groups[remaining]
 
 
 FEW = 15
@@ -392,9 +393,9 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     sizes = sorted(samples)
     after = bisect_left(sizes, size)
     low, high = sizes[after - 1], sizes[after]
-    share = (size - low) / (high - low)
+    fraction = (size - low) / (high - low)
     pairs = zip(samples[low], samples[high], strict=True)
-    return GroupCost(*(smaller + share * (larger - smaller) for smaller, larger in pairs))
+    return GroupCost(*(smaller + fraction * (larger - smaller) for smaller, larger in pairs))
 
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:
