@@ -60,7 +60,7 @@ def low_rank(difference: Array, allowed: float) -> LowRank | None:
     rank to try, and tries higher ranks until the residual is small enough.
     """
     depth, width = difference.shape
-    most_rank = depth * width // (WORTH * (depth + width))
+    most_rank = depth * width // (WORTH * (depth + width))  # the rank at which both factors take 1/WORTH of the weight
     rng = np.random.default_rng(0)
     for count in sorted({min(rank, most_rank) for rank in (*_FIRST_RANKS, most_rank)}):
         sketch = difference @ rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
@@ -77,8 +77,8 @@ def low_rank(difference: Array, allowed: float) -> LowRank | None:
 def _project(basis: Array, coefficients: Array, difference: Array, allowed: float) -> LowRank:
     """Project *difference* [in, out] onto *basis* [in, vectors], without its weakest directions.
 
-    *coefficients*: ``basis.T @ difference``. The residual's norm is at most *allowed* if the
-    squared norm outside the basis is at most half of the square of *allowed*.
+    *coefficients*: ``basis.T @ difference``. The residual's norm is at most *allowed* if the squared norm
+    outside the basis is at most half of the square of *allowed*.
     """
     squares, vectors = np.linalg.eigh(coefficients.astype(np.float64) @ coefficients.T.astype(np.float64))
     outside = max(0.0, float(np.linalg.norm(difference)) ** 2 - float(squares.sum()))  # squared norm outside the basis
@@ -107,10 +107,7 @@ class OwnLines:
         return result
 
     def index(self, first: int) -> Array:
-        """For each line of this table, its index in a joint table.
-
-        There the shared lines are in place, and the own lines begin at *first*.
-        """
+        """For each line of this table, its index in a joint table: the shared table, and own lines from *first* on."""
         joint_indices = np.arange(self.count, dtype=np.int32)
         joint_indices[self.indices] = np.arange(first, first + len(self.indices))
         return joint_indices

@@ -48,14 +48,14 @@ class Reference:
             input_index = _weight_input(step, task)
             if input_index is None or number not in self._keys:
                 continue
-            own_key, reference_key = step.contents[task][input_index], self._keys[number]
+            own_key, shared_key = step.contents[task][input_index], self._keys[number]
             difference = (
-                self._difference(reference_key, own_key, input_index, tolerance) if own_key != reference_key else None
+                self._difference(shared_key, own_key, input_index, tolerance) if own_key != shared_key else None
             )
             if difference is None:
                 continue
             replaced.add(own_key)
-            step.contents[task] = ("", reference_key) if input_index else (reference_key, "")
+            step.contents[task] = ("", shared_key) if input_index else (shared_key, "")
             if isinstance(difference, OwnLines):
                 step.lines[task] = difference
             elif difference.rank or difference.kind != "low rank":
@@ -64,16 +64,16 @@ class Reference:
         self._constants.forget(replaced - read - set(self._keys.values()))
 
     def _difference(
-        self, reference_key: str, own_key: str, input_index: int, tolerance: float
+        self, shared_key: str, own_key: str, input_index: int, tolerance: float
     ) -> LowRank | OwnLines | None:
         """The difference between the constants with both keys; None if they differ too much."""
-        key = reference_key, own_key, input_index
+        key = shared_key, own_key, input_index
         if key not in self._differences:
-            reference_array, own_array = self._matrix(reference_key), self._matrix(own_key)
+            reference, weight = self._matrix(shared_key), self._matrix(own_key)
             self._differences[key] = (
                 None
-                if reference_array is None or own_array is None
-                else _find_difference(reference_array, own_array, input_index, tolerance)
+                if reference is None or weight is None
+                else _find_difference(reference, weight, input_index, tolerance)
             )
         return self._differences[key]
 
@@ -130,14 +130,12 @@ def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: C
 def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
     """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
-        own_contents = step.contents.get(task)
-        task_by_contents = {step.contents[other]: other for other in range(task) if other in step.contents}
-        for other in (
-            other for contents, other in task_by_contents.items() if own_contents and contents != own_contents
-        ):
+        own_keys = step.contents.get(task)
+        task_by_keys = {step.contents[other]: other for other in range(task) if other in step.contents}
+        for other in (other for keys, other in task_by_keys.items() if own_keys and keys != own_keys):
             if changes := _reorder_changes(body, places, number, task, other):
-                for changed, contents in changes.items():
-                    body.steps[changed].contents[task] = contents
+                for changed, keys in changes.items():
+                    body.steps[changed].contents[task] = keys
                 yield from changes
                 break
 
@@ -175,17 +173,12 @@ def _fits_order(body: Body, step: BodyStep, task: int, other: int, order: Array)
         return False
     arrays = body.constants.arrays
     for own_key, other_key in zip(step.contents[task], step.contents[other], strict=True):
-        own_array, other_array = arrays.get(own_key), arrays.get(other_key)
-        if own_key == other_key and (own_array is None or own_array.shape[-1:] != order.shape):
-            continue
-        if (
-            own_array is None
-            or other_array is None
-            or own_array.shape != other_array.shape
-            or own_array.shape[-1:] != order.shape
-        ):
+        array, other_array = arrays.get(own_key), arrays.get(other_key)
+        if own_key == other_key and (array is None or array.shape[-1:] != order.shape):
+            continue  # a shared constant without the axis whose order changes
+        if array is None or other_array is None or array.shape != other_array.shape or array.shape[-1:] != order.shape:
             return False
-        if not np.array_equal(own_array[..., order], other_array):
+        if not np.array_equal(array[..., order], other_array):
             return False
     return True
 
@@ -200,11 +193,12 @@ def _weight(body: Body, step: BodyStep, task: int) -> Array | None:
 
 def _row_order(mine: Array, theirs: Array) -> Array | None:
     """The permutation that sorts the rows of *mine* as in *theirs*; None if rows differ or are in order already."""
+    # the last test is cheap: whether any row of *mine* begins like the first of *theirs*
     if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
         return None
     row_index = {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(mine))}
-    places = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
-    order = np.array(places)
-    if len(set(places)) < len(places) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
+    indices = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
+    order = np.array(indices)
+    if len(set(indices)) < len(indices) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
         return None
     return order

@@ -74,13 +74,11 @@ def value_name(value: BodyValue) -> str:
 
 
 class _InputSizes(NamedTuple):
-    """Tensors with the number of rows, and the length, of one model's inputs.
-
-    *length* is empty if its inputs have fixed sizes.
-    """
+    """Names of tensors [1] with the number of rows and the length of one model's inputs."""
 
     rows: str
     length: str
+    """Empty if the inputs have fixed sizes."""
 
 
 class _Joiner:
@@ -119,10 +117,7 @@ class _Joiner:
         self._names_given = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
-        """Write all steps; return the outputs of all models.
-
-        Without *fill*, inputs are not padded.
-        """
+        """Write all steps; return the outputs of all models. Without *fill*, inputs are not padded."""
         self._read_inputs(fill)
         for number in range(len(self.body.steps)):
             # called for every step in order, so that keys of earlier steps are cached and the recursion stays shallow
@@ -195,9 +190,7 @@ class _Joiner:
     def _step_has_rows(self, number: int) -> bool:
         """Whether any output of step *number* has rows."""
         outputs = self.body.steps[number].node.outputs
-        return any(
-            self._value_has_rows(BodyValue(number, output_index)) for output_index, name in enumerate(outputs) if name
-        )
+        return any(self._value_has_rows(BodyValue(number, index)) for index, name in enumerate(outputs) if name)
 
     def tensor(self, value: BodyValue, crew: Crew) -> str:
         """The tensor with a value's rows for the models of *crew*, in order."""
@@ -253,24 +246,22 @@ class _Joiner:
             return contents
         key = f"added {number} {task}"
         if key not in self._merged:
-            self._merged[key] = difference.apply(self.body.constants.arrays["".join(contents)])
+            weight_key = "".join(contents)  # the other inputs are no constants, so that their keys are empty
+            self._merged[key] = difference.apply(self.body.constants.arrays[weight_key])
         return tuple(content and key for content in contents)
 
     def _applies_by_row(self, step: BodyStep) -> bool:
         """Whether a step can apply its model's own difference to each row: low-rank factors, or lines of a table."""
         if step.lines:
             index = step.inputs[1]
-            return (
-                index is not None
-                and bool(self.places)
-                and self._value_has_rows(index)
-                and not self._is_interleaved(index)
-            )
+            if index is None or not self.places:
+                return False
+            return self._value_has_rows(index) and not self._is_interleaved(index)
         source = step.inputs[0]
         place = self.places.get(source) if source else None
         if place is None or (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
             return False
-        return len(place.sizes) in (2, 3)
+        return len(place.sizes) in (2, 3)  # [rows, features] or [rows, length, features]
 
     def _write_low_rank(self, number: int, source: str, crew: Crew) -> str:
         """Multiply each row of *source* by both low-rank factors of its model: a batched product, one batch per row."""
@@ -340,9 +331,8 @@ class _Joiner:
     def _distinct_parts(self, parts_of: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
         """The distinct parts of a crew's models (None: no part), and the tensor with the index of each row's part."""
         parts = {id(parts_of.get(task)): parts_of.get(task) for task in crew}
-        return list(parts.values()), self._row_numbers(
-            crew, tuple(list(parts).index(id(parts_of.get(task))) for task in crew)
-        )
+        numbers = tuple(list(parts).index(id(parts_of.get(task))) for task in crew)
+        return list(parts.values()), self._row_numbers(crew, numbers)
 
     def _row_numbers(self, crew: Crew, numbers: tuple[int, ...]) -> str:
         """The tensor [rows] with the number of each row's model. *numbers*: one for each model of *crew*."""
@@ -357,14 +347,14 @@ class _Joiner:
     def _gather_rows(self, value: BodyValue, crew: Crew) -> str:
         """Concatenate a value's rows for *crew* from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
-        remaining = list(crew)
-        while remaining:
+        models = list(crew)
+        while models:
             fitting = [
-                group for group in self._tensors[value] if len(group) > 1 and tuple(remaining[: len(group)]) == group
+                group for group in self._tensors[value] if len(group) > 1 and tuple(models[: len(group)]) == group
             ]
-            group = max(fitting, key=len, default=(remaining[0],))
-            parts.append(self._tensors[value][group] if fitting else self._single_model(value, remaining[0]))
-            del remaining[: len(group)]
+            group = max(fitting, key=len, default=(models[0],))
+            parts.append(self._tensors[value][group] if fitting else self._single_model(value, models[0]))
+            del models[: len(group)]
         if len(parts) == 1:
             return parts[0]
         if not self._is_interleaved(value):

@@ -67,7 +67,7 @@ def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
     if evidence.allowed.sum() != len(keys) * (len(keys) - 1) or (evidence.keys != keys[:, :, None]).any():
         return None
     present = partition.members != NONE
-    table = keys[np.arange(len(keys)), np.maximum(partition.members, 0)]
+    table = keys[np.arange(len(keys)), np.maximum(partition.members, 0)]  # [classes, tasks]
     first = table[np.arange(len(table)), np.argmax(present, axis=1)]
     return None if (present & (table != first[:, None])).any() else first
 
@@ -75,6 +75,7 @@ def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
 def _merge_by_key(partition: Partition, keys: Keys) -> None:
     """Join all classes of equal *keys*, unless the key is zero or some task has several of these classes."""
     order = np.argsort(keys, kind="stable")
+    # where each run of equal keys begins in *order*; a run is joined to its first class
     starts = np.flatnonzero(np.append(True, keys[order][1:] != keys[order][:-1])) if len(keys) else order
     present = (partition.members[order] != NONE).astype(np.int64)
     unambiguous = (np.add.reduceat(present, starts, axis=0) <= 1).all(axis=1) & (keys[order[starts]] != 0)
@@ -184,13 +185,13 @@ def _vote_pair(
     voters = np.unique(np.linspace(0, len(inputs.classes) - 1, _VOTERS).astype(int))
     weights = flat_weights(writer.layer)
     free = partition.apart(task_a, task_b), partition.apart(task_b, task_a)  # channels that they do not share
-    kernels = [
+    kernel_keys = [
         _kernel_keys(
             weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[voters]], tolerance
         )
         for task, rows, columns in zip((task_a, task_b), free, (inputs.mine, inputs.theirs), strict=True)
     ]
-    left, right, support = _count_votes(*kernels)
+    left, right, support = _count_votes(*kernel_keys)
     classes_a, classes_b = partition.labels[task_a][free[0][left]], partition.labels[task_b][free[1][right]]
     joinable = partition.joinable(classes_a, classes_b)
     # NEVER elects no pair
@@ -217,6 +218,7 @@ def _count_votes(keys_a: Keys, keys_b: Keys) -> tuple[Array, Array, Array]:
     """
     left, right = pair_up(keys_a.ravel(), keys_b.ravel(), ties=False)
     voters = keys_a.shape[1]
+    # a pair of rows as one number, counted once for every column in which the rows are equal
     pairs, votes = np.unique(left // voters * len(keys_b) + right // voters, return_counts=True)
     by_votes = np.argsort(-votes, kind="stable")
     pairs, votes = pairs[by_votes], votes[by_votes]
@@ -289,6 +291,7 @@ def merge_near(
     """
     partition = evidence.partitions[space]
     is_input = any(writer.role == "input" for writer in writers)
+    # grouped convolutions share nothing; inputs are paired by index, for which they need equal widths
     filtered = [writer for writer in writers if writer.role in ("dense", "depthwise")]
     if len(filtered) + is_input < len(writers) or not filtered or (is_input and len(set(partition.widths)) > 1):
         return
@@ -367,7 +370,7 @@ def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Arra
 
 
 def column_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
-    """For each input of *weight*, its sketch over the outputs of each part."""
+    """For each input of *weight*, its sketch over the outputs of each part: [in, parts, directions]."""
     return row_sketches(weight.swapaxes(0, 1), labels, parts, count)
 
 
@@ -387,11 +390,11 @@ def _nearest(
     Each channel is in one pair at most. *in_place*: only pair channels of the same index.
     """
     sketches_a, sketches_b = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
+    # NaN and infinities are near nothing
     channels_a = channels_a[np.isfinite(sketches_a[channels_a]).all(axis=1)]
     channels_b = channels_b[np.isfinite(sketches_b[channels_b]).all(axis=1)]
-    candidates = _candidates(
-        sketches_a[channels_a], sketches_b[channels_b], tolerance, sum(view.size for view in views)
-    )
+    size = sum(view.size for view in views)
+    candidates = _candidates(sketches_a[channels_a], sketches_b[channels_b], tolerance, size)
     left, right = channels_a[candidates[0]], channels_b[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
     close = (distance <= tolerance) & ((left == right) | (not in_place))
@@ -414,7 +417,7 @@ def _candidates(sketches_a: Array, sketches_b: Array, tolerance: float, count: i
 
     *count*: the number of weights compared per channel.
     """
-    limit = _FARTHEST * tolerance**2 * count
+    limit = _FARTHEST * tolerance**2 * count  # of the squared distance per direction
     slack = _ROUNDING * max((sketches_a * sketches_a).max(initial=0), (sketches_b * sketches_b).max(initial=0))
     reach = np.sqrt(_DIRECTIONS * limit + slack)
     order = np.argsort(sketches_b[:, 0], kind="stable")
