@@ -239,10 +239,7 @@ def _write_affine(room: Room, layer: FamilyLayer) -> PlacedValue:
     layout = room.layout(layer.inputs[0])
     source = room.get(layer.inputs[0], layout)
     if layout == APART:
-        tensors = [
-            _write_affine_alone(room, channels, affine, task, task_tensor)
-            for task, task_tensor in enumerate(source.tensors)
-        ]
+        tensors = [_write_affine_alone(room, channels, affine, *pair) for pair in enumerate(source.tensors)]
         return PlacedValue(APART, tuple(tensors))
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
     if layout == STACKED:  # each column belongs to one task; the lines of the others have the neutral 1 and 0 there

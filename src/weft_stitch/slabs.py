@@ -135,10 +135,7 @@ class _SlabRewriter:
         self._slabbed: dict[str, tuple[str, tuple[int, ...]]] = {}
         """Kernel -> the name of its constant in slabs, and the arguments for ``undo_slabs``."""
         self._flat: dict[str, str] = {}
-        """Tensor -> the name of its copy of shape [1, rows x channels, ...].
-
-        The tensor itself may not be computed yet.
-        """
+        """Tensor -> the name of its copy of shape [1, rows x channels, ...]; it need not be computed itself."""
         self._computed = {tensor.name for tensor in graph.inputs} | set(graph.constants)
         """Tensors that are computed under their own name already, not only as a flat copy."""
 
@@ -158,11 +155,10 @@ class _SlabRewriter:
         if geometry.phases > 1:
             source = self._sort_columns(source, step, geometry.phases)
         outs = self.graph.shapes[step.outputs[0]][1]
-        weight = self._constant(_slab_weight(self.graph.constants[step.inputs[1]], geometry), step.inputs[1])
-        self._slabbed[step.inputs[1]] = (
-            weight,
-            (geometry.slabs, geometry.slab_rows, geometry.taps, geometry.phases, geometry.lead),
-        )
+        kernel = step.inputs[1]
+        weight = self._constant(_slab_weight(self.graph.constants[kernel], geometry), kernel)
+        undo_arguments = (geometry.slabs, geometry.slab_rows, geometry.taps, geometry.phases, geometry.lead)
+        self._slabbed[kernel] = weight, undo_arguments
         rows, _, _, width = self.graph.shapes[step.outputs[0]]
         attributes = {
             "kernel_shape": [geometry.slab_rows, geometry.taps],
@@ -170,9 +166,8 @@ class _SlabRewriter:
             "pads": list(geometry.pads),
             "group": _groups(step),
         }
-        slabs_tensor = self._add(
-            "Conv", (source, weight), (rows, outs * geometry.slabs, geometry.rows, width), attributes, step.layer
-        )
+        shape = (rows, outs * geometry.slabs, geometry.rows, width)
+        slabs_tensor = self._add("Conv", (source, weight), shape, attributes, step.layer)
         if len(scale) > 1 or len(shift) > 1:
             self._flat[last] = self._sum_slabs(step, geometry, slabs_tensor, scale, shift, "")
         else:
@@ -212,21 +207,15 @@ class _SlabRewriter:
         rows, outs, height, width = self.graph.shapes[step.outputs[0]]
         affine_rows = max(len(scale), len(shift))
         first_size, channels = (rows, outs) if affine_rows == 1 else (1, rows * outs)
-        target = np.array(
-            [0 if first_size == DYNAMIC else first_size, channels, geometry.slabs * geometry.rows, width], np.int64
-        )
-        shape = (first_size, channels, geometry.slabs * geometry.rows, width)
-        stacked = self._add("Reshape", (slabs_tensor, self._constant(target, "shape")), shape, {}, step.layer)
+        stacked_shape = (first_size, channels, geometry.slabs * geometry.rows, width)
+        stacked = self._reshape(slabs_tensor, stacked_shape, step.layer)
         factors = np.broadcast_to(scale, (affine_rows, outs)).reshape(-1, 1, 1, 1)
         taps = self._constant(np.repeat(factors, geometry.slabs, axis=2), _SUM_PREFIX)
         bias: tuple[str, ...] = ()
         if shift.any():
-            had_bias = len(step.inputs) > 2 and affine_rows == 1
-            bias = (
-                self._constant(
-                    np.broadcast_to(shift, (affine_rows, outs)).ravel(), step.inputs[2] if had_bias else "shift"
-                ),
-            )
+            # named after the old bias, if there is one, so that it counts as a weight as the old one did
+            hint = step.inputs[2] if len(step.inputs) > 2 and affine_rows == 1 else "shift"
+            bias = (self._constant(np.broadcast_to(shift, (affine_rows, outs)).ravel(), hint),)
         attributes = {
             "kernel_shape": [geometry.slabs, 1],
             "dilations": [geometry.rows + 1, 1],
@@ -237,10 +226,7 @@ class _SlabRewriter:
         return self._add("Conv", (stacked, taps, *bias), shape, attributes, step.layer, output)
 
     def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
-        """Scale and shift, each [1 or rows, channels], of the steps after *step*, and the output of the last such step.
-
-        These steps are absorbed.
-        """
+        """Absorb the Mul and Add after *step*: scale and shift, each [1 or rows, channels], and the last one's output."""
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
         scale = np.ones((1, outs), dtype)
@@ -260,8 +246,7 @@ class _SlabRewriter:
     def _table_of(self, tensor: str, operator: str) -> Array | None:
         """The constant [1 or rows, channels] that *operator* combines *tensor* with.
 
-        None unless a step of that operator is the only reader of *tensor*, and the constant has one number per
-        channel.
+        None unless that step is the only reader of *tensor*, and its constant has one number per channel.
         """
         reader = self._last_reader.get(tensor)
         if reader is None or self._read_counts[tensor] != 1 or reader.op != operator:
@@ -316,7 +301,7 @@ class _SlabRewriter:
             self._computed.add(name)
 
     def _reshape(self, tensor: str, shape: tuple[int, ...], layer: str, output: str = "") -> str:
-        target = np.array([0 if size == DYNAMIC else size for size in shape], np.int64)
+        target = np.array([0 if size == DYNAMIC else size for size in shape], np.int64)  # 0 keeps the tensor's size
         return self._add("Reshape", (tensor, self._constant(target, "shape")), shape, {}, layer, output)
 
     def _constant(self, array: Array, hint: str) -> str:
@@ -371,10 +356,8 @@ def _slab_weight(weight: Array, geometry: _Geometry) -> Array:
     """The kernel *weight* as the first convolution reads it: [outs x slabs, ins x phases, rows of a slab, taps]."""
     outs, ins, height, width = weight.shape
     trailing = geometry.phases * geometry.taps - geometry.lead - width if geometry.phases > 1 else 0
-    padded = np.pad(
-        weight, ((0, 0), (0, 0), (0, geometry.slabs * geometry.slab_rows - height), (geometry.lead, trailing))
-    )
+    missing_rows = geometry.slabs * geometry.slab_rows - height
+    padded = np.pad(weight, ((0, 0), (0, 0), (0, missing_rows), (geometry.lead, trailing)))
     by_slab = padded.reshape(outs, ins, geometry.slabs, geometry.slab_rows, geometry.taps, geometry.phases)
-    return by_slab.transpose(0, 2, 5, 1, 3, 4).reshape(
-        outs * geometry.slabs, geometry.phases * ins, geometry.slab_rows, geometry.taps
-    )
+    shape = (outs * geometry.slabs, geometry.phases * ins, geometry.slab_rows, geometry.taps)
+    return by_slab.transpose(0, 2, 5, 1, 3, 4).reshape(shape)

@@ -78,9 +78,8 @@ def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPla
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
     places = {}
     for name, array in small.items():
-        place = _infer_place(
-            f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype)
-        )
+        shapes = [outputs[name].shape for outputs in (small, more, longer)]
+        place = _infer_place(f"output {name}", shapes, str(array.dtype))
         if (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
             raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
         places[name] = place
@@ -92,17 +91,17 @@ def _infer_place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> Bo
     small, more, longer = shapes
     if len(small) != len(more) or len(small) != len(longer):
         raise StitchError(f"{name} has other dimensions for other sizes; it cannot be stitched")
-    grown = [axis for axis, pair in enumerate(zip(small, more, strict=True)) if pair[0] != pair[1]]
-    long = [axis for axis, pair in enumerate(zip(small, longer, strict=True)) if pair[0] != pair[1]]
-    if not grown:
-        return BodyPlace(small, dtype, None, length_axes=tuple(long))
-    axis = grown[0]
-    if len(grown) > 1 or small[axis] * MORE[0] != more[axis] * SMALL[0]:
+    row_axes = [axis for axis, pair in enumerate(zip(small, more, strict=True)) if pair[0] != pair[1]]
+    long_axes = [axis for axis, pair in enumerate(zip(small, longer, strict=True)) if pair[0] != pair[1]]
+    if not row_axes:
+        return BodyPlace(small, dtype, None, length_axes=tuple(long_axes))
+    axis = row_axes[0]
+    if len(row_axes) > 1 or small[axis] * MORE[0] != more[axis] * SMALL[0]:
         raise StitchError(f"{name} mixes rows: it is {small} for {SMALL[0]} of them, {more} for {MORE[0]}")
-    per_row, by_length = small[axis] // SMALL[0], axis in long
+    per_row, by_length = small[axis] // SMALL[0], axis in long_axes
     if by_length and longer[axis] * SMALL[1] != small[axis] * LONGER[1]:
         raise StitchError(f"{name} is {small} and {longer} for rows of other lengths; it cannot be split by rows")
-    other_long = tuple(other for other in long if other != axis)
+    other_long = tuple(other for other in long_axes if other != axis)
     return BodyPlace(small, dtype, axis, per_row // SMALL[1] if by_length else per_row, by_length, other_long)
 
 
@@ -113,6 +112,7 @@ def _is_interleaved(name: str, place: BodyPlace, small: Array, more: Array) -> b
     axis, per_row = place.row_axis, small.shape[place.row_axis] // SMALL[0]
     if _nearly_equal(small, more.take(range(per_row * SMALL[0]), axis)):
         return False
+    # interleaved rows alternate along the axis, so that the row is the inner of the two axes it splits into
     outer_sizes, inner_sizes = small.shape[:axis], small.shape[axis + 1 :]
     few_by_row, more_by_row = (array.reshape(*outer_sizes, per_row, -1, *inner_sizes) for array in (small, more))
     if _nearly_equal(few_by_row, more_by_row.take(range(SMALL[0]), axis + 1)):
@@ -218,10 +218,9 @@ def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
 
 def _new_integer_inputs(body: Body) -> dict[str, None]:
     """The integer inputs that the first model does not have."""
-    ports = [
-        port for model_ports in body.ports[1:] for port in model_ports.values() if not port.dtype.startswith("float")
-    ]
-    return {port.name: None for port in ports if port.name not in body.ports[0]}
+    ports = [port for model_ports in body.ports[1:] for port in model_ports.values()]
+    integers = [port.name for port in ports if not port.dtype.startswith("float")]
+    return {name: None for name in integers if name not in body.ports[0]}
 
 
 def _unchanged_by_padding(
@@ -235,8 +234,5 @@ def _unchanged_by_padding(
     for name, expected in unpadded_answers.items():
         answer = padded_answers[name]
         unpadded_part = tuple(slice(0, size) for size in expected.shape)
-        yield (
-            bool(np.isfinite(expected).all())
-            and answer.ndim == expected.ndim
-            and close(answer[unpadded_part], expected)
-        )
+        finite = bool(np.isfinite(expected).all())
+        yield finite and answer.ndim == expected.ndim and close(answer[unpadded_part], expected)

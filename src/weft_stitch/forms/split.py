@@ -267,9 +267,8 @@ def _add_by_task(
     for sharers, tensor in written:
         for task, term in zip(sorted(sharers), rows.split(tensor, sharers), strict=True):
             partial_sum = sums.get(task)
-            sums[task] = (
-                term if partial_sum is None else add("Add", partial_sum, term, shape=writer.room.builder.shape(term))
-            )
+            shape = writer.room.builder.shape(term)
+            sums[task] = term if partial_sum is None else add("Add", partial_sum, term, shape=shape)
     return rows.join([sums[task] for task in sorted(tasks)])
 
 

@@ -82,9 +82,8 @@ def _check_memory(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
     During the search a group is costed once for all models of equal kinds, and others of the kind may share less.
     """
     counts = [count(stitched.counted) for stitched in groups]
-    total_bytes = sum(cost.weight_bytes + cost.table_bytes for cost in counts) + max(
-        cost.activation_bytes for cost in counts
-    )
+    total_bytes = max(cost.activation_bytes for cost in counts)
+    total_bytes += sum(cost.weight_bytes + cost.table_bytes for cost in counts)
     if limits.memory_bytes is not None and total_bytes > limits.memory_bytes:
         allowed = size(limits.memory_bytes)
         raise StitchError(f"the groups found take {size(total_bytes)}, and {allowed} are allowed; raise the memory cap")

@@ -231,14 +231,12 @@ class _FormSearch:
             distinct.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
         named = list(distinct.values())
         graphs = [self._graph(options) for _, options in named]
-        within_cap = [
-            index for index, graph in enumerate(graphs) if index == 0 or cap is None or graph.weight_bytes <= cap
-        ]
-        self.progress(f"comparing {len(within_cap)} whole graphs")
-        times = dict(zip(within_cap, cost.seconds([graphs[index] for index in within_cap]), strict=True))
-        uniform = {named[index][0]: times[index] for index in within_cap if named[index][0] != MIXED}
+        fitting = [index for index, graph in enumerate(graphs) if not index or cap is None or graph.weight_bytes <= cap]
+        self.progress(f"comparing {len(fitting)} whole graphs")
+        times = dict(zip(fitting, cost.seconds([graphs[index] for index in fitting]), strict=True))
+        uniform = {named[index][0]: times[index] for index in fitting if named[index][0] != MIXED}
         return [
-            self._plan(*named[index], times[index], uniform, count(graphs[index]).weight_bytes) for index in within_cap
+            self._plan(*named[index], times[index], uniform, count(graphs[index]).weight_bytes) for index in fitting
         ]
 
     def _plan(
