@@ -74,9 +74,8 @@ class PlanContest:
         times = [candidate.own_s for candidate in self.plans] if seconds is None else seconds
         indices = range(len(times))
         cap = self.most_bytes
-        within_cap = [index for index in indices if cap is None or self.plans[index].weight_bytes <= cap] or list(
-            indices
-        )
+        within_cap = [index for index in indices if cap is None or self.plans[index].weight_bytes <= cap]
+        within_cap = within_cap or list(indices)
         limit_s = max(min(times) * (1 + self.slack), min(times[index] for index in within_cap))
         fast_enough = [index for index in within_cap if times[index] <= limit_s]
         return min(fast_enough, key=lambda index: (self.plans[index].weight_bytes, times[index], index))

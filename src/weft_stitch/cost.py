@@ -144,14 +144,14 @@ def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
 def _peak_bytes(graph: Graph, rows: int) -> int:
     """The peak bytes of live tensors while the steps run in order; a view keeps its source alive."""
     memory = _memory_owners(graph)
-    last = _last_uses(graph, memory)
+    last_use = _last_uses(graph, memory)
     bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(memory.values())}
     alive = {memory[tensor.name] for tensor in graph.inputs}
     peak = sum(bytes_of[name] for name in alive)
     for number, step in enumerate(graph.steps):
         alive |= {memory[name] for name in step.outputs}
         peak = max(peak, sum(bytes_of[name] for name in alive))
-        alive = {name for name in alive if last.get(name, -1) > number}
+        alive = {name for name in alive if last_use.get(name, -1) > number}
     return peak
 
 
@@ -167,11 +167,11 @@ def _memory_owners(graph: Graph) -> dict[str, str]:
 
 def _last_uses(graph: Graph, memory: Mapping[str, str]) -> dict[str, int]:
     """Owner of memory (see ``_memory_owners``) -> the number of the last step that reads it."""
-    last: dict[str, int] = {}
+    last_use: dict[str, int] = {}
     for number, name in _reads(graph):
         if name in memory:
-            last[memory[name]] = number
-    return last
+            last_use[memory[name]] = number
+    return last_use
 
 
 def _reads(graph: Graph) -> Iterator[tuple[int, str]]:

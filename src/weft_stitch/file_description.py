@@ -184,14 +184,14 @@ def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
     """Describe an operation; *ops* has each task's own, *inputs* and *output* are names in the description."""
     first = ops[0]
     window = first.window
-    sizes = (window.kernel, window.strides, window.pads, window.dilations)
+    window_sizes = (window.kernel, window.strides, window.pads, window.dilations)
     affine = first.kind == "affine"
     return OpNote(
         name=first.name,
         kind=first.kind,
         inputs=inputs,
         output=output,
-        window=None if window == Window() else sizes,
+        window=None if window == Window() else window_sizes,
         groups=tuple(op.groups for op in ops) if first.kind == "conv" else (),
         function=first.function,
         settings=dict(first.settings),
@@ -231,6 +231,7 @@ def _kernel_notes(
     family: Family, graph: Graph, names: Sequence[Mapping[str, str]]
 ) -> dict[str, tuple[KernelNote, ...]]:
     """Where the kernels of each convolution are stored, by the convolution's output. *names*: see ``_tail_names``."""
+    # id of an operation -> the name of its output, and its task
     owners = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
     for task, tail in enumerate(family.tails):
         owners |= {id(op): (names[task][op.output], task) for op in tail}

@@ -97,16 +97,18 @@ class Channels:
             runs = columns(self.spaces, task, layout.align)
             return {part: run.start for part, run in zip(self.parts_of(task), runs, strict=True)}
         starts: dict[BlockPart, int] = {}
-        first = task * self.width(COMPACT) if layout == STACKED else 0
+        space_start = task * self.width(COMPACT) if layout == STACKED else 0
         for number, space in enumerate(self.spaces):
-            start = first
+            part_start = space_start
             for part in self.parts:
                 if part.space == number:
-                    starts[part] = start
-                    start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
+                    starts[part] = part_start
+                    part_start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
             # compact rows give a space the room of its widest task, so that it begins at one column in all tasks
-            first = start if layout in (STITCHED, APART) else first + compact_width(space, layout.align)
-        return {part: start for part, start in starts.items() if task in part.tasks}
+            space_start = (
+                part_start if layout in (STITCHED, APART) else space_start + compact_width(space, layout.align)
+            )
+        return {part: part_start for part, part_start in starts.items() if task in part.tasks}
 
     def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:
         """The columns of the channels ``order(task)``, or of the channels of *parts* only."""

@@ -226,7 +226,7 @@ class _SlabRewriter:
         return self._add("Conv", (stacked, taps, *bias), shape, attributes, step.layer, output)
 
     def _tables(self, step: GraphStep) -> tuple[Array, Array, str]:
-        """Absorb the Mul and Add after *step*: scale and shift, each [1 or rows, channels], and the last one's output."""
+        """Absorb the Mul and Add after *step*: return scale and shift [1 or rows, channels], and the last output."""
         dtype = self.graph.constants[step.inputs[1]].dtype
         outs = self.graph.shapes[step.outputs[0]][1]
         scale = np.ones((1, outs), dtype)

@@ -113,47 +113,47 @@ class OwnLines:
         return joint_indices
 
 
-def own_lines(near: Array, mine: Array) -> OwnLines | None:
-    """Express the table *mine* by the shared table *near* and own lines; None if too few lines are equal."""
-    if near.shape[1] != mine.shape[1]:
+def own_lines(shared: Array, table: Array) -> OwnLines | None:
+    """Express *table* by the *shared* table and own lines; None if too few lines are equal."""
+    if shared.shape[1] != table.shape[1]:
         return None
-    common = min(len(near), len(mine))
-    indices = np.concatenate([_differing_columns(near[:common].T, mine[:common].T), np.arange(common, len(mine))])
-    own = OwnLines(len(mine), indices, mine[indices])
-    return own if WORTH * (own.lines.nbytes + 4 * own.count) <= mine.nbytes else None
+    common = min(len(shared), len(table))
+    indices = np.concatenate([_differing_columns(shared[:common].T, table[:common].T), np.arange(common, len(table))])
+    difference = OwnLines(len(table), indices, table[indices])
+    return difference if WORTH * (difference.lines.nbytes + 4 * difference.count) <= table.nbytes else None
 
 
-def replace_columns(near: Array, mine: Array) -> LowRank | None:
-    """Express the weight *mine* [in, out] as the shared weight *near* with some columns, or else rows, replaced.
+def replace_columns(shared: Array, weight: Array) -> LowRank | None:
+    """Express *weight* [in, out] as the *shared* weight with some columns, or else rows, replaced.
 
     None if too many of them differ in any bit.
     """
-    depth, width = mine.shape
-    most_replaced = (mine.size // WORTH - depth - width) // (depth + width)
-    columns = _differing_columns(near, mine)
+    depth, width = weight.shape
+    most_replaced = (weight.size // WORTH - depth - width) // (depth + width)
+    columns = _differing_columns(shared, weight)
     if len(columns) <= most_replaced:
-        return LowRank(mine[:, columns], _unit_rows(width, columns), after=_zeros_at(width, columns), kind="columns")
-    rows = _differing_columns(near.T, mine.T)
+        return LowRank(weight[:, columns], _unit_rows(width, columns), after=_zeros_at(width, columns), kind="columns")
+    rows = _differing_columns(shared.T, weight.T)
     if len(rows) <= most_replaced:
-        return LowRank(_unit_rows(depth, rows).T.copy(), mine[rows], before=_zeros_at(depth, rows), kind="rows")
+        return LowRank(_unit_rows(depth, rows).T.copy(), weight[rows], before=_zeros_at(depth, rows), kind="rows")
     return None
 
 
-def scale_columns(near: Array, mine: Array, allowed: float) -> LowRank | None:
-    """Express *mine* as *near* with scaled columns, or else rows; None if the residual's norm is above *allowed*."""
-    depth, width = mine.shape
+def scale_columns(shared: Array, weight: Array, allowed: float) -> LowRank | None:
+    """Express *weight* as *shared* with scaled columns, or else rows; None if the residual is above *allowed*."""
+    depth, width = weight.shape
     unscaled = LowRank(np.zeros((depth, 0), np.float32), np.zeros((0, width), np.float32), kind="scale")
-    after = _column_factors(near, mine)
-    if np.linalg.norm(mine - near * after) <= allowed:
+    after = _column_factors(shared, weight)
+    if np.linalg.norm(weight - shared * after) <= allowed:
         return unscaled._replace(after=after)
-    before = _column_factors(near.T, mine.T)
-    return unscaled._replace(before=before) if np.linalg.norm(mine - before[:, None] * near) <= allowed else None
+    before = _column_factors(shared.T, weight.T)
+    return unscaled._replace(before=before) if np.linalg.norm(weight - before[:, None] * shared) <= allowed else None
 
 
-def _column_factors(near: Array, mine: Array) -> Array:
-    """For each column, the least-squares factor by which *near* becomes *mine*."""
-    squares = np.einsum("ij,ij->j", near, near)
-    factors: Array = np.einsum("ij,ij->j", near, mine) / np.where(squares > 0, squares, 1)
+def _column_factors(shared: Array, weight: Array) -> Array:
+    """For each column, the least-squares factor by which *shared* becomes *weight*."""
+    squares = np.einsum("ij,ij->j", shared, shared)
+    factors: Array = np.einsum("ij,ij->j", shared, weight) / np.where(squares > 0, squares, 1)
     return factors.astype(np.float32)
 
 
@@ -170,7 +170,7 @@ def _unit_rows(size: int, indices: Array) -> Array:
 
 
 def _zeros_at(size: int, indices: Array) -> Array:
-    """A vector of ones, with zeros *indices* some indices."""
+    """A vector of ones, with zeros at *indices*."""
     mask = np.ones(size, np.float32)
     mask[indices] = 0
     return mask

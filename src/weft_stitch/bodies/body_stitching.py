@@ -96,7 +96,7 @@ class BodyBench:
         session, tasks = self._session(graph, optimise=True), range(self._body.tasks)
         names = [output.name for output in graph.outputs]
         batches, results = [], []
-        for seed, lengths in enumerate(_length_sets(samples, len(tasks))):
+        for seed, lengths in enumerate(_comparison_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             batches.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
             outputs = run_session(session, names, self._join_feeds(batches[-1]), graph.name)
@@ -167,11 +167,11 @@ class BodyBench:
         return {port_name(self._body, task, name): array for name, array in feed.items()}
 
 
-def _length_sets(samples: BodySamples, tasks: int) -> list[list[int]]:
+def _comparison_lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
     """Lengths for each comparison, one per model; unequal ones only if rows can be padded."""
     if samples.fill is None:
         return [[6] * tasks, [9] * tasks]
-    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]
+    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]  # equal ones, and from 3 to 9 in no order
 
 
 BASE = -1

@@ -178,6 +178,7 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
     """
     changed = False
     while disputes := _output_disputes(evidence, layer, tolerance):
+        # inputs first: one input that is not shared makes many outputs disagree
         blamed = [_inputs_to_blame(evidence, layer, dispute, tolerance) for dispute in disputes]
         if any(len(dispute.channels.classes) for dispute in blamed):
             _take_out(evidence, layer.inputs[0], blamed)

@@ -96,13 +96,12 @@ class TaskRows:
         *tasks*: the tasks of these rows and lines, in order; by default all.
         """
         row_tasks = list(range(self.tasks)) if tasks is None else list(tasks)
-        by_task = values[..., None, None]
+        by_task = values[..., None, None]  # [tasks, columns, 1, 1]
         if (by_task == by_task[:1]).all():
             return self._builder.constant(by_task[:1], "table")
         if not self.dynamic:
-            return self._builder.constant(
-                np.repeat(by_task, [self.batches[task] for task in row_tasks], axis=0), "table"
-            )
+            counts = [self.batches[task] for task in row_tasks]
+            return self._builder.constant(np.repeat(by_task, counts, axis=0), "table")
         by_all_tasks = np.zeros((self.tasks, *by_task.shape[1:]), by_task.dtype)
         by_all_tasks[row_tasks] = by_task
         table = self._builder.constant(by_all_tasks, "table")

@@ -61,9 +61,9 @@ class CellWriter:
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
         cell_inputs: dict[Tasks, list[BlockPart]] = {}
         for part in self.inputs.parts:
-            if both := part.tasks & tasks:
-                cell_inputs.setdefault(both, []).append(part)
-        return {both: Cell(both, outs, tuple(ins)) for both, ins in cell_inputs.items()}
+            if sharers := part.tasks & tasks:
+                cell_inputs.setdefault(sharers, []).append(part)
+        return {sharers: Cell(sharers, outs, tuple(ins)) for sharers, ins in cell_inputs.items()}
 
     def values_agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
         """Whether *tasks* have the same *values* for all channels of *parts*."""

@@ -129,13 +129,14 @@ class Lattice:
         self._units = [math.prod(amount + 1 for amount in all_amounts[:kind]) for kind in range(len(all_amounts))]
         self._full = math.prod(amount + 1 for amount in all_amounts) - 1
 
-    def best(self, wish: Objective) -> list[Cut]:
+    def best(self, objective: Objective) -> list[Cut]:
         """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest cut."""
-        if wish.latency_only:
+        if objective.latency_only:
             return [self._fastest_cut()]
         costed = _group_costs(self)
-        if (best := _LatticeSearch(self, wish, costed).best()) is not None:
+        if (best := _LatticeSearch(self, objective, costed).best()) is not None:
             return [best]
+        # without limits: the first objective ranks by latency, the second by bytes
         extremes = (_LatticeSearch(self, goal, costed).best() for goal in (Objective(), Objective(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
@@ -236,8 +237,8 @@ def _group_costs(lattice: Lattice) -> _GroupCosts:
 class _LatticeSearch:
     """Depth-first search for the best cut, pruned by the bounds and by Pareto dominance."""
 
-    def __init__(self, lattice: Lattice, wish: Objective, costed: _GroupCosts) -> None:
-        self._lattice, self._wish = lattice, wish
+    def __init__(self, lattice: Lattice, objective: Objective, costed: _GroupCosts) -> None:
+        self._lattice, self._objective = lattice, objective
         self._costs, self._bounds = costed.costs, costed.bounds
         self._ordered_groups: dict[int, list[int]] = {}
         """Subset -> its groups, the most promising first."""
@@ -270,15 +271,15 @@ class _LatticeSearch:
 
     def _can_improve(self, bound: GroupCost) -> bool:
         """Whether *bound* is within the limits and better than the best cut so far."""
-        if not self._wish.met(bound):
+        if not self._objective.met(bound):
             return False
-        return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
+        return self._best_cut is None or self._objective.rank(bound) < self._objective.rank(self._best_cut[0])
 
     def _order_groups(self, remaining: int) -> list[int]:
         """The groups out of *remaining*, those with the best bounds first."""
         if remaining not in self._ordered_groups:
             ranked = [
-                (self._wish.rank(self._costs[group].then(self._bounds[remaining - group])), group)
+                (self._objective.rank(self._costs[group].then(self._bounds[remaining - group])), group)
                 for group in self._lattice.groups(remaining)
             ]
             self._ordered_groups[remaining] = [group for _, group in sorted(ranked)]
@@ -318,24 +319,24 @@ def group(
     """
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
-    wish = Objective(cap_bytes, target_s)
+    objective = Objective(cap_bytes, target_s)
     costed = _CostedModels(kinds, costs)
     if len(costed.members) == 1:
-        cuts = _cut_equal_models(costed, wish)
+        cuts = _cut_equal_models(costed, objective)
     elif len(kinds) <= few:
-        cuts = Lattice(costed.all, costed.cost).best(wish)
+        cuts = Lattice(costed.all, costed.cost).best(objective)
     else:
         cuts = _snake_cuts(costed)
-    return costed.numbered(_choose_cut(cuts, wish))
+    return costed.numbered(_choose_cut(cuts, objective))
 
 
-def _choose_cut(cuts: Sequence[Cut], wish: Objective) -> Cut:
+def _choose_cut(cuts: Sequence[Cut], objective: Objective) -> Cut:
     """The best cut within the limits; of equal ones that of fewest groups. ``LimitsUnmet`` if there is none."""
-    fitting = [cut for cut in cuts if wish.met(cut.cost)]
+    fitting = [cut for cut in cuts if objective.met(cut.cost)]
     if fitting:
-        return min(fitting, key=lambda cut: (wish.rank(cut.cost), len(cut.groups), cut.groups))
+        return min(fitting, key=lambda cut: (objective.rank(cut.cost), len(cut.groups), cut.groups))
     costs = [cut.cost for cut in cuts]
-    raise LimitsUnmet(wish, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
+    raise LimitsUnmet(objective, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
 
 
 class _CostedModels:
@@ -354,9 +355,8 @@ class _CostedModels:
     def cost(self, amounts: Amounts) -> GroupCost:
         """The cost of a group with these amounts."""
         if amounts not in self._costed:
-            models = [
-                number for members, amount in zip(self.members, amounts, strict=True) for number in members[:amount]
-            ]
+            pairs = zip(self.members, amounts, strict=True)
+            models = [number for members, amount in pairs for number in members[:amount]]
             self._costed[amounts] = self._costs(tuple(sorted(models)))
         return self._costed[amounts]
 
@@ -370,7 +370,7 @@ class _CostedModels:
         return Grouping(tuple(groups), cut.cost)
 
 
-def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
+def _cut_equal_models(costed: _CostedModels, objective: Objective) -> list[Cut]:
     """The best cuts of equal models.
 
     Costs of most group sizes are interpolated. Chosen sizes are then costed, until no interpolated one is chosen.
@@ -379,7 +379,7 @@ def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
     samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
     lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
     while True:
-        cuts = lattice.best(wish)
+        cuts = lattice.best(objective)
         interpolated = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
         if not interpolated:
             return cuts
