@@ -284,9 +284,8 @@ class _Decoding:
         octets = self._add("Cast", f"{name}.codes", to=_INT32)
         joined = ""
         for byte_number in range(2 if bits <= 9 else 3):
-            octet = self._add(
-                "Gather", octets, self._integers(np.minimum(first_bits // 8 + byte_number, bits - 1)), axis=1
-            )
+            columns = self._integers(np.minimum(first_bits // 8 + byte_number, bits - 1))
+            octet = self._add("Gather", octets, columns, axis=1)
             scaled = self._add("Mul", octet, self._integers(256**byte_number)) if byte_number else octet
             joined = self._add("Add", joined, scaled) if joined else scaled
         shifted = self._add("Div", joined, self._integers(2 ** (first_bits % 8)))

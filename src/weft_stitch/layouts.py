@@ -105,9 +105,8 @@ class Channels:
                     starts[part] = part_start
                     part_start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
             # compact rows give a space the room of its widest task, so that it begins at one column in all tasks
-            space_start = (
-                part_start if layout in (STITCHED, APART) else space_start + compact_width(space, layout.align)
-            )
+            compact = layout not in (STITCHED, APART)
+            space_start = space_start + compact_width(space, layout.align) if compact else part_start
         return {part: part_start for part, part_start in starts.items() if task in part.tasks}
 
     def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:

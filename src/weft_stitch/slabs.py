@@ -85,6 +85,7 @@ def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
     rows = graph.shapes[step.outputs[0]][2] + slab_count - 1
     bottom = stride_down * rows - height - top
     is_plain = tuple(step.attributes.get("dilations", (1, 1))) == (1, 1) and step.attributes.get("auto_pad") is None
+    # a single slab gains nothing; pictures with rows that no slab reads, dilations and depthwise kernels are kept
     if slab_count < 2 or bottom < 0 or not is_plain or graph.constants[step.inputs[1]].shape[1] == 1:
         return None
     # a whole slab of zeros above or below costs nothing as padding of the second convolution

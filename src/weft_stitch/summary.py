@@ -237,22 +237,22 @@ def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
 def count_kernels(family: Family, sharing: Sharing) -> Kernels:
     """Count the numbers in kernels, by how many models have each of them."""
     wiring = wire(family)
-    shares = [0, 0, 0]  # by ``_share_index``
-    separate = 0
+    shared_counts = [0, 0, 0]  # by ``_share_index``
+    separate_count = 0
     separate_arrays: list[_OwnedArray] = []
     for layer in family.layers:
         if layer.op.kind != "conv" or role(layer) == "separate":
             continue
-        separate += sum(kernel(layer, task).size for task in range(family.tasks))
+        separate_count += sum(kernel(layer, task).size for task in range(family.tasks))
         layer_pieces = pieces(layer, wiring, sharing)
         for tasks, size in _merge_equal([_OwnedArray(piece.tasks, piece.array) for piece in layer_pieces]):
-            shares[_share_index(len(tasks), family.tasks)] += size
+            shared_counts[_share_index(len(tasks), family.tasks)] += size
     for task in range(family.tasks):
         separate_arrays += (_OwnedArray(frozenset({task}), array) for array in _kernels_alone(family, task))
     for tasks, size in _merge_equal(separate_arrays):
-        separate += len(tasks) * size
-        shares[_share_index(len(tasks), family.tasks)] += size
-    return Kernels(separate, *shares)
+        separate_count += len(tasks) * size
+        shared_counts[_share_index(len(tasks), family.tasks)] += size
+    return Kernels(separate_count, *shared_counts)
 
 
 class _OwnedArray(NamedTuple):

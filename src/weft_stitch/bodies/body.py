@@ -129,6 +129,7 @@ def replace_columns(shared: Array, weight: Array) -> LowRank | None:
     None if too many of them differ in any bit.
     """
     depth, width = weight.shape
+    # as many as take 1/WORTH of the weight, with their numbers in both factors and a mask
     most_replaced = (weight.size // WORTH - depth - width) // (depth + width)
     columns = _differing_columns(shared, weight)
     if len(columns) <= most_replaced:

@@ -258,7 +258,7 @@ def _print_table(
 
 
 def _only_time(columns: Sequence[str], shown: Sequence[int], column: int) -> bool:
-    """Whether the column *column* is the only shown one with a time."""
+    """Whether *column* is the only shown column with a time."""
     times = [column for column in shown if columns[column].endswith(" ms")]
     return times == [column]
 

@@ -83,7 +83,7 @@ class Partition:
         self._update_indices()
 
     def apart(self, task: int, other: int) -> Array:
-        """The channels of task *task* whose class has no channel of task *other*."""
+        """The channels of *task* whose class has no channel of the task *other*."""
         return np.flatnonzero(self.members[self.labels[task], other] == NONE)
 
     def joinable(self, classes_a: Array, classes_b: Array) -> Array:
