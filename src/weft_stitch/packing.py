@@ -337,6 +337,7 @@ def _store_pieces(
                 sheet, begin = sheets[group]
                 column = own_columns[id(out.block)]
                 store.write(sheet, column, task, out.block, run)
+                # a tile reads from the span's begin, which is *skip* columns before the block
                 lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
                 continue
             if key not in pieces:

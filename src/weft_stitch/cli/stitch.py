@@ -94,8 +94,8 @@ def command(
 
     if typed.get("form") == TORCH_ONLY:
         raise StitchError(f"--form {TORCH_ONLY} runs in torch on CUDA only; use weft.stitch(..., form='{TORCH_ONLY}')")
-    read = filter(None, (typed.get("sharing"), typed.get("base")))
-    keep_models([*models, *read], [output, json_file, sharing_file])  # before minutes of planning
+    other_inputs = filter(None, (typed.get("sharing"), typed.get("base")))
+    keep_models([*models, *other_inputs], [output, json_file, sharing_file])  # before minutes of planning
     with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
         with told_in_options(context), stage_bars() as show:
             files = tuple(_model_file(model, Path(scratch)) for model in models)

@@ -290,6 +290,7 @@ def _worst_columns(differs: Array, disputed_fraction: float) -> Array:
     taken = np.zeros(differences.shape[1], bool)
     remaining_rows = len(differences) / disputed_fraction
     while differences.any():
+        # the fraction that differs, of the remaining inputs and of the remaining shared outputs
         by_row = differences.sum(axis=1) / (len(taken) - taken.sum())
         by_column = differences.sum(axis=0) / remaining_rows
         if by_column.max() > by_row.max():

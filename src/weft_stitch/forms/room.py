@@ -333,6 +333,7 @@ class Room:
         source_columns = np.zeros((channels.tasks, channels.width(target)), np.int64)
         for task in range(channels.tasks):
             source_columns[task, channels.columns(target, task)] = channels.columns(placed.layout, task)
+        # indices along one axis of all rows' columns
         source_indices = np.repeat(source_columns, self.rows.batches, axis=0) + width * np.arange(rows)[:, None]
         flat = reshape(self.builder, tensor, (rows * width, *picture))
         index = self.builder.constant(source_indices.ravel(), "index")

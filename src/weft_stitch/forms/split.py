@@ -129,7 +129,7 @@ class CellWriter:
         As every task has one row, its rows become groups by a mere view.
         """
         room, tasks = self.room, sorted(cells)
-        columns = self.inputs.columns(COMPACT, 0, cells[0].ins)
+        columns = self.inputs.columns(COMPACT, 0, cells[0].ins)  # the same in all tasks (``_match_for_grouping``)
         source = room.select(room.get(self.value, COMPACT).tensors[0], columns)
         weight = np.stack([self._weight(cells[task], task, fold=True) for task in tasks])
         bias = np.stack([self._cell_values(self.affine.shifts, cells[task], task) for task in tasks])
