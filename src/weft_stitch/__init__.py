@@ -42,10 +42,7 @@ _HOMES = {
     "Stitching": "stitching_run",
     "stitch": "stitching_run",
 }
-"""Public name -> module of this package.
-
-It is imported at first use, so that a part needs no other part's dependencies.
-"""
+"""Public name -> module of this package, imported at first use so that no part needs another part's dependencies."""
 
 __all__ = ["StitchOptions", "Stitched", "Stitching", "generate", "stitch"]
 

@@ -1,4 +1,4 @@
-"""Serve the stitched file or its separate models? ``advise`` times both as a server would run them.
+"""``advise`` recommends to serve a stitched file or its separate models, after timing both as a server runs them.
 
 A server runs the requests that have arrived: a single one, or requests for all models in one batch. A stitched file
 that is faster for a row of every model may be slower for one row of one model, because the whole graph runs. Both
@@ -21,11 +21,11 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import Clock, Run, least_seconds
 
 ALONE, TOGETHER = "alone", "together"
-"""How requests come: one request of one model at a time, or one batch with requests of all models."""
+"""How requests arrive: one request of one model at a time, or one batch with requests of all models."""
 BATCHES = (1, 4)
 """Rows of each model in a batch of requests for all models."""
 ROUNDS = 20
-"""Timed rounds of a case, of which the least time counts: fewer keep more of the noise of other processes."""
+"""Timed rounds of a case, of which the least time counts: with fewer, more noise of other processes remains."""
 LONGEST_S = 2.0
 """Time limit of a case in seconds: no round begins after it."""
 NOTICED = 0.03
@@ -50,10 +50,7 @@ class ServedTimes(NamedTuple):
     """Seconds for the same requests with the stitched file, and with the separate models."""
 
     come: str
-    """How requests come:
-
-    ``alone`` (one request of one model, averaged over the models) or ``together`` (of all models).
-    """
+    """How requests arrive: ``alone`` (one request of one model, averaged over models) or ``together`` (of all)."""
     rows: int
     """Rows per model that has requests."""
     apart_s: float
@@ -65,7 +62,7 @@ class ServedTimes(NamedTuple):
         return self.apart_s / self.stitched_s
 
     def describe(self) -> str:
-        """Return how requests come, and the gain, as text."""
+        """Return how requests arrive, and the gain, as text."""
         where = self.come if self.rows == 1 else f"{self.come} with {self.rows} rows each"
         return f"{where} {self.gain:.2f}"
 
@@ -130,14 +127,14 @@ def advise(
     if not tasks:
         raise StitchError(f"{stitched} is not stitched; give what weft stitch --dynamic wrote")
     bench = _Bench(stitched, [sources[task.name] for task in tasks], tasks, threads)
-    wanted = [(ALONE, 1), *((TOGETHER, rows) for rows in batches)]
+    requests = [(ALONE, 1), *((TOGETHER, rows) for rows in batches)]
     cases: list[ServedTimes] = []
-    for come, rows in wanted:
-        on_case(len(cases), len(wanted))
+    for come, rows in requests:
+        on_case(len(cases), len(requests))
         runs = dict(zip(("apart", "stitched"), bench.runs(come, rows), strict=True))
         seconds = least_seconds(runs, clock=clock, rounds=ROUNDS, longest_s=LONGEST_S)
-        share = len(tasks) if come == ALONE else 1
-        cases.append(ServedTimes(come, rows, seconds["apart"] / share, seconds["stitched"] / share))
+        count = len(tasks) if come == ALONE else 1  # alone, each model has had one request
+        cases.append(ServedTimes(come, rows, seconds["apart"] / count, seconds["stitched"] / count))
     return Advice(tuple(cases), _size(stitched), sum(map(_size, {sources[task.name] for task in tasks})))
 
 
@@ -148,9 +145,9 @@ class _Bench:
         from weft_stitch.running.sessions import load_session
 
         self._tasks = tasks
-        self._joined = load_session(stitched, threads, stitched.name, optimise=True)
+        self._stitched = load_session(stitched, threads, stitched.name, optimise=True)
         self._apart = [load_session(file, threads, file.name, optimise=True) for file in files]
-        self._shapes = {port.name: tuple(port.shape[1:]) for port in self._joined.get_inputs()}
+        self._shapes = {port.name: tuple(port.shape[1:]) for port in self._stitched.get_inputs()}
         self._rng = np.random.default_rng(0)
 
     def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
@@ -165,22 +162,22 @@ class _Bench:
         session, spec = self._apart[task], self._tasks[task]
         fixed = [port.shape[0] for port in session.get_inputs() if isinstance(port.shape[0], int)]
         rows_per_run = min([rows, *fixed])
-        given = max([rows_per_run, *fixed])
-        feed = {port.name: self._draw_input(spec.inputs[port.name], given).astype(_TYPES[port.type])
+        given_rows = max([rows_per_run, *fixed])  # a file that is fixed to more rows needs all of them
+        feed = {port.name: self._draw_input(spec.inputs[port.name], given_rows).astype(_TYPES[port.type])
                 for port in session.get_inputs()}  # fmt: skip
         return [lambda: session.run(None, feed)] * -(-rows // rows_per_run)
 
     def _run_stitched(self, tasks: Sequence[int], rows: int) -> Run:
         """A run of the stitched file with *rows* rows of each of *tasks*, and none of the other models."""
         present = {name for task in tasks for name in self._tasks[task].inputs.values()}
-        wanted = [name for task in tasks for name in self._tasks[task].outputs.values()]
+        outputs = [name for task in tasks for name in self._tasks[task].outputs.values()]
         feed = {name: self._draw_input(name, rows if name in present else 0) for name in self._shapes}
-        return lambda: self._joined.run(wanted, feed)
+        return lambda: self._stitched.run(outputs, feed)
 
     def _draw_input(self, name: str, rows: int) -> Array:
         shape = (rows, *self._shapes[name])
-        drawn: Array = self._rng.standard_normal(shape, np.float32)
-        return drawn
+        numbers: Array = self._rng.standard_normal(shape, np.float32)
+        return numbers
 
 
 def _size(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""One graph for a family whose sharing is known: ``assemble`` makes a ``Stitched``."""
+"""Plans one graph for a family whose sharing is known: ``assemble`` returns a ``Stitched``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLANNED = "planned"
 SLACK = 0.05
 """Default slack: how much slower than the fastest plan one with fewer weights may be, as a fraction."""
 STEPS = (0.05, 0.25, 0.5, 0.75)
-"""Weight caps at which plans are searched, as fractions of the way from unique weights to those of the fastest plan."""
+"""Weight caps of the plans to search, as fractions: 0 is the bytes of the unique weights, 1 of the fastest plan's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +45,16 @@ class CachedCost:
     """A cache around *cost*: graphs that differ only in the values of their weights are costed once."""
 
     cost: GraphCost
-    known: dict[str, float] = field(default_factory=dict)
+    cached_s: dict[str, float] = field(default_factory=dict)
     """Signature of a graph -> its seconds."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """The seconds of *graphs*; only graphs of new signatures are passed on to *cost*."""
+        """The seconds of *graphs*; only graphs with new signatures are passed on to *cost*."""
         keys = [signature(graph) for graph in graphs]
-        new = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self.known}
+        new = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self.cached_s}
         if new:
-            self.known.update(zip(new, self.cost.seconds(list(new.values())), strict=True))
-        return [self.known[key] for key in keys]
+            self.cached_s.update(zip(new, self.cost.seconds(list(new.values())), strict=True))
+        return [self.cached_s[key] for key in keys]
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +69,16 @@ class PlanContest:
     def choose(self, seconds: Sequence[float] | None = None) -> int:
         """Return the index of the plan with the fewest weights among those within the slack of the fastest.
 
-        *seconds*: measured times of the plans, to be used instead of their own. Of equally large plans the
-        faster counts, then the earlier.
+        *seconds*: measured times of the plans, to be used instead of their own. Of ties the faster, then the earlier.
         """
         times = [candidate.own_s for candidate in self.plans] if seconds is None else seconds
-        places = range(len(times))
-        most = self.most_bytes
-        allowed = [at for at in places if most is None or self.plans[at].weight_bytes <= most] or list(places)
-        limit_s = max(min(times) * (1 + self.slack), min(times[at] for at in allowed))
-        fitting = [at for at in allowed if times[at] <= limit_s]
-        return min(fitting, key=lambda at: (self.plans[at].weight_bytes, times[at], at))
+        indices = range(len(times))
+        cap = self.most_bytes
+        within_cap = [index for index in indices if cap is None or self.plans[index].weight_bytes <= cap]
+        within_cap = within_cap or list(indices)
+        limit_s = max(min(times) * (1 + self.slack), min(times[index] for index in within_cap))
+        fast_enough = [index for index in within_cap if times[index] <= limit_s]
+        return min(fast_enough, key=lambda index: (self.plans[index].weight_bytes, times[index], index))
 
     @property
     def chosen(self) -> Plan:
@@ -95,7 +95,7 @@ class Stitched:
     """Layer -> its form, for layers that have weights."""
     graph: Graph
     batches: tuple[int, ...]
-    """Rows of each model that it was planned for."""
+    """Number of rows of each model for which the graph was planned."""
     dynamic: bool = False
     """Whether each model's rows are only known at run time."""
     align: int = 1
@@ -210,11 +210,11 @@ class Stitched:
         """The same models without their rounding steps; this object if there are none."""
         if not self.graph.rounded:
             return self
-        other = replace(self, family=without_rounding(self.family))
+        unrounded = replace(self, family=without_rounding(self.family))
         if self.plan:
-            return other.planned(self.plan)
-        graph = lower(other.family, self.sharing, self.forms, dynamic=self.dynamic, align=self.align)
-        return replace(other, graph=graph)
+            return unrounded.planned(self.plan)
+        graph = lower(unrounded.family, self.sharing, self.forms, dynamic=self.dynamic, align=self.align)
+        return replace(unrounded, graph=graph)
 
     def in_form(self, form: str) -> Stitched:
         """The same models, with *form* for all layers."""
@@ -256,7 +256,7 @@ def assemble(
 
     form: ``planned``, the name of one, or one for each layer.
     cost: how ``planned`` compares graphs: by a described machine (a CPU under onnxruntime), or timed (``GraphTimer``).
-    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
+    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a fraction.
     slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
     align: see ``lowering.lower``; for the form ``fused``.
     weight_cap_bytes: see ``planner.plan``.
@@ -280,17 +280,18 @@ def assemble(
 def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> PlanContest:
     """Search plans and cost each as a whole graph. *settings* are those of ``planner.plans``.
 
-    With slack, a plan is preferred that stores no more weights than the separate models do; without, the fastest
-    is.
+    With slack, plans are preferred that store no more weights than the separate models do; without, the fastest wins.
     """
     if not slack >= 0:
         raise StitchError(f"slack {slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
     unique_bytes = ITEM_BYTES * count_kernels(family, sharing).unique
-    alone = [plain_graph(net) for net in family.nets]
-    separate_bytes = sum(graph.weight_bytes for graph in alone)
+    separate_graphs = [plain_graph(net) for net in family.nets]
+    separate_bytes = sum(graph.weight_bytes for graph in separate_graphs)
     settings |= {"between": STEPS if slack else (), "lightest_bytes": unique_bytes, "heaviest_bytes": separate_bytes}
     candidates = plans(family, sharing, CachedCost(cost), **settings)
-    return PlanContest(tuple(candidates), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
+    return PlanContest(
+        tuple(candidates), slack, sum(count(graph).weight_bytes for graph in separate_graphs) if slack else None
+    )
 
 
 def uniform(family: Family, form: str) -> dict[str, str]:

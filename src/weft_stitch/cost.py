@@ -1,9 +1,9 @@
 """The cost of a graph: counted, and as time on a described machine.
 
 ``count`` gives multiplications, bytes and launches; ``encode`` packs tuned weights. ``Machine`` has presets,
-``Modelled`` is a ``GraphCost``: a product of matrices is cut into tiles that the machine's units work on, a wave of
-tiles at a time; a convolution is a product of its kernels with the unfolded picture, for each picture and group by
-itself or for all pictures at once. All else moves bytes. Every step that is no view is launched once.
+``Modelled`` is a ``GraphCost``: a product of matrices is cut into tiles, and the machine's units compute a wave of them
+at a time. A convolution is a product of its kernels with the unfolded picture (im2col), for each picture and group or
+for all pictures at once. All other steps move bytes. Every step that is no view is launched once.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Counts:
 def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
     """Count multiplications, bytes and launches of *graph*.
 
-    *rows*: taken for a size only known at run time. *stored*: kernel -> its bytes in the file, if not those of its
-    array.
+    *rows*: used for sizes that are only known at run time. *stored*: kernel -> its bytes in the file, for kernels whose
+    file size differs from their array's.
     """
     kernels = kernel_names(graph)
     total = sum(array.nbytes for array in graph.constants.values())
@@ -115,7 +115,7 @@ def _count_layers(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[st
 
 
 def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
-    """Multiplications of a step; a fused convolution has them in its attribute ``macs``."""
+    """Multiplications of a step; a fused convolution states them in its attribute ``macs``."""
     if step.op not in PRODUCTS:
         return 0
     if "macs" in step.attributes:
@@ -127,7 +127,7 @@ def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
 
 
 def product_depth(first: tuple[int, ...], step: GraphStep) -> int:
-    """The depth of a matrix product whose first operand has shape *first*; 1 if an island leaves the shape unknown."""
+    """The depth of a matrix product whose first operand has shape *first*; 1 if that is unknown, as in islands."""
     return (first or (1,))[0 if step.attributes.get("transA") else -1]
 
 
@@ -144,14 +144,14 @@ def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
 def _peak_bytes(graph: Graph, rows: int) -> int:
     """The peak bytes of live tensors while the steps run in order; a view keeps its source alive."""
     memory = _memory_owners(graph)
-    last = _last_uses(graph, memory)
+    last_use = _last_uses(graph, memory)
     bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(memory.values())}
     alive = {memory[tensor.name] for tensor in graph.inputs}
     peak = sum(bytes_of[name] for name in alive)
     for number, step in enumerate(graph.steps):
         alive |= {memory[name] for name in step.outputs}
         peak = max(peak, sum(bytes_of[name] for name in alive))
-        alive = {name for name in alive if last.get(name, -1) > number}
+        alive = {name for name in alive if last_use.get(name, -1) > number}
     return peak
 
 
@@ -167,15 +167,15 @@ def _memory_owners(graph: Graph) -> dict[str, str]:
 
 def _last_uses(graph: Graph, memory: Mapping[str, str]) -> dict[str, int]:
     """Owner of memory (see ``_memory_owners``) -> the number of the last step that reads it."""
-    last: dict[str, int] = {}
+    last_use: dict[str, int] = {}
     for number, name in _reads(graph):
         if name in memory:
-            last[memory[name]] = number
-    return last
+            last_use[memory[name]] = number
+    return last_use
 
 
 def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
-    """Every read as number of the step and name of the tensor; outputs are read after the last step."""
+    """Yield every read: the number of the reading step, and the tensor. Outputs are read after the last step."""
     for number, step in enumerate(graph.steps):
         yield from ((number, name) for name in step.inputs)
     yield from ((len(graph.steps), tensor.name) for tensor in graph.outputs)
@@ -184,7 +184,7 @@ def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
 MOST_BITS = 12
 """Widest code: an array with several 8-bit formats has more than 2^8 distinct values; wider codes save little."""
 TOGETHER = 8
-"""Codes per packed row: 8 codes of n bits fill exactly n bytes."""
+"""Codes per packed row: eight codes of n bits fill exactly n bytes."""
 STEPS_BYTES = 1200
 """Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
 _INT32 = 6
@@ -214,11 +214,11 @@ def encode(array: Array) -> CodedArray | None:
     """Encode *array* by its distinct values; None if that saves no bytes."""
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
-    table, places = np.unique(array, return_inverse=True)
+    table, indices = np.unique(array, return_inverse=True)
     bits = max(1, int(len(table) - 1).bit_length())
     if bits > MOST_BITS:
         return None
-    codes = CodedArray(pack_codes(places.reshape(-1), bits), table, array.shape)
+    codes = CodedArray(pack_codes(indices.reshape(-1), bits), table, array.shape)
     return codes if codes.nbytes + STEPS_BYTES < array.nbytes else None
 
 
@@ -272,26 +272,27 @@ def width_metadata(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str,
 class _Decoding:
     """The steps and constants that decode the codes of the array *name*.
 
-    A code lies in two or three neighbouring bytes: these are joined to a whole number, from which a division and a
-    remainder cut the code.
+    A code lies in at most three neighbouring bytes, in two if it has at most 9 bits. These are joined to one integer,
+    from which a division and a remainder extract the code.
     """
 
     def __init__(self, name: str, codes: CodedArray) -> None:
         self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}
         self.steps: list[GraphStep] = []
         self._name, bits = name, codes.bits
-        begins = bits * np.arange(TOGETHER)
+        first_bits = bits * np.arange(TOGETHER)
         octets = self._add("Cast", f"{name}.codes", to=_INT32)
-        whole = ""
-        for place in range(2 if bits <= 9 else 3):
-            octet = self._add("Gather", octets, self._integers(np.minimum(begins // 8 + place, bits - 1)), axis=1)
-            high = self._add("Mul", octet, self._integers(256**place)) if place else octet
-            whole = self._add("Add", whole, high) if whole else high
-        cut = self._add("Div", whole, self._integers(2 ** (begins % 8)))
-        numbers = self._add("Gather", f"{name}.table", self._add("Mod", cut, self._integers(1 << bits)), axis=0)
-        flat = self._add("Reshape", numbers, self._integers([-1], np.int64))
-        exact = self._add("Slice", flat, self._integers([0]), self._integers([prod(codes.shape)]))
-        self._add("Reshape", exact, self._integers(list(codes.shape), np.int64), output=name)
+        joined = ""
+        for byte_number in range(2 if bits <= 9 else 3):
+            columns = self._integers(np.minimum(first_bits // 8 + byte_number, bits - 1))
+            octet = self._add("Gather", octets, columns, axis=1)
+            scaled = self._add("Mul", octet, self._integers(256**byte_number)) if byte_number else octet
+            joined = self._add("Add", joined, scaled) if joined else scaled
+        shifted = self._add("Div", joined, self._integers(2 ** (first_bits % 8)))
+        values = self._add("Gather", f"{name}.table", self._add("Mod", shifted, self._integers(1 << bits)), axis=0)
+        flat = self._add("Reshape", values, self._integers([-1], np.int64))
+        unpadded = self._add("Slice", flat, self._integers([0]), self._integers([prod(codes.shape)]))
+        self._add("Reshape", unpadded, self._integers(list(codes.shape), np.int64), output=name)
 
     def _add(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
         """Add a step and return the name of its output."""
@@ -384,22 +385,24 @@ class Modelled:
             return self.machine.launch_s + self._product_seconds(self._matrix_product(step, graph), moved_s)
         return self.machine.launch_s + moved_s
 
-    def _product_seconds(self, work: _Product, moved_s: float) -> float:
-        """Seconds of waves of tiles plus unfolding, at least *moved_s*, the time to move the bytes."""
+    def _product_seconds(self, product: _Product, moved_s: float) -> float:
+        """Seconds of all waves of tiles and of unfolding; at least *moved_s*, the seconds to move the bytes."""
         machine = self.machine
         pictures, positions = (
-            (1, work.pictures * work.positions) if machine.joins_rows else (work.pictures, work.positions)
+            (1, product.pictures * product.positions) if machine.joins_rows else (product.pictures, product.positions)
         )
         tile_outs, tile_positions, tile_depth = machine.tile
         # a single output channel is a matrix-vector product, whose rows are not rounded up to tiles
-        rows_of_tiles = -(-work.outs // tile_outs)
-        outs = 1 if work.outs == 1 else rows_of_tiles * tile_outs
-        tiles = pictures * work.groups * rows_of_tiles * -(-positions // tile_positions)
-        macs = outs * tile_positions * -(-work.depth // tile_depth) * tile_depth / max(1, rows_of_tiles)
+        rows_of_tiles = -(-product.outs // tile_outs)
+        outs_of_tiles = 1 if product.outs == 1 else rows_of_tiles * tile_outs
+        tiles = pictures * product.groups * rows_of_tiles * -(-positions // tile_positions)
+        tile_macs = (
+            outs_of_tiles * tile_positions * -(-product.depth // tile_depth) * tile_depth / max(1, rows_of_tiles)
+        )
         waves = -(-tiles // machine.units)
-        unfolded = work.pictures * work.groups * work.depth * work.positions if work.unfolds else 0
-        pixel_s = machine.strided_unfold_s if work.strided else machine.unfold_s
-        return max(waves * macs / machine.unit_macs_per_s + unfolded * pixel_s, moved_s)
+        unfolded = product.pictures * product.groups * product.depth * product.positions if product.unfolds else 0
+        pixel_s = machine.strided_unfold_s if product.strided else machine.unfold_s
+        return max(waves * tile_macs / machine.unit_macs_per_s + unfolded * pixel_s, moved_s)
 
     def _matrix_product(self, step: GraphStep, graph: Graph) -> _Product:
         """The size of a Gemm, MatMul or FusedConv; a fused convolution's depth follows from its attribute ``macs``."""

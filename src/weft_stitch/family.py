@@ -25,7 +25,8 @@ from weft.base.errors import ModelError, StitchError
 from weft_stitch.net import Array, Net, Op, Port, Value
 
 Role = Literal["dense", "depthwise", "separate", "channelwise", "join", "concat"]
-"""What a layer does to channels: mix, filter one by one, run task by task, map one by one, join operands, line up."""
+"""What a layer does to channels, in this order: mixes them, filters each by itself, is run task by task, maps each by
+itself, combines the operands' channels pairwise, concatenates them."""
 
 ChannelCounts = tuple[int, ...]
 """Number of channels for each task."""
@@ -84,11 +85,13 @@ class ChannelSpace:
     @staticmethod
     def completed(widths: ChannelCounts, blocks: Sequence[Block] = ()) -> ChannelSpace:
         """A space of *blocks*, to which each task's remaining channels are added as a block of its own."""
-        left = [np.ones(width, bool) for width in widths]
+        unlisted = [np.ones(width, bool) for width in widths]
         for block in blocks:
             for task, channels in block.members.items():
-                left[task][channels] = False
-        own = [Block({task: np.flatnonzero(free)}) for task, free in enumerate(left) if free.any()]
+                unlisted[task][channels] = False
+        own = [
+            Block({task: np.flatnonzero(is_unlisted)}) for task, is_unlisted in enumerate(unlisted) if is_unlisted.any()
+        ]
         return ChannelSpace(widths, (*blocks, *own))
 
     @staticmethod
@@ -187,14 +190,14 @@ def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
 
 def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
     """A key for each model. Keys are equal for models of equal sizes that share channels with the same other models."""
-    circles: set[frozenset[int]] = set()
+    groups: set[frozenset[int]] = set()
     for space in sharing.spaces.values():
-        circles |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
+        groups |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
     keys: list[Hashable] = []
     for task, net in enumerate(family.nets):
         sizes = tuple(value[task] for value in family.values.values())
         tail = tuple(op.weight.shape for op in family.tails[task] if op.weight is not None) if family.tails else ()
-        keys.append((net.batch, sizes, tail, frozenset(circle for circle in circles if task in circle)))
+        keys.append((net.batch, sizes, tail, frozenset(group for group in groups if task in group)))
     return keys
 
 
@@ -325,7 +328,7 @@ class _SpaceNumbers:
 
     def __init__(self) -> None:
         self.widths: list[ChannelCounts] = []
-        self._same: list[int] = []
+        self._parent: list[int] = []
         """Union-find forest: each space's parent; a root is its own parent."""
         self._halves: dict[int, tuple[int, int]] = {}
         """A space that was cut -> the two spaces that replace it."""
@@ -333,19 +336,19 @@ class _SpaceNumbers:
     def add(self, widths: ChannelCounts) -> int:
         """Add a space with *widths* channels in each task; return its number."""
         self.widths.append(widths)
-        self._same.append(len(self._same))
-        return len(self._same) - 1
+        self._parent.append(len(self._parent))
+        return len(self._parent) - 1
 
     def resolve(self, spaces: tuple[int, ...]) -> tuple[int, ...]:
         """Replace unified spaces by their representative, and cut spaces by their halves."""
         resolved: list[int] = []
-        waiting = deque(spaces)
-        while waiting:
-            space = waiting.popleft()
-            while self._same[space] != space:
-                space = self._same[space]
+        queue = deque(spaces)
+        while queue:
+            space = queue.popleft()
+            while self._parent[space] != space:
+                space = self._parent[space]
             if space in self._halves:
-                waiting.extendleft(reversed(self._halves[space]))  # extendleft reverses its argument
+                queue.extendleft(reversed(self._halves[space]))  # extendleft reverses its argument
             else:
                 resolved.append(space)
         return tuple(resolved)
@@ -357,7 +360,7 @@ class _SpaceNumbers:
             first, second = left[0], right[0]
             if self.widths[first] == self.widths[second]:
                 # the older number stays, so that a space is named after the first value that carries it
-                self._same[max(first, second)] = min(first, second)
+                self._parent[max(first, second)] = min(first, second)
                 left, right = left[1:], right[1:]
             elif not (self._cut(first, self.widths[second]) or self._cut(second, self.widths[first])):
                 return False

@@ -47,13 +47,13 @@ Numbers = str
 
 
 class NotePart(BaseModel):
-    """A part of the description: immutable, without unknown keys; infinite numbers are written as such."""
+    """A part of the description: immutable, without unknown keys; infinities are written as ``Infinity``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
 class OpNote(NotePart):
-    """An operation of all tasks, or of one task's tail."""
+    """An operation that all tasks have, or one of a task's tail (``NetNote.tail``)."""
 
     name: str
     kind: str
@@ -65,6 +65,7 @@ class OpNote(NotePart):
     """conv: the groups in each task."""
     function: str = ""
     settings: dict[str, float] = {}
+    """*function* and *settings* are those of ``net.Op``."""
     scale: tuple[Numbers | None, ...] = ()
     """affine: each task's scales; None where it has none."""
     shift: tuple[Numbers | None, ...] = ()
@@ -183,14 +184,14 @@ def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
     """Describe an operation; *ops* has each task's own, *inputs* and *output* are names in the description."""
     first = ops[0]
     window = first.window
-    sizes = (window.kernel, window.strides, window.pads, window.dilations)
+    window_sizes = (window.kernel, window.strides, window.pads, window.dilations)
     affine = first.kind == "affine"
     return OpNote(
         name=first.name,
         kind=first.kind,
         inputs=inputs,
         output=output,
-        window=None if window == Window() else sizes,
+        window=None if window == Window() else window_sizes,
         groups=tuple(op.groups for op in ops) if first.kind == "conv" else (),
         function=first.function,
         settings=dict(first.settings),
@@ -230,10 +231,11 @@ def _kernel_notes(
     family: Family, graph: Graph, names: Sequence[Mapping[str, str]]
 ) -> dict[str, tuple[KernelNote, ...]]:
     """Where the kernels of each convolution are stored, by the convolution's output. *names*: see ``_tail_names``."""
+    # id of an operation -> the name of its output, and its task
     owners = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
     for task, tail in enumerate(family.tails):
         owners |= {id(op): (names[task][op.output], task) for op in tail}
-    by_value: dict[str, list[KernelNote]] = {}
+    by_value: dict[str, list[KernelNote]] = {}  # output value of a convolution -> its kernels
     for origin in graph.origins:
         if origin.constant in graph.constants:
             value, task = owners[id(origin.op)]
@@ -291,7 +293,7 @@ def tasks_metadata(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 Weights = Callable[[str], Array]
 """Returns a weight of the file by its name."""
 _NO_INPUT_PART = -1
-"""In place of an input part: a depthwise layer's kernel has no input parts."""
+"""Index in place of an input part's for depthwise layers, whose kernels have no input parts."""
 _OWN_ENTRY = 0
 """The note of an operation in a tail describes one task only: its first entry is that task's."""
 
@@ -316,19 +318,19 @@ def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
     if note.missing:
         raise StitchError(note.missing)
     try:
-        return _Rebuilding(note, weights).family()
+        return _FamilyRebuilder(note, weights).family()
     except (LookupError, TypeError, ValueError, StopIteration, zlib.error, ModelError) as error:
         raise StitchError(f"its {FAMILY_KEY} does not fit its weights ({error}); stitch it again") from error
 
 
-class _Rebuilding:
+class _FamilyRebuilder:
     """Rebuilds a family from its description and a file's weights."""
 
     def __init__(self, note: FamilyNote, weights: Weights) -> None:
         self.note, self.weights, self.tasks = note, weights, len(note.nets)
         self.sharing = Sharing({name: _space(blocks, self.tasks) for name, blocks in note.spaces.items()})
         self.wiring = Wiring(note.carries, widths={}, writers={})
-        """Only for the spaces of values: the widths are in *sharing*, and no writers are looked up."""
+        """Only ``carries`` is filled: the widths are in *sharing*, and writers are not needed."""
 
     def family(self) -> tuple[Family, Sharing]:
         """Rebuild the models and their sharing: the common layers, and the operations that one model has alone."""
@@ -412,13 +414,13 @@ class _Rebuilding:
             folded: self._scales(note.output, folded, outputs.widths) for folded in {kernel.folded for kernel in stored}
         }
         for kernel in stored:
-            assembly.take(kernel, self.weights(kernel.weight), scales[kernel.folded])
-        return assembly.finished()
+            assembly.add_weight(kernel, self.weights(kernel.weight), scales[kernel.folded])
+        return assembly.kernels_of_tasks()
 
-    def _scales(self, value: str, layers: int, widths: Sequence[int]) -> tuple[Array, ...]:
-        """For each task, the product of the scales of the next *layers* affines after *value*."""
+    def _scales(self, value: str, count: int, widths: Sequence[int]) -> tuple[Array, ...]:
+        """For each task, the product of the scales of the *count* affines after *value*, folded into the kernel."""
         affine = Affine.identity(widths)
-        for _ in range(layers):
+        for _ in range(count):
             note = next(layer for layer in self.note.layers if layer.kind == "affine" and layer.inputs[0] == value)
             ops = tuple(self._op(note, None, task) for task in range(self.tasks))
             affine, value = (
@@ -436,17 +438,17 @@ class _KernelAssembly:
         self.window = note.window[0] if note.window else (1, 1)
         self.depthwise = max(note.groups) > 1
         self.kernels: list[Array] = []
-        self.lost: dict[tuple[int, int], Array] = {}
-        """Output part and input part of a piece -> a mask of its rows that are missing so far.
+        self.missing_rows: dict[tuple[int, int], Array] = {}
+        """Output part and input part of a piece -> a mask of its rows that are missing so far; no entry: all rows are.
 
         A folded scale of zero erases a row; another task's copy of the piece may have it.
         """
 
-    def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
-        """Restore the missing pieces that the weight *array* holds; *scales* are folded into it."""
+    def add_weight(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
+        """Copy the pieces in the weight *array* that are still missing; *scales* (by task) are folded into it."""
         array = undo_slabs(array, note.slabs, self.window) if note.slabs else array
-        rows = _starts([self.outputs.parts[part].width for part in note.outs])
-        columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[part].width for part in note.ins])
+        rows = _range_bounds([self.outputs.parts[part].width for part in note.outs])
+        columns = [0, 1] if self.depthwise else _range_bounds([self.inputs.parts[part].width for part in note.ins])
         array = array.reshape(rows[-1], columns[-1], *self.window)
         if not self.kernels:
             input_widths = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
@@ -457,39 +459,39 @@ class _KernelAssembly:
                 piece = array[rows[row] : rows[row + 1], columns[column] : columns[column + 1]]
                 self._put(out, inp, piece, note.task, scales)
 
-    def _put(self, row: int, column: int, piece: Array, source_task: int | None, scales: Sequence[Array]) -> None:
-        """Write *piece*, without its scale, into the kernels of all tasks that have both parts, *row* and *column*.
+    def _put(self, out_part: int, in_part: int, piece: Array, source_task: int | None, scales: Sequence[Array]) -> None:
+        """Write *piece*, without its scale, into the kernels of all tasks that have both *out_part* and *in_part*.
 
-        *source_task*: the task whose numbers it holds; None: the first that has both parts.
+        *source_task*: the task whose scale is folded into *piece*; None: the first that has both parts.
         """
-        out = self.outputs.parts[row]
-        inp = out if self.depthwise else self.inputs.parts[column]
+        out = self.outputs.parts[out_part]
+        inp = out if self.depthwise else self.inputs.parts[in_part]
         tasks = sorted(out.tasks & inp.tasks)
-        lost = self.lost.get((row, column), np.ones(out.width, bool))
-        if not tasks or not lost.any():
+        missing = self.missing_rows.get((out_part, in_part), np.ones(out.width, bool))
+        if not tasks or not missing.any():
             return
         source_task = tasks[0] if source_task is None else source_task
         scale = scales[source_task][out.members[source_task]]
-        self.lost[row, column] = lost & (scale == 0)
-        values = _divide_by_scale(piece, scale)[lost]
+        self.missing_rows[out_part, in_part] = missing & (scale == 0)
+        values = _divide_by_scale(piece, scale)[missing]
         for task in tasks:
             columns = np.zeros(1, int) if self.depthwise else inp.members[task]
-            self.kernels[task][np.ix_(out.members[task][lost], columns)] = values
+            self.kernels[task][np.ix_(out.members[task][missing], columns)] = values
 
-    def finished(self) -> list[Array]:
+    def kernels_of_tasks(self) -> list[Array]:
         """Return the kernels of all tasks; ``StitchError`` if a piece is missing."""
         outs, ins = self.outputs.parts, self.inputs.parts
-        wanted = {(row, _NO_INPUT_PART) for row in range(len(outs))}
+        expected = {(row, _NO_INPUT_PART) for row in range(len(outs))}
         if not self.depthwise:
             pairs = product(enumerate(outs), enumerate(ins))
-            wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
-        if missing := wanted - self.lost.keys():
-            raise StitchError(f"{self.note.name}: {len(missing)} of {len(wanted)} parts of its kernels are missing")
+            expected = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
+        if missing := expected - self.missing_rows.keys():
+            raise StitchError(f"{self.note.name}: {len(missing)} of {len(expected)} parts of its kernels are missing")
         return self.kernels
 
 
-def _starts(widths: Sequence[int]) -> list[int]:
-    """The index at which each of adjacent ranges begins, and the end."""
+def _range_bounds(widths: Sequence[int]) -> list[int]:
+    """The first index of each of adjacent ranges of these *widths*, and the end of the last range."""
     return [0, *accumulate(widths)]
 
 
@@ -513,12 +515,12 @@ def _port_of(net: Net, value: str) -> Port:
 
 def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
     """The space that its *blocks* describe."""
-    result = []
+    described = []
     for note in blocks:
         members = unpack_numbers(note.channels).reshape(len(note.tasks), -1)
-        result.append(Block(dict(zip(note.tasks, members.astype(np.int64), strict=True))))
-    widths = tuple(sum(block.width for block in result if task in block.tasks) for task in range(tasks))
-    return ChannelSpace(widths, tuple(result))
+        described.append(Block(dict(zip(note.tasks, members.astype(np.int64), strict=True))))
+    widths = tuple(sum(block.width for block in described if task in block.tasks) for task in range(tasks))
+    return ChannelSpace(widths, tuple(described))
 
 
 def read_stitched(path: Path) -> tuple[Family, Sharing]:

@@ -1,7 +1,7 @@
 """The result of stitching: ``Graph``, steps over tensors that torch and ONNX both run, written by a ``Builder``.
 
-A step is an ONNX operator of opset 20 with ONNX's own attributes and meaning, so that a graph is an ONNX file but for
-its spelling; only ``FusedConv``, ``StackRows`` (the form ``fused``) and ``Island`` run in torch alone. Parameters that
+A step is an ONNX operator of opset 20 with ONNX's own attributes and meaning, so that a graph maps to an ONNX file node
+by node; only ``FusedConv``, ``StackRows`` (the form ``fused``) and ``Island`` run in torch alone. Parameters that
 ONNX passes as tensors (shapes, indices, sizes of a split) are constants. Graphs of equal ``signature`` differ only in
 numbers and names.
 """
@@ -110,7 +110,7 @@ class Builder:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._inputs: list[GraphTensor] = []
         self._outputs: list[GraphTensor] = []
-        self._count = 0
+        self._names_given = 0
         self._reserved: set[str] = set()
         """Names that new tensors must not take."""
         self.tuned = False
@@ -184,16 +184,16 @@ class Builder:
 
     def _fresh(self, hint: str) -> str:
         """Return an unused name that begins with *hint*."""
-        self._count += 1
-        while (name := f"{hint}_{self._count}") in self._reserved:
-            self._count += 1
+        self._names_given += 1
+        while (name := f"{hint}_{self._names_given}") in self._reserved:
+            self._names_given += 1
         return name
 
 
 def signature(graph: Graph) -> str:
-    """Return the graph's operators, attributes, shapes and connections as text, without names.
+    """Return the graph's operators, attributes, shapes and connections as text, without names and numbers.
 
-    It is equal for graphs that take equally long.
+    Graphs of equal signature take equally long, so that only one of them must be costed.
     """
     labels = {tensor.name: f"i{number}" for number, tensor in enumerate(graph.inputs)}
     lines = [str(tensor.shape) for tensor in graph.inputs]
@@ -207,7 +207,7 @@ def signature(graph: Graph) -> str:
 
 
 def _input_label(graph: Graph, labels: dict[str, str], name: str) -> str:
-    """What the signature says of an input: type and shape of a constant, else the label of the step computing it."""
+    """An input as text for the signature: type and shape of a constant, else the label of the step that computes it."""
     if name in graph.constants:
         array = graph.constants[name]
         return f"{array.dtype.str}{array.shape}"

@@ -1,8 +1,8 @@
 """One model's operations as steps of a graph: ``emit``, and ``plain_graph`` for the whole model alone.
 
-A convolution that covers its whole picture is written as a product of matrices (``Gemm``): onnxruntime's convolution
-reads such a weight once per row, which took it up to twelve times as long for 1024 outputs at 32 rows. An island of
-an ONNX file writes its own steps; one of torch becomes a step ``Island`` whose attribute ``payload`` has
+A convolution whose window covers the whole picture is written as a product of matrices (``Gemm``): onnxruntime's
+convolution reads such a weight once per row, which took up to 12 times as long (1024 outputs, 32 rows). An island of an
+ONNX file writes its own steps; one of torch becomes a step ``Island`` whose attribute ``payload`` has
 ``run(*tensors)``, and only torch runs it.
 """
 
@@ -80,11 +80,11 @@ def convolve(
         builder.origins += [] if origin is None else [origin._replace(constant=matrix)]
         product = builder.add("Gemm", flat, matrix, *bias_name, shape=(rows, outs), transB=1)
         return reshape(builder, product, (outs, 1, 1))
-    stored = builder.constant(weight, "weight", weight=True)
-    builder.origins += [] if origin is None else [origin._replace(constant=stored)]
+    kernel = builder.constant(weight, "weight", weight=True)
+    builder.origins += [] if origin is None else [origin._replace(constant=kernel)]
     shape = (rows, outs, *window.output(height, width))
     attributes = {**_window_attributes(window), "dilations": list(window.dilations), "group": groups}
-    return builder.add("Conv", value, stored, *bias_name, shape=shape, **attributes)
+    return builder.add("Conv", value, kernel, *bias_name, shape=shape, **attributes)
 
 
 def scale_and_shift(builder: Builder, value: str, scale: Array | None, shift: Array | None) -> str:
@@ -194,7 +194,7 @@ def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
 
 
 def _folded_writers(net: Net) -> dict[str, Op]:
-    """Value -> the convolution or affine that writes it, for values that the affine reading them absorbs.
+    """Value -> the convolution or affine that writes it, for values that are folded into the affine that reads them.
 
     The affine must be the only reader of the value. A tuned convolution only absorbs a shift: scaled weights would
     leave their number format.
@@ -219,7 +219,7 @@ def scales(op: Op) -> bool:
 
 
 def _joint_affine(net: Net, op: Op, folded: Mapping[str, Op]) -> tuple[Op | None, Array, Array]:
-    """The convolution below the chain of affines that ends in *op*, and their joint scale and shift.
+    """The convolution in front of the chain of affines that ends in *op*, and their joint scale and shift.
 
     The convolution is None, and both arrays are empty, if *op* does not end such a chain.
     """

@@ -1,7 +1,7 @@
-"""How the channels of all tasks lie in one tensor (``Channels``, ``Layout``), and weights cut by them (``pieces``).
+"""The arrangement of all tasks' channels in one tensor (``Channels``, ``Layout``), and of weights by it (``pieces``).
 
-A layout says at which columns the channels of a task lie. Whatever else a form needs (weights, tables, masks, gathers
-from one layout to another) follows from that: the channels of a task, in the order of its spaces, go to ``columns``.
+A layout determines in which columns the channels of a task lie: those of its spaces, in order, lie in ``columns``. All
+else that a form needs follows from that: weights, tables, masks, gathers from one layout to another.
 Every pair of an input block and an output block that some task has is one piece of weights.
 """
 
@@ -30,13 +30,13 @@ class Layout:
 
 
 COMPACT = Layout("compact")
-"""[rows, widest task]: a row has its own task's blocks, each space filled up with zeros to its widest task."""
+"""[rows, widest task]: a row has its own task's blocks, and each space is padded with zeros to its widest task."""
 STITCHED = Layout("stitched")
 """[rows, all blocks]: a row has every block, zeros in those of other tasks."""
 STACKED = Layout("stacked")
 """[batch, tasks x widest task]: equal batches, the tasks side by side."""
 FUSED = "fused"
-"""Like compact, for the one-kernel form: its blocks lie where ``packing`` wants them, ``Layout(FUSED, align)``."""
+"""Name of the layouts ``Layout(FUSED, align)``: like compact, with blocks in the columns that ``packing`` assigns."""
 APART = Layout("apart")
 """One tensor per task, with that task's channels only."""
 
@@ -65,7 +65,7 @@ class Channels:
     def parts(self) -> tuple[BlockPart, ...]:
         """Every block, with its channels in the tasks' own models, in the order in which all layouts place blocks."""
         parts: list[BlockPart] = []
-        firsts = np.zeros(self.tasks, int)
+        firsts = np.zeros(self.tasks, int)  # the first channel of the space in each task
         for number, space in enumerate(self.spaces):
             for block in space.blocks:
                 members = {task: firsts[task] + np.asarray(channels) for task, channels in block.members.items()}
@@ -97,16 +97,17 @@ class Channels:
             runs = columns(self.spaces, task, layout.align)
             return {part: run.start for part, run in zip(self.parts_of(task), runs, strict=True)}
         starts: dict[BlockPart, int] = {}
-        first = task * self.width(COMPACT) if layout == STACKED else 0
+        space_start = task * self.width(COMPACT) if layout == STACKED else 0
         for number, space in enumerate(self.spaces):
-            start = first
+            part_start = space_start
             for part in self.parts:
                 if part.space == number:
-                    starts[part] = start
-                    start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
+                    starts[part] = part_start
+                    part_start += align_up(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
             # compact rows give a space the room of its widest task, so that it begins at one column in all tasks
-            first = start if layout in (STITCHED, APART) else first + compact_width(space, layout.align)
-        return {part: start for part, start in starts.items() if task in part.tasks}
+            compact = layout not in (STITCHED, APART)
+            space_start = space_start + compact_width(space, layout.align) if compact else part_start
+        return {part: part_start for part, part_start in starts.items() if task in part.tasks}
 
     def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:
         """The columns of the channels ``order(task)``, or of the channels of *parts* only."""
@@ -165,8 +166,8 @@ def _tidy(space: ChannelSpace) -> ChannelSpace:
     sets = sorted({block.tasks for block in space.blocks}, key=lambda tasks: (-len(tasks), sorted(tasks)))
     blocks = []
     for tasks in sets:
-        same = [block for block in space.blocks if block.tasks == tasks]
-        joined = {task: np.concatenate([block.members[task] for block in same]) for task in sorted(tasks)}
+        same_tasks = [block for block in space.blocks if block.tasks == tasks]
+        joined = {task: np.concatenate([block.members[task] for block in same_tasks]) for task in sorted(tasks)}
         order = np.argsort(joined[min(tasks)], kind="stable")
         blocks.append(Block({task: channels[order] for task, channels in joined.items()}))
     return ChannelSpace(space.widths, tuple(block for block in blocks if block.width))
@@ -228,7 +229,7 @@ class Affine:
         """The combination: this affine, then *other*."""
         scales = tuple(a * b for a, b in zip(self.scales, other.scales, strict=True))
         pairs = zip(self.shifts, other.scales, other.shifts, strict=True)
-        shifts = tuple(shift * scale + after for shift, scale, after in pairs)
+        shifts = tuple(shift * scale + later_shift for shift, scale, later_shift in pairs)
         return Affine(scales, shifts, self.layers + other.layers)
 
     @staticmethod

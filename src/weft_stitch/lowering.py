@@ -1,4 +1,4 @@
-"""A family and its sharing -> one graph that equals the models one by one: ``lower``, with a form for each layer."""
+"""``lower`` turns a family and its sharing into one graph for all models, with a form for each layer."""
 
 from __future__ import annotations
 
@@ -91,16 +91,16 @@ def _read_inputs(room: Room) -> None:
 
 
 def lower_layers(room: Room, forms: Forms) -> None:
-    """Write the layers of the room's family, whose inputs the room has."""
+    """Write the layers of the room's family; the room must have the values of its inputs."""
     readers = _readers(room.family)
-    done: set[str] = set()
+    written: set[str] = set()
     for layer in room.family.layers:
-        if layer.output in done:
+        if layer.output in written:
             continue
         room.builder.layer = layer.name
         layer_role = role(layer)
         if layer_role in ("dense", "depthwise"):
-            done.update(_write_formed(room, layer, _form(forms, layer), _followers(room, layer, readers)))
+            written.update(_write_formed(room, layer, _form(forms, layer), _followers(room, layer, readers)))
         elif layer_role == "separate":
             _write_alone(room, layer)
         else:
@@ -116,9 +116,9 @@ def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[Family
         raise StitchError(
             f"{layer.name}: the form {form.name!r} cannot do it, {reason}; choose another, like 'separate'"
         )
-    done = form.lower(room, layer, chain)
-    outputs = [layer.output, *(follower.output for follower in chain[: done.used])]
-    room.put(outputs[-1], done.placed)
+    lowered = form.lower(room, layer, chain)
+    outputs = [layer.output, *(follower.output for follower in chain[: lowered.used])]
+    room.put(outputs[-1], lowered.placed)
     return outputs
 
 
@@ -182,7 +182,7 @@ def _run_tail(room: Room, task: int) -> dict[str, str]:
     """Write the operations that only *task* has; return the task's own value -> tensor."""
     if not room.family.tails:
         return {}
-    tensors = {mine: room.own(value, task) for mine, value in room.family.bridges[task].items()}
+    tensors = {own_name: room.own(value, task) for own_name, value in room.family.bridges[task].items()}
     for op in room.family.tails[task]:
         room.builder.layer = op.name
         tensors[op.output] = emit(room.builder, op, [tensors[value] for value in op.inputs])
@@ -239,10 +239,10 @@ def _write_affine(room: Room, layer: FamilyLayer) -> PlacedValue:
     layout = room.layout(layer.inputs[0])
     source = room.get(layer.inputs[0], layout)
     if layout == APART:
-        alone = [_write_affine_alone(room, channels, affine, task, own) for task, own in enumerate(source.tensors)]
-        return PlacedValue(APART, tuple(alone))
+        tensors = [_write_affine_alone(room, channels, affine, *pair) for pair in enumerate(source.tensors)]
+        return PlacedValue(APART, tuple(tensors))
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
-    if layout == STACKED:
+    if layout == STACKED:  # each column belongs to one task; the lines of the others have the neutral 1 and 0 there
         scale, shift = scale.prod(axis=0, keepdims=True), shift.sum(axis=0, keepdims=True)
     tensor = apply_table(room, source.tensors[0], "Mul", scale)
     return PlacedValue(layout, (apply_table(room, tensor, "Add", shift),), source.clean)

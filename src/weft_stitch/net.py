@@ -2,7 +2,7 @@
 
 Every value is [rows, channels, height, width]: a fully connected layer is a convolution over one position, a flatten
 before it makes its kernel as large as the picture, and flattening itself is no operation. A batch normalisation and a
-bias are an ``affine``. Nine kinds are left, and all of them but ``conv`` keep channels apart.
+bias are an ``affine``. Nine kinds of operations remain besides islands; all of them but ``conv`` keep channels apart.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Window:
     def output(self, height: int, width: int) -> tuple[int, int]:
         """The output's height and width for an input of *height* x *width*, rounded down."""
         top, left, bottom, right = self.pads
-        tall = height + top + bottom - self.dilations[0] * (self.kernel[0] - 1) - 1
-        wide = width + left + right - self.dilations[1] * (self.kernel[1] - 1) - 1
-        return tall // self.strides[0] + 1, wide // self.strides[1] + 1
+        # where the window's first tap lies at its last position, in the padded input at stride 1
+        last_row = height + top + bottom - self.dilations[0] * (self.kernel[0] - 1) - 1
+        last_column = width + left + right - self.dilations[1] * (self.kernel[1] - 1) - 1
+        return last_row // self.strides[0] + 1, last_column // self.strides[1] + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Graph -> ONNX: ``to_onnx`` in memory, ``write_onnx`` to a file (weights beside it where one file is too small)."""
+"""Graph -> ONNX: ``to_onnx`` in memory, ``write_onnx`` to a file (very large weights go to a second one)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _opset(graph: Graph) -> int:
     if graph.opset is not None:
         return graph.opset
     zeros = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
-    wide = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zeros)
-    return OPSET_OF_16_BITS if wide else OPSET
+    has_16_bits = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zeros)
+    return OPSET_OF_16_BITS if has_16_bits else OPSET
 
 
 def _node(step: GraphStep) -> Any:

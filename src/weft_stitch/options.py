@@ -17,7 +17,7 @@ from weft_stitch.family import Sharing
 from weft_stitch.forms import FORMS
 
 HERE = "cpu"
-"""The described machine that is this one: only its graphs can be timed."""
+"""Name of the described machine that stands for this one; graphs can only be timed for it."""
 TORCH_ONLY = "fused"
 """The form that only torch can run."""
 _CHANNEL_FIELDS = (
@@ -104,9 +104,9 @@ class StitchOptions:
             raise StitchError(f"{setting}: {len(names)} names for {count} models; give one for each, as a,b,c")
         if len(set(names)) < count:
             raise StitchError(f"{setting}: two models have one name; give each its own")
-        if strange := [name for name in names if not servable(name)]:
+        if refused := [name for name in names if not servable(name)]:
             raise StitchError(
-                f"{setting}: {strange[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'"
+                f"{setting}: {refused[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'"
             )
 
     def _check_values(self) -> None:
@@ -129,7 +129,7 @@ class StitchOptions:
     def _check_together(self) -> None:
         """Refuse fields that contradict each other or would have no effect."""
         measure, form, slack = self.measure, self.form, f"slack = {self.slack} does not apply to"
-        for wrong, why in (
+        for conflict, why in (
             (measure and self.machine != HERE, f"measure = True is on this machine's {HERE}, not on {self.machine}"),
             (measure and self.torch_only, f"measure = True is in ONNX Runtime, form = {TORCH_ONLY} in torch only"),
             (
@@ -153,7 +153,7 @@ class StitchOptions:
                 f"threads = {self.threads} does not apply to measure = False and check = False: nothing is run",
             ),
         ):
-            if wrong:
+            if conflict:
                 raise StitchError(f"{why}; leave out one of them")
 
     @property
@@ -183,14 +183,14 @@ class StitchOptions:
 
     def check_body(self) -> None:
         """Refuse fields and models that do not apply to a body."""
-        plain = StitchOptions(models=self.models)
+        defaults = StitchOptions(models=self.models)
         for name in _CHANNEL_FIELDS:
-            if getattr(self, name) != getattr(plain, name):
+            if getattr(self, name) != getattr(defaults, name):
                 raise StitchError(f"{name} = {getattr(self, name)} is for stitching by channels, not for a body")
         if self.adapters and self.base is None:
             raise StitchError(f"{self.adapters[0]} is an adapter; give base = the ONNX file of what it was trained on")
-        if strange := [model for model in self.models if not isinstance(model, str | os.PathLike)]:
-            raise StitchError(f"{type(strange[0]).__name__} is no file; a body is made of ONNX files")
+        if no_files := [model for model in self.models if not isinstance(model, str | os.PathLike)]:
+            raise StitchError(f"{type(no_files[0]).__name__} is no file; a body is made of ONNX files")
 
     @property
     def in_groups(self) -> bool:

@@ -1,15 +1,14 @@
 """The weights of one layer as the one-kernel form reads them: ``pack`` makes a ``PackedLayer``.
 
-A value lies as rows x height x width x columns; a row has the blocks of its own task and no others (``columns``). Every
-pair of an output block and an input block that some task has is one piece of weights, stored once as [input channel]
-[tap][output channel]. Vector loads want every block to begin at a multiple of *align* columns, and every line of
-weights at a multiple of *align* numbers. So that this costs almost nothing, the output channels that tasks have for
-themselves lie side by side in one line, and a task's block begins in its row where it begins in that line, modulo
-*align*.
+A value is stored as rows x height x width x columns; a row has the blocks of its own task and no others (``columns``).
+Every pair of an output block and an input block that some task has is one piece of weights, stored once as [input
+channel][tap][output channel]. For vector loads, every block must begin at a multiple of *align* columns, and every line
+of weights at a multiple of *align* numbers. To keep the padding small, the own output blocks of all tasks lie side by
+side in one line, and a task's own block has the same offset in its row as in that line, modulo *align*.
 
 A *tile* is some output positions of one task by some channels of one of its output blocks. It finds its weights through
 at most two ranges of input columns (``Tile``), or, where sharing by subsets or a concatenation makes more, through a
-table that has the place of every column. A *run* is the range of adjacent columns that a block takes in a row
+table with the place of every column. A *run* is the range of adjacent columns that a block takes in a row
 (``BlockColumns``), and a *place* the index of a number in the weights.
 """
 
@@ -44,7 +43,7 @@ class BlockColumns(NamedTuple):
     start: int
     """The block's first column."""
     skip: int
-    """Number of columns between the last multiple of the alignment and *start*."""
+    """Number of columns between the last multiple of the alignment and *start*: padding."""
 
     @property
     def begin(self) -> int:
@@ -53,7 +52,7 @@ class BlockColumns(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Identifies the block in all tasks that have it, by space and block, as a value may carry one space twice."""
+        """Identifies the block in all tasks that have it: by space as well, as a value may carry one space twice."""
         return self.space, id(self.block)
 
     def span(self, align: int) -> int:
@@ -72,16 +71,16 @@ def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[Block
 
 def _space_columns(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
     """The columns of the blocks of *task* in one space, which begins at column *begin*."""
-    # The own blocks of all tasks lie side by side in one line of weights, this one from *place* on. A block has the
-    # same offset in its row, modulo the alignment, so that loads of weights and of rows are both aligned.
+    # The own blocks of all tasks lie side by side in one line of weights, the current one from *place* on. A block has
+    # the same offset in its row, modulo the alignment, so that loads of weights and of rows are both aligned.
     runs, place = [], 0
     for block in space.blocks:
-        own = len(block.tasks) == 1
+        is_own = len(block.tasks) == 1
         if task in block.tasks:
-            skip = place % align if own else 0
+            skip = place % align if is_own else 0
             runs.append(BlockColumns(number, block, begin + skip, skip))
             begin += runs[-1].span(align)
-        place += block.width if own else 0
+        place += block.width if is_own else 0
     return runs
 
 
@@ -181,8 +180,8 @@ class PackedLayer:
     @cached_property
     def ragged(self) -> bool:
         """Whether some task's rows are shorter than the widest."""
-        ends = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
-        return ends != {self.outputs}
+        row_widths = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
+        return row_widths != {self.outputs}
 
     @cached_property
     def depth(self) -> int:
@@ -202,12 +201,12 @@ class PackedLayer:
         *narrow* columns: it is computed along with the last tile of a shared block, because both read the same input.
         The other tiles have a rider that spans no columns.
         """
-        ends, rows = np.cumsum(positions), []
+        task_ends, rows = np.cumsum(positions), []
         for task, targets in enumerate(self.targets):
-            end = int(ends[task])
+            end = int(task_ends[task])
             for first in range(end - positions[task], end, tall):
-                here = [target._replace(first_position=first, end_position=end) for target in targets]
-                rows += [[*tile, *rider] for tile, rider in _tiles_with_riders(here, wide, narrow)]
+                block_tiles = [target._replace(first_position=first, end_position=end) for target in targets]
+                rows += [[*tile, *rider] for tile, rider in _tiles_with_riders(block_tiles, wide, narrow)]
         return np.array(rows, np.int32).reshape(-1, 2 * len(Tile._fields))
 
     def spread(self, values: Sequence[Array]) -> Array:
@@ -338,6 +337,7 @@ def _store_pieces(
                 sheet, begin = sheets[group]
                 column = own_columns[id(out.block)]
                 store.write(sheet, column, task, out.block, run)
+                # a tile reads from the span's begin, which is *skip* columns before the block
                 lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
                 continue
             if key not in pieces:
@@ -381,14 +381,14 @@ def _own_inputs_fit_one_sheet(runs: list[list[BlockColumns]]) -> bool:
 def _tiles_with_riders(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
     """The tiles of one task at some positions, each with its rider (see ``PackedLayer.tiles``)."""
     # The last target of a task is its own block, if it has one.
-    rides = len(targets) > 1 and targets[-1].span <= narrow
+    has_rider = len(targets) > 1 and targets[-1].span <= narrow
     tiles = [
         target._replace(first_channel=channel)
-        for target in (targets[:-1] if rides else targets)
+        for target in (targets[:-1] if has_rider else targets)
         for channel in range(0, target.span, wide)
     ]
     no_rider = tiles[0]._replace(span=0, width=0)
-    return [(tile, targets[-1] if rides and tile is tiles[-1] else no_rider) for tile in tiles]
+    return [(tile, targets[-1] if has_rider and tile is tiles[-1] else no_rider) for tile in tiles]
 
 
 def _whole_tile(
@@ -406,10 +406,10 @@ def _whole_tile(
     *runs*, *lines*: the input blocks and where their weights lie. *table*: see ``Tile``. If the only run does not begin
     at column 0, it is described as the second, and the first has no columns.
     """
-    first = None if runs[0].start else 0
-    second = runs[-1] if len(runs) > 1 or first is None else None
+    has_first = runs[0].start == 0
+    second = runs[-1] if len(runs) > 1 or not has_first else None
     line = lines[0].length
-    place = lines[0].place if first is not None else 0
+    place = lines[0].place if has_first else 0
     jump = lines[-1].place - place - second.start * taps * line if second else 0
     return Tile(
         task=task,
@@ -422,7 +422,7 @@ def _whole_tile(
         column=out.begin,
         first_place=place,
         line=line,
-        first_end=runs[0].block.width if first is not None else 0,
+        first_end=runs[0].block.width if has_first else 0,
         second_column=second.start if second else depth,
         jump=jump,
         second_end=second.start + second.block.width if second else 0,
@@ -432,10 +432,10 @@ def _whole_tile(
 
 
 def _place_table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
-    """For each of *width* input columns, where its weights begin and the distance of its taps, divided by *align*."""
+    """The rows of ``PackedLayer.places`` [2, width] for one task and output block."""
     table = np.full((2, width), -1, np.int64)
     for run, line in zip(runs, lines, strict=True):
-        at = slice(run.start, run.start + run.block.width)
-        table[0, at] = (line.place + line.length * taps * np.arange(run.block.width)) // align
-        table[1, at] = line.length // align
+        block_columns = slice(run.start, run.start + run.block.width)
+        table[0, block_columns] = (line.place + line.length * taps * np.arange(run.block.width)) // align
+        table[1, block_columns] = line.length // align
     return table

@@ -1,4 +1,4 @@
-"""Stitched models as tables, sentences and JSON: the ways to run them side by side; and as a picture."""
+"""Reports of stitched models, which compare the ways to run them: tables, sentences, JSON and a picture."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ if TYPE_CHECKING:
 UNIQUE = "split"
 """The form that stores every weight once."""
 SPARE = 1.05
-"""If a graph stores more than this many times the unique weights, a sentence points to its copies."""
+"""If a graph stores more than this multiple of the unique weights, a sentence mentions its copies."""
 MANY = 0.5
-"""A sentence names the largest layers until they make up this part of the whole, but at most ``FEW_LAYERS``."""
+"""A sentence names the largest layers until they make up this fraction of the total, but at most ``FEW_LAYERS``."""
 FEW_LAYERS = 3
 """At most this many layers fit into one sentence."""
 
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
-"""The end of the sentence about sharing if there is none."""
+"""The end of the sentence about sharing if nothing is shared."""
 
 
 def stitching_report(
     stitching: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
 ) -> dict[str, Any]:
-    """The numbers of stitched models, ready for JSON.
+    """The report of stitched models, ready for JSON.
 
-    *files*: the file of each group. *served*: for each, whether to serve it or the separate models, if that was
-    timed.
+    *files*: the file of each group. *served*: for each group, whether to serve it or the separate models, if timed.
     """
     options = stitching.options
     return {
@@ -62,7 +61,9 @@ def stitching_report(
         },
         "largest_difference": stitching.difference and stitching.difference.relative,
         "total": {"sequential": asdict(stitching.before), "stitched": asdict(stitching.after)},
-        "groups": [{"file": str(path), **asdict(one)} for path, one in zip(files, stitching.summaries, strict=True)],
+        "groups": [
+            {"file": str(path), **asdict(group)} for path, group in zip(files, stitching.summaries, strict=True)
+        ],
         "served": [advice.as_dict() for advice in served],
     }
 
@@ -83,35 +84,35 @@ def _sharing_sentence(groups: Sequence[Summary]) -> str:
     """How many inner channels the models share, in percent."""
     rows = [row for group in groups for row in group.spaces if row.inner]
     by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
-    where = "" if len(groups) == 1 else " of a group"
+    of_group = "" if len(groups) == 1 else " of a group"
     some = f", {by_some}% by some" if any(row.by_some for row in rows) else ""
     hint = "" if any(row.by_all + row.by_some for row in rows) or len(groups[0].models) == 1 else NOTHING_SHARED
-    return f"sharing: {by_all}% of the inner channels are shared by all models{where}{some}, {own}% by none{hint}"
+    return f"sharing: {by_all}% of the inner channels are shared by all models{of_group}{some}, {own}% by none{hint}"
 
 
 def percents(amounts: Sequence[int]) -> list[int]:
     """Whole percents that add up to 100: the largest remainders are rounded up first. All zero if all *amounts* are."""
-    whole = max(1, sum(amounts))
-    percentages = [100 * amount // whole for amount in amounts]
-    by_remainder = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
-    for place in by_remainder[: 100 - sum(percentages) if any(amounts) else 0]:
-        percentages[place] += 1
+    total = max(1, sum(amounts))
+    percentages = [100 * amount // total for amount in amounts]
+    by_remainder = sorted(range(len(amounts)), key=lambda index: -(100 * amounts[index] % total))
+    for index in by_remainder[: 100 - sum(percentages) if any(amounts) else 0]:
+        percentages[index] += 1
     return percentages
 
 
 def _time_sentence(groups: Sequence[Summary], before: Way, after: Way) -> str:
     """The time of *after*, how many times faster it is than *before*, and the layers that take most of it."""
     measured = before.measured_s is not None and after.measured_s is not None
-    old, new = (_seconds(way, measured=measured) for way in (before, after))
-    gain = old / new if new else 1.0
+    before_s, after_s = (_seconds(way, measured=measured) for way in (before, after))
+    gain = before_s / after_s if after_s else 1.0
     layers = [row for group in groups for row in group.layers]
-    most = _largest_layers(layers, "predicted_s", after.predicted_s)
-    than = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
-    sentence = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
+    largest = _largest_layers(layers, "predicted_s", after.predicted_s)
+    baseline = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
+    sentence = f"{_ms(after_s)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {baseline}"
     slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
-    if slabbed and new:
-        sentence += f" and {_seconds(slabbed[0], measured=measured) / new:.2f} times as fast as that in slabs"
-    return f"time: {sentence}; {most} of it{' by the prediction' if measured else ''}"
+    if slabbed and after_s:
+        sentence += f" and {_seconds(slabbed[0], measured=measured) / after_s:.2f} times as fast as that in slabs"
+    return f"time: {sentence}; {largest} of it{' by the prediction' if measured else ''}"
 
 
 def _seconds(way: Way, *, measured: bool) -> float:
@@ -133,13 +134,13 @@ def _memory_sentence(groups: Sequence[Summary], before: Way, after: Way, number_
     """
     kernels = [group.kernels for group in groups]
     unique = number_bytes * sum(counts.unique for counts in kernels)
-    common = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
+    shared = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
     layers = [row for group in groups for row in group.layers]
-    most = _largest_layers(layers, "weight_bytes", after.weight_bytes)
+    largest = _largest_layers(layers, "weight_bytes", after.weight_bytes)
     sentence = (
         f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
         f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
-        f"different, {_mb(common)} of them shared; {most} of what is stored"
+        f"different, {_mb(shared)} of them shared; {largest} of what is stored"
     )
     planned = any(len(row.seconds) > 1 for row in layers)
     if not planned or after.weight_bytes <= SPARE * unique:
@@ -154,25 +155,25 @@ def _copies_sentence(groups: Sequence[Summary]) -> str:
     """
     if len(groups) > 1:
         return "This is fast and keeps copies"
-    unique = [way for group in groups for way in group.ways if way.name == UNIQUE]
-    seconds = unique[0].measured_s or unique[0].predicted_s if len(unique) == len(groups) == 1 else None
+    unique_ways = [way for group in groups for way in group.ways if way.name == UNIQUE]
+    seconds = unique_ways[0].measured_s or unique_ways[0].predicted_s if len(unique_ways) == len(groups) == 1 else None
     price = "" if seconds is None else f", in {_ms(seconds)}"
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
 
 
-def _largest_layers(layers: Sequence[LayerRow], key: str, whole: float) -> str:
-    """The layers with the largest part of *whole*, as text. *key*: the field of ``LayerRow`` that is summed."""
-    parts: Counter[str] = Counter()
+def _largest_layers(layers: Sequence[LayerRow], key: str, total: float) -> str:
+    """The layers with the largest fraction of *total*, as text. *key*: the field of ``LayerRow`` that is summed."""
+    sum_by_layer: Counter[str] = Counter()
     for row in layers:
-        parts[row.name] += getattr(row, key)
+        sum_by_layer[row.name] += getattr(row, key)
     named: list[str] = []
-    part = 0.0
-    for name, amount in parts.most_common(FEW_LAYERS):
+    named_sum = 0.0
+    for name, amount in sum_by_layer.most_common(FEW_LAYERS):
         named.append(name)
-        part += amount
-        if part >= MANY * whole:
+        named_sum += amount
+        if named_sum >= MANY * total:
             break
-    return f"{', '.join(named)} take{'s' * (len(named) == 1)} {part / whole if whole else 0:.0%}"
+    return f"{', '.join(named)} take{'s' * (len(named) == 1)} {named_sum / total if total else 0:.0%}"
 
 
 def _mb(count: float) -> str:
@@ -208,8 +209,12 @@ def figure(stitching: Stitching) -> Figure:
     }
     labels = [label for label, _ in ways]
     panels = [
-        Panel([Bars(labels, {what: values}, {what: PALETTE[0]}, flat=True, values="%.3g")], x=Axis(label=what), grid="")
-        for what, values in columns.items()
+        Panel(
+            [Bars(labels, {column: values}, {column: PALETTE[0]}, flat=True, values="%.3g")],
+            x=Axis(label=column),
+            grid="",
+        )
+        for column, values in columns.items()
     ]
     return draw(title(stitching), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
 
@@ -218,9 +223,9 @@ def title(stitching: Stitching) -> str:
     """One line: what was stitched, for how many rows, and by which machine it was planned."""
     family, options = stitching.family, stitching.options
     count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
-    same = len(set(family.batches)) == 1
+    equal_rows = len(set(family.batches)) == 1
     suffix = " each" * (family.tasks > 1)
-    rows = f"{family.batches[0]}{suffix}" if same else ", ".join(map(str, family.batches))
+    rows = f"{family.batches[0]}{suffix}" if equal_rows else ", ".join(map(str, family.batches))
     threads = f"{options.used_threads} thread{'s' * (options.used_threads != 1)}"
     by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
     return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
@@ -230,15 +235,15 @@ def ways_table(stitching: Stitching) -> ResultTable:
     """The ways to run the models side by side, without the measured column if nothing was timed."""
     timed = stitching.before.measured_s is not None
     rows = [
-        TableRow((label, *_way_cells(way, stitching.before, timed=timed, part=label.startswith("group "))), best)
+        TableRow((label, *_way_cells(way, stitching.before, timed=timed, is_group=label.startswith("group "))), best)
         for way, label, best in labelled_ways(stitching)
     ]
     if timed:
         return ResultTable(title(stitching), WAYS, tuple(rows))
-    left_out = WAYS.index("measured ms")
-    kept = [place for place in range(len(WAYS)) if place != left_out]
-    shown = tuple(row._replace(cells=tuple(row.cells[place] for place in kept)) for row in rows)
-    return ResultTable(title(stitching), tuple(WAYS[place] for place in kept), shown)
+    measured_column = WAYS.index("measured ms")
+    columns = [column for column in range(len(WAYS)) if column != measured_column]
+    shown = tuple(row._replace(cells=tuple(row.cells[column] for column in columns)) for row in rows)
+    return ResultTable(title(stitching), tuple(WAYS[column] for column in columns), shown)
 
 
 def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
@@ -262,15 +267,15 @@ def _rival_label(way: Way, alone: str) -> str:
     return way.name.replace("sequential", alone) + " in slabs" * way.slabs
 
 
-def _way_cells(way: Way, separate: Way, *, timed: bool, part: bool) -> tuple[str, ...]:
+def _way_cells(way: Way, separate: Way, *, timed: bool, is_group: bool) -> tuple[str, ...]:
     """The cells of a way to run the models.
 
-    *separate*: the models one after another, to compare with. *part*: the way runs one group of the models only, so
+    *separate*: the models one after another, to compare with. *is_group*: the way runs only one group of the models, so
     that it is not compared.
     """
-    ratio = "" if part else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
+    ratio = "" if is_group else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
     seconds, separate_s = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
-    gain = "" if part else number(separate_s / seconds if seconds and separate_s else None, 2)
+    gain = "" if is_group else number(separate_s / seconds if seconds and separate_s else None, 2)
     return (
         number(way.macs, 1, scale=1e-6),
         number(way.weight_bytes, scale=1e-6),
@@ -296,7 +301,7 @@ _NUMBERED = re.compile(r"(.*?(?:\.|layer|block)_?\d+)(?=[./]|$)")
 
 
 def body_report(stitching: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
-    """The numbers of a stitched body, ready for JSON."""
+    """The report of a stitched body, ready for JSON."""
     return {
         "format": 1,
         "kind": "stitched body",
@@ -323,7 +328,7 @@ def body_report(stitching: BodyStitching, files: Sequence[Path]) -> dict[str, An
 
 
 def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
-    """Rows of the table: the models one after another, and as one body."""
+    """Rows of the table ``BODY_WAYS``: the models one after another, and as one body."""
     rows: list[tuple[str, ...]] = []
     for name, way, size in (
         ("one after another", "sequential", stitching.apart_bytes),
@@ -336,7 +341,7 @@ def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
 
 
 def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
-    """Rows of the table: every step that has weights, with the models that share them."""
+    """Rows of the table ``STEPS``: every step that has weights, with the models that share them."""
     return [
         (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own_text(step))
         for step in stitching.shared
@@ -345,21 +350,21 @@ def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
 
 
 def body_sentences(stitching: BodyStitching) -> list[str]:
-    """Sentences about what the models share, in which order and lengths rows may come, and how exact the body is."""
-    whole = sum(step.bytes for step in stitching.shared)
-    common = sum(step.bytes for step in stitching.shared if _sharers_text(stitching, step) == "all")
-    own = list(
+    """Sentences about the sharing, the lengths of rows, early exits, and the exactness of a body."""
+    total_bytes = sum(step.bytes for step in stitching.shared)
+    shared_bytes = sum(step.bytes for step in stitching.shared if _sharers_text(stitching, step) == "all")
+    own_layers = list(
         dict.fromkeys(_layer_name(step.name) for step in stitching.shared if _sharers_text(stitching, step) != "all")
     )
-    more = f" and {len(own) - _FEW} more (--layers names all steps)" if len(own) > _FEW else ""
-    rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
-    lines = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
-    if near := [step for step in stitching.shared if step.rank]:
-        lines.append(
-            f"low rank: {len(near)} products are shared but for parts of rank {max(step.rank for step in near)} at most"
-        )
-    if few := [step for step in stitching.shared if step.own]:
-        lines.append(f"few differences: {len(few)} weights are shared but for {_own_kinds(few)} (--layers says where)")
+    more = f" and {len(own_layers) - _FEW} more (--layers names all steps)" if len(own_layers) > _FEW else ""
+    own_text = f"; not by all: {', '.join(own_layers[:_FEW])}{more}" if own_layers else ""
+    lines = [f"sharing: {shared_bytes / max(total_bytes, 1):.0%} of a model's weights are shared by all{own_text}"]
+    if low_rank_steps := [step for step in stitching.shared if step.rank]:
+        rank = max(step.rank for step in low_rank_steps)
+        lines.append(f"low rank: {len(low_rank_steps)} products are shared but for parts of rank {rank} at most")
+    if changed_steps := [step for step in stitching.shared if step.own]:
+        kinds, count = _own_kinds(changed_steps), len(changed_steps)
+        lines.append(f"few differences: {count} weights are shared but for {kinds} (--layers says where)")
     if stitching.reordered:
         lines.append(
             f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
@@ -370,8 +375,8 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
         filled = ", ".join(f"{name} with {number:g}" for name, number in stitching.fill.items())
         lines.append(f"lengths: any in one run; shorter rows are filled, {filled}")
     if any(stitching.body.exits):
-        having = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
-        lines.append(f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body")
+        models = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
+        lines.append(f"exits: {models} answer with the first exit that is sure, but all rows go to the end of the body")
     if stitching.difference is not None:
         lines.append(
             f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
@@ -392,7 +397,7 @@ def _own_kinds(steps: Sequence[SharedStep]) -> str:
 
 
 def _own_text(step: SharedStep) -> str:
-    """What models have of their own in *step*, as text."""
+    """The differences of models to the shared weights of *step*, as text."""
     return ", ".join(([f"rank {step.rank}"] if step.rank else []) + list(step.own))
 
 

@@ -5,8 +5,8 @@
                           {"cats": [1, 3], "dogs": [2, 3]}]}}
 
 A space goes by the name of a value of the first model that carries it and no other; its blocks list, model by model,
-the channels that are the same, in the same order. Channels in no block are a model's own. Of spaces that the file does
-not name nothing is shared, but for the models' inputs, which are the same channel by channel if all have as many.
+the channels that are the same, in the same order. Channels in no block are a model's own. Nothing is shared of spaces
+that the file does not name, except inputs, which all models share if they have equally many channels.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0) ->
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
         raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
     wiring = wire(family)
-    stated: dict[str, ChannelSpace] = {}
+    spaces: dict[str, ChannelSpace] = {}
     for name, blocks in raw["spaces"].items():
         space = _space_name(wiring, name, f"{path}: ")
-        if space in stated:
+        if space in spaces:
             raise StitchError(f"{path}: {name} is space {space}, which the file has already; join the two")
-        stated[space] = _read_space(blocks, family, wiring.widths[space], f"{path}: space {name}")
-    sharing = Sharing({name: stated.get(name) or _unnamed_space(name, family, wiring) for name in wiring.widths})
+        spaces[space] = _read_space(blocks, family, wiring.widths[space], f"{path}: space {name}")
+    sharing = Sharing({name: spaces.get(name) or _unnamed_space(name, family, wiring) for name in wiring.widths})
     verify(family, sharing, tolerance)
     return sharing
 
@@ -59,8 +59,8 @@ def write_sharing(path: str | Path, sharing: Sharing, family: Family) -> None:
             if len(block.tasks) > 1
         )
         spaces.append(f"  {json.dumps(name)}: [{f',{chr(10)}   '.join(blocks)}]")
-    listed = ",\n".join(spaces)
-    write_text(path, f'{{"format": {FORMAT},\n "spaces": {{\n{listed}\n }}}}\n')
+    entries = ",\n".join(spaces)
+    write_text(path, f'{{"format": {FORMAT},\n "spaces": {{\n{entries}\n }}}}\n')
 
 
 def _names(family: Family) -> list[str]:
@@ -71,56 +71,56 @@ def _names(family: Family) -> list[str]:
     return names
 
 
-def _space_name(wiring: Wiring, name: str, where: str) -> str:
-    """The space that *name* stands for: its own name, or a value that carries only it. *where* begins the messages."""
+def _space_name(wiring: Wiring, name: str, message_prefix: str) -> str:
+    """The space called *name*, or the only one of the value *name*. *message_prefix* begins error messages."""
     if name in wiring.widths:
         return name
     carried = wiring.carries.get(name, ())
     if len(carried) == 1:
         return carried[0]
     if carried:
-        raise StitchError(f"{where}{name} carries several spaces; name one of {', '.join(carried)}")
-    raise StitchError(where + unknown_name("space", name, wiring.widths))
+        raise StitchError(f"{message_prefix}{name} carries several spaces; name one of {', '.join(carried)}")
+    raise StitchError(message_prefix + unknown_name("space", name, wiring.widths))
 
 
 def _unnamed_space(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
-    """A space that the file does not name: shared by all if it is an input of equal width, else by none."""
+    """A space that the file does not name: shared by all models if it is an input of equal widths, else by none."""
     widths = wiring.widths[name]
     inputs = {space for value in family.inputs for space in wiring.carries[value]}
-    same = name in inputs and len(set(widths)) == 1
-    return ChannelSpace.common(widths[0], len(widths)) if same else ChannelSpace.completed(widths)
+    is_shared = name in inputs and len(set(widths)) == 1
+    return ChannelSpace.common(widths[0], len(widths)) if is_shared else ChannelSpace.completed(widths)
 
 
-def _read_space(blocks: Any, family: Family, widths: ChannelCounts, where: str) -> ChannelSpace:
+def _read_space(blocks: Any, family: Family, widths: ChannelCounts, message_prefix: str) -> ChannelSpace:
     """The space with the blocks of the file; ``StitchError`` if they are malformed."""
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
-        raise StitchError(f"{where} is not a list of blocks, each an object of models with their channels")
+        raise StitchError(f"{message_prefix} is not a list of blocks, each an object of models with their channels")
     listed: list[set[int]] = [set() for _ in widths]
-    shared = [_read_block(block, family, widths, listed, where) for block in blocks]
+    shared = [_read_block(block, family, widths, listed, message_prefix) for block in blocks]
     shared.sort(key=lambda block: -len(block.tasks))
     return ChannelSpace.completed(widths, [block for block in shared if block.width])
 
 
 def _read_block(
-    raw: dict[str, Any], family: Family, widths: ChannelCounts, listed: list[set[int]], where: str
+    raw: dict[str, Any], family: Family, widths: ChannelCounts, listed: list[set[int]], message_prefix: str
 ) -> Block:
-    """A block of the file; its channels are added to *listed*, the channels of each task in earlier blocks."""
+    """A block of the file; its channels are added to *listed*: for each task, the channels in blocks so far."""
     names = _names(family)
     members = {}
     for name, channels in raw.items():
         if name not in names:
-            raise StitchError(f"{where}: {unknown_name('model', name, names)}")
+            raise StitchError(f"{message_prefix}: {unknown_name('model', name, names)}")
         task = names.index(name)
         if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):
-            raise StitchError(f"{where}: the channels of {name} are not a list of whole numbers")
+            raise StitchError(f"{message_prefix}: the channels of {name} are not a list of whole numbers")
         for channel in channels:
             if not 0 <= channel < widths[task]:
-                raise StitchError(f"{where}: {name} has channels 0 to {widths[task] - 1}, not {channel}")
+                raise StitchError(f"{message_prefix}: {name} has channels 0 to {widths[task] - 1}, not {channel}")
             if channel in listed[task]:
-                raise StitchError(f"{where}: channel {channel} of {name} is listed twice")
+                raise StitchError(f"{message_prefix}: channel {channel} of {name} is listed twice")
             listed[task].add(channel)
         members[task] = np.array(channels, np.int64)
     if len({len(channels) for channels in members.values()}) > 1:
         sizes = ", ".join(f"{names[task]} {len(channels)}" for task, channels in members.items())
-        raise StitchError(f"{where}: a block has as many channels in every model, but here {sizes}")
+        raise StitchError(f"{message_prefix}: a block has as many channels in every model, but here {sizes}")
     return Block(dict(sorted(members.items())))

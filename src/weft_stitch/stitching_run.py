@@ -1,7 +1,7 @@
-"""From models to a graph that was planned, timed and compared with them: ``stitch`` makes a ``Stitching``.
+"""Plans, times and checks one graph of several models: ``stitch`` returns a ``Stitching``.
 
-The steps: read, align, find what is shared, choose forms or groups, lower. Where times are measured, the remaining
-plans are timed once more beside the separate models, and the reported times are those that decided.
+The steps: read, align, find shared channels, choose forms or groups, lower. Where times are measured, the remaining
+plans are timed once more, in one race with the separate models; the reported times are those of this race.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from weft_stitch.running.sessions import Difference
 
 CLOSE_ROUNDED = 0.25
-"""Largest relative difference of tuned models with rounding: a last digit may tip a value to the next of its format."""
+"""Largest relative difference of tuned models with rounding: a last digit may round a value to the format's next."""
 ROUNDS = 20
-"""Timed rounds per way to run the models, of which the least time counts: fewer keep more noise."""
+"""Timed rounds per way to run the models, of which the least time counts: fewer leave more noise."""
 
 
 class StitchProgress(NamedTuple):
@@ -59,7 +59,7 @@ WayTimes = Mapping[str, float]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stitching(Shown):
-    """Models as one graph, or as several groups if limits need that, and what was measured."""
+    """Models as one graph, or as several groups if the limits require it, with their sizes, times and differences."""
 
     options: StitchOptions
     family: Family
@@ -131,8 +131,8 @@ def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> 
     times: Sequence[WayTimes] = ()
     if options.measures and len(groups) == 1 and groups[0].contest is not None:
         notify(StitchProgress("racing"))
-        settled, way_times = _choose_fastest(options, groups[0], groups[0].contest)
-        groups, times = (settled,), (way_times,)
+        stitched, way_times = _choose_fastest(options, groups[0], groups[0].contest)
+        groups, times = (stitched,), (way_times,)
     difference = _compare_with_models(options, family, groups, notify) if options.checks else None
     modelled = Modelled(machine(options.machine))
     summaries = [group.summarise(modelled, _rivals(options, groups)) for group in groups]
@@ -186,13 +186,13 @@ def _require_free_rows(options: StitchOptions, family: Family) -> None:
     from weft_stitch.running.sessions import CLOSE, tied_rows
 
     for net in family.nets:
-        foreign = any(op.kind == "island" for op in net.ops)
-        if why := tied_rows(net, CLOSE, threads=options.used_threads) if foreign else "":
+        has_islands = any(op.kind == "island" for op in net.ops)
+        if why := tied_rows(net, CLOSE, threads=options.used_threads) if has_islands else "":
             raise StitchError(f"{net.name} {why}; leave out dynamic = True")
 
 
 def _find_sharing(options: StitchOptions, family: Family, notify: OnProgress) -> Sharing:
-    """The sharing of *options*: given, read from a file, or searched for by comparing weights."""
+    """The sharing: given in *options*, read from a file, or found by comparing weights."""
     given = options.sharing
     if isinstance(given, Sharing):
         return given
@@ -224,7 +224,7 @@ def _plan_groups(options: StitchOptions, family: Family, sharing: Sharing, notif
 
 
 def _step_counter(stage: str, of: int | None, notify: OnProgress) -> Callable[[str], None]:
-    """Return a callback that reports one more finished step at each call."""
+    """Return a callback that reports one more finished step of *stage* at each call. *of*: the number of all steps."""
     numbers = count(1)
     notify(StitchProgress(stage, of=of))
     return lambda detail: notify(StitchProgress(stage, detail, next(numbers), of))
@@ -242,15 +242,17 @@ def _cost(options: StitchOptions) -> GraphCost:
 def _choose_fastest(options: StitchOptions, stitched: Stitched, contest: PlanContest) -> tuple[Stitched, WayTimes]:
     """Time all plans in one race; return *stitched* by the plan that the contest's rule chooses, and seconds by way."""
     plans = contest.plans
-    apart = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
-    contenders = {name: _graphs(stitched.family, stitched, name) for name in apart}
-    contenders |= {str(at): _graphs(stitched.family, stitched.planned(plan), STITCHED) for at, plan in enumerate(plans)}
-    raced = _race(options, stitched.family, contenders)
-    seconds = [raced[str(at)] for at in range(len(plans))]
+    separate_ways = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
+    contenders = {name: _graphs(stitched.family, stitched, name) for name in separate_ways}
+    contenders |= {
+        str(index): _graphs(stitched.family, stitched.planned(plan), STITCHED) for index, plan in enumerate(plans)
+    }
+    race_s = _race(options, stitched.family, contenders)
+    seconds = [race_s[str(index)] for index in range(len(plans))]
     chosen = contest.choose(seconds)
     pairs = reversed(list(zip(plans, seconds, strict=True)))  # of plans of one name the first counts, as in ``in_form``
     forms = {plan.name: plan_s for plan, plan_s in pairs if plan.name in FORMS}
-    times = {name: raced[name] for name in apart} | forms | {STITCHED: seconds[chosen]}
+    times = {name: race_s[name] for name in separate_ways} | forms | {STITCHED: seconds[chosen]}
     return stitched.planned(plans[chosen]), times
 
 
@@ -281,20 +283,20 @@ def _race(options: StitchOptions, family: Family, contenders: Mapping[str, Seque
 
 
 def _graphs(family: Family, stitched: Stitched, way: str) -> list[Graph]:
-    """The graphs that *way* runs one after another.
+    """The graphs that the way named *way* runs one after another.
 
     Rows stay dynamic only if all models get the same number of them, as the race gives one number.
     """
-    free = stitched.dynamic and len(set(family.batches)) == 1
+    same_rows = stitched.dynamic and len(set(family.batches)) == 1
     if way in (SEQUENTIAL, SLABBED):
         return [stitched.alone(task, slabs=way == SLABBED) for task in range(stitched.family.tasks)]
     if way != STITCHED:
         stitched = stitched.in_form(way)
-    return [stitched.graph if free else stitched.counted]
+    return [stitched.graph if same_rows else stitched.counted]
 
 
 def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ...]:
-    """The forms to compare with: all that the plan was chosen from, except its own."""
+    """The forms to compare the plan with: those it was chosen from, except its own."""
     plan = groups[0].plan
     if options.form != PLANNED or len(groups) > 1 or plan is None:
         return ()
@@ -317,6 +319,7 @@ def _compare_with_models(
     worst = Difference(0.0, "")
     for group in groups:
         files, unrounded = [sources.get(name) for name in group.names], group.unrounded()
+        # a file with rounding steps is no reference without them: then the net is compared, as it was read
         references = files if unrounded is group else [None] * len(files)
         for rows in _row_counts(group):
             difference = largest_difference(
@@ -335,8 +338,8 @@ def _compare_with_models(
 
 
 def _row_counts(stitched: Stitched) -> list[tuple[int, ...]]:
-    """Rows of each model for the comparison; dynamic graphs are also compared with unequal rows."""
-    mixes = [stitched.batches]
+    """The rows of each model in each comparison; dynamic graphs are also compared with unequal rows."""
+    comparisons = [stitched.batches]
     if stitched.dynamic:
-        mixes.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(stitched.batches)))
-    return mixes
+        comparisons.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(stitched.batches)))
+    return comparisons

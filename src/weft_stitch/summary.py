@@ -1,4 +1,4 @@
-"""Numbers of a stitched graph: ``Summary``, with every way to run the models side by side.
+"""``Summary``: the sizes and times of a stitched graph, and of other ways to run the models.
 
 Nothing is run here: seconds are predicted for a described machine; callers that measure add theirs (``Summary.timed``).
 """
@@ -152,16 +152,16 @@ def graph_way(name: str, graph: Graph, cost: Modelled) -> Way:
 
 
 def sum_ways(name: str, ways: Sequence[Way]) -> Way:
-    """Several ways run one after another; their activations are not alive at the same time."""
-    times = [part.measured_s for part in ways if part.measured_s is not None]
+    """The way that runs *ways* one after another; their activations are not alive at the same time."""
+    times = [way.measured_s for way in ways if way.measured_s is not None]
     return Way(
         name,
-        sum(part.macs for part in ways),
-        sum(part.weight_bytes for part in ways),
-        sum(part.table_bytes for part in ways),
-        max(part.activation_bytes for part in ways),
-        sum(part.launches for part in ways),
-        sum(part.predicted_s for part in ways),
+        sum(way.macs for way in ways),
+        sum(way.weight_bytes for way in ways),
+        sum(way.table_bytes for way in ways),
+        max(way.activation_bytes for way in ways),
+        sum(way.launches for way in ways),
+        sum(way.predicted_s for way in ways),
         sum(times) if len(times) == len(ways) else None,
     )
 
@@ -176,14 +176,14 @@ def layer_rows(
 ) -> tuple[LayerRow, ...]:
     """A row for every layer that takes a form, in order; the rows of *graph*, the stitched one, must be known."""
     wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)
-    tried = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
+    seconds_by_form = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
     slabs = plan.slabs if plan else frozenset()
     rows = []
     for segment in segments(family):
         if segment.formed is None:
             continue
         names = [layer.name for layer in segment.layers]
-        whole = _total(counts.get(name, LayerCounts()) for name in names)
+        total = _total(counts.get(name, LayerCounts()) for name in names)
         rows.append(
             LayerRow(
                 segment.name,
@@ -191,12 +191,12 @@ def layer_rows(
                 segment.name in slabs,
                 _shared_width(segment.formed.inputs[0], wiring, sharing),
                 _shared_width(segment.formed.output, wiring, sharing),
-                whole.macs,
-                whole.weight_bytes,
+                total.macs,
+                total.weight_bytes,
                 sum(_kernel_bytes(segment.formed, task) for task in range(family.tasks)),
-                whole.launches,
+                total.launches,
                 sum(times.get(name, 0.0) for name in names),
-                tried.get(segment.name, {}),
+                seconds_by_form.get(segment.name, {}),
             )
         )
     return tuple(rows)
@@ -222,8 +222,8 @@ def _shared_width(value: str, wiring: Wiring, sharing: Sharing) -> tuple[int, in
 def space_rows(family: Family, sharing: Sharing) -> tuple[SpaceRow, ...]:
     """A row for every space."""
     carries = wire(family).carries
-    ends = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
-    return tuple(_space_row(name, name not in ends, space) for name, space in sharing.spaces.items())
+    port_spaces = {space for value in (*family.inputs, *family.outputs) for space in carries[value]}
+    return tuple(_space_row(name, name not in port_spaces, space) for name, space in sharing.spaces.items())
 
 
 def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
@@ -237,39 +237,39 @@ def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
 def count_kernels(family: Family, sharing: Sharing) -> Kernels:
     """Count the numbers in kernels, by how many models have each of them."""
     wiring = wire(family)
-    shares = [0, 0, 0]
-    separate = 0
-    alone: list[_Owned] = []
+    shared_counts = [0, 0, 0]  # by ``_share_index``
+    separate_count = 0
+    separate_arrays: list[_OwnedArray] = []
     for layer in family.layers:
         if layer.op.kind != "conv" or role(layer) == "separate":
             continue
-        separate += sum(kernel(layer, task).size for task in range(family.tasks))
+        separate_count += sum(kernel(layer, task).size for task in range(family.tasks))
         layer_pieces = pieces(layer, wiring, sharing)
-        for tasks, size in _merge_equal([_Owned(piece.tasks, piece.array) for piece in layer_pieces]):
-            shares[_share_index(len(tasks), family.tasks)] += size
+        for tasks, size in _merge_equal([_OwnedArray(piece.tasks, piece.array) for piece in layer_pieces]):
+            shared_counts[_share_index(len(tasks), family.tasks)] += size
     for task in range(family.tasks):
-        alone += (_Owned(frozenset({task}), array) for array in _kernels_alone(family, task))
-    for tasks, size in _merge_equal(alone):
-        separate += len(tasks) * size
-        shares[_share_index(len(tasks), family.tasks)] += size
-    return Kernels(separate, *shares)
+        separate_arrays += (_OwnedArray(frozenset({task}), array) for array in _kernels_alone(family, task))
+    for tasks, size in _merge_equal(separate_arrays):
+        separate_count += len(tasks) * size
+        shared_counts[_share_index(len(tasks), family.tasks)] += size
+    return Kernels(separate_count, *shared_counts)
 
 
-class _Owned(NamedTuple):
-    """Numbers, and the models that have them."""
+class _OwnedArray(NamedTuple):
+    """An array of weights, and the models that have it."""
 
     tasks: frozenset[int]
     array: Array
 
 
-def _merge_equal(owned: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
+def _merge_equal(owned: Sequence[_OwnedArray]) -> Iterable[tuple[frozenset[int], int]]:
     """Join equal arrays, whether or not their channels are shared; yield the models that have each, and its size."""
-    having: dict[object, _Owned] = {}
+    by_content: dict[object, _OwnedArray] = {}
     for entry in owned:
         key = (entry.array.shape, blake2b(np.ascontiguousarray(entry.array).tobytes()).digest())
-        before = having.get(key, entry)
-        having[key] = _Owned(before.tasks | entry.tasks, entry.array)
-    return ((entry.tasks, entry.array.size) for entry in having.values())
+        known = by_content.get(key, entry)
+        by_content[key] = _OwnedArray(known.tasks | entry.tasks, entry.array)
+    return ((entry.tasks, entry.array.size) for entry in by_content.values())
 
 
 def _kernels_alone(family: Family, task: int) -> list[Array]:
@@ -283,7 +283,7 @@ def _kernels_alone(family: Family, task: int) -> list[Array]:
 
 
 def _share_index(tasks: int, of: int) -> int:
-    """Where something is counted that *tasks* of *of* models have: 0 for all, 1 for several, 2 for one."""
+    """The index into the counts of weights by sharing, for *tasks* out of *of* models: 0 for all, 1 several, 2 one."""
     return 2 if tasks == 1 else int(tasks < of)
 
 

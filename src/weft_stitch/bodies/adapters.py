@@ -31,7 +31,7 @@ _FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight")
 _WRAPPED = re.compile(r"^base_model\.model\.|\.base_layer(?=\.)|\.modules_to_save(?:\.default)?(?=\.)")
 """What PEFT adds to the names of a model's parameters."""
 _OF_OTHER_BASES = ("pissa", "olora", "corda", "loftq")
-"""Beginnings of values of init_lora_weights for which PEFT changes the base as well."""
+"""Prefixes of values of ``init_lora_weights`` for which PEFT changes the base as well."""
 
 
 class AdapterSettings(BaseModel):
@@ -71,7 +71,7 @@ class AdapterSettings(BaseModel):
 
 
 class LoraAdapter(NamedTuple):
-    """What a fine-tuned model has in addition to its base."""
+    """The differences of a fine-tuned model to its base."""
 
     parts: Mapping[str, LowRank]
     """Module -> the low-rank part to add to its weight [in, out]."""
@@ -105,13 +105,13 @@ def _adapter(settings: AdapterSettings, tensors: Mapping[str, Array]) -> LoraAda
     factors: dict[str, dict[str, Array]] = {}
     weights = {}
     for name, array in tensors.items():
-        plain = _WRAPPED.sub("", name)
-        if match := _FACTOR.fullmatch(plain):
+        parameter = _WRAPPED.sub("", name)
+        if match := _FACTOR.fullmatch(parameter):
             factors.setdefault(match["module"], {})[match["side"]] = array
-        elif ".lora_" in plain:
+        elif ".lora_" in parameter:
             raise StitchError(f"{name} is no part of an adapter of a product; merge it into the base and export that")
         else:
-            weights[plain] = array
+            weights[parameter] = array
     return LoraAdapter({module: _low_rank_part(settings, module, sides) for module, sides in factors.items()}, weights)
 
 
@@ -121,11 +121,11 @@ def _low_rank_part(settings: AdapterSettings, module: str, factors: Mapping[str,
     rank = settings.rank(module)
     if factors.keys() != {"A", "B"}:
         raise StitchError(f"{module} has lora_{min(factors)} only; save the adapter again")
-    first, second = factors["A"], factors["B"]
-    if first.ndim != 2 or second.ndim != 2 or not len(first) == second.shape[1] == rank:
-        shapes = f"lora_A {first.shape} and lora_B {second.shape}"
+    lora_a, lora_b = factors["A"], factors["B"]
+    if lora_a.ndim != 2 or lora_b.ndim != 2 or not len(lora_a) == lora_b.shape[1] == rank:
+        shapes = f"lora_A {lora_a.shape} and lora_B {lora_b.shape}"
         raise StitchError(f"{module} has {shapes}, which are no two matrices of rank {rank} as {CONFIG} says")
-    return LowRank(first.T.copy(), (settings.scale(module) * second.T).astype(first.dtype))
+    return LowRank(lora_a.T.copy(), (settings.scale(module) * lora_b.T).astype(lora_a.dtype))
 
 
 def _matching_pattern(patterns: Iterable[str], module: str) -> str:
@@ -136,7 +136,7 @@ def _matching_pattern(patterns: Iterable[str], module: str) -> str:
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """Type in a safetensors file -> numpy's; bfloat16 is read as its bits."""
 _MOST_HEADER = 1 << 27
-"""Limit on the header, 128 MB: real ones are far smaller, and a damaged length would have the whole file parsed."""
+"""Limit on the header, 128 MB: real ones are far smaller, and with a damaged length the whole file would be parsed."""
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
@@ -175,13 +175,12 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 
 class ReadPlace(NamedTuple):
-    """Where a node reads a parameter."""
+    """An input of a node that is a parameter."""
 
     node: int
     """Index of the node."""
-    place: int
-    """Index of the node's input."""
-    turned: bool
+    input_index: int
+    transposed: bool
     """Whether the node reads the matrix transposed."""
 
 
@@ -191,8 +190,9 @@ class AdaptedBase:
     def __init__(self, program: ModelProgram, step_of_node: Sequence[int], constants: Constants) -> None:
         self._program, self._step_of_node, self._constants = program, step_of_node, constants
         self._places: dict[str, list[ReadPlace]] = {}
-        for name, place in _named_parameters(program):
-            self._places.setdefault(name, []).append(place)
+        """Parameter, by torch's name -> the node inputs that read it."""
+        for name, read_place in _named_parameters(program):
+            self._places.setdefault(name, []).append(read_place)
 
     def named(self, name: str) -> ModelProgram:
         """The base's program under the name of another model."""
@@ -201,11 +201,11 @@ class AdaptedBase:
     def adapt(self, steps: Sequence[BodyStep], task: int, adapter: LoraAdapter) -> None:
         """Give model *task*, which equals the base so far, the weights and low-rank parts of its adapter."""
         for parameter, array in adapter.weights.items():
-            for place in self._places_of(parameter):
-                self._replace_weight(steps, task, place, array.T if place.turned else array)
+            for read_place in self._places_of(parameter):
+                self._replace_weight(steps, task, read_place, array.T if read_place.transposed else array)
         for module, part in adapter.parts.items():
-            for place in self._places_of(f"{module}.weight"):
-                self._add_part(steps, task, place, part, module)
+            for read_place in self._places_of(f"{module}.weight"):
+                self._add_part(steps, task, read_place, part, module)
 
     def _places_of(self, parameter: str) -> list[ReadPlace]:
         """All places where nodes read *parameter*, whose name may be longer or shorter at its beginning.
@@ -214,54 +214,56 @@ class AdaptedBase:
         """
         if parameter in self._places:
             return self._places[parameter]
-        near = [name for name in self._places if "." in name and _ends_alike(name, parameter)]
-        if len(near) != 1:
-            like = near or get_close_matches(parameter, self._places, n=3, cutoff=0.4)
-            has = f"it has {', '.join(like[:3])}" if like else "names of torch's modules are lost in it"
-            way = "dynamo = False, which keeps biases of zeros" if parameter.endswith(".bias") else "torch.onnx"
-            raise StitchError(f"{parameter} is not found in {self._program.name}: {has}; export the base by {way}")
-        return self._places[near[0]]
+        matches = [name for name in self._places if "." in name and _ends_alike(name, parameter)]
+        if len(matches) != 1:
+            similar = matches or get_close_matches(parameter, self._places, n=3, cutoff=0.4)
+            has = f"it has {', '.join(similar[:3])}" if similar else "names of torch's modules are lost in it"
+            exporter = "dynamo = False, which keeps biases of zeros" if parameter.endswith(".bias") else "torch.onnx"
+            raise StitchError(f"{parameter} is not found in {self._program.name}: {has}; export the base by {exporter}")
+        return self._places[matches[0]]
 
-    def _add_part(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, part: LowRank, module: str) -> None:
-        """Add the low-rank part of *module* to the weight that is read *at* a node.
+    def _add_part(
+        self, steps: Sequence[BodyStep], task: int, read_place: ReadPlace, part: LowRank, module: str
+    ) -> None:
+        """Add the low-rank part of *module* to the weight that is read at *read_place*.
 
-        A product keeps it as a difference to the shared weight; a Gemm gets a whole weight of its own.
+        A MatMul keeps it as a difference to the shared weight; a Gemm gets a whole weight of its own.
         """
-        step = steps[self._step_of_node[at.node]]
-        key = step.contents[task][at.place]
-        held = self._constants.arrays.get(key)
-        if step.node.op not in _PRODUCTS or at.place != 1 or held is None:
+        step = steps[self._step_of_node[read_place.node]]
+        key = step.contents[task][read_place.input_index]
+        weight = self._constants.arrays.get(key)
+        if step.node.op not in _PRODUCTS or read_place.input_index != 1 or weight is None:
             raise StitchError(f"{module} has an adapter, but {step.node.where} is no product with a stored weight")
         transposed = _stores_transposed(step.node)
-        shape = held.shape[::-1] if transposed else held.shape
+        shape = weight.shape[::-1] if transposed else weight.shape
         if shape != (len(part.down), part.up.shape[1]):
             sizes = f"{len(part.down)}x{part.up.shape[1]}"
             raise StitchError(f"the adapter of {module} is for a weight of {sizes}, not {shape[0]}x{shape[1]}")
         if step.node.op == "MatMul":
             step.parts[task] = part
             return
-        whole = part.down @ part.up
-        self._replace_weight(steps, task, at, held + (whole.T if transposed else whole))
+        product = part.down @ part.up
+        self._replace_weight(steps, task, read_place, weight + (product.T if transposed else product))
 
-    def _replace_weight(self, steps: Sequence[BodyStep], task: int, at: ReadPlace, array: Array) -> None:
-        """Replace the weight that is read *at* a node of model *task* by *array*."""
-        step = steps[self._step_of_node[at.node]]
+    def _replace_weight(self, steps: Sequence[BodyStep], task: int, read_place: ReadPlace, array: Array) -> None:
+        """Replace the weight that model *task* reads at *read_place* by *array*."""
+        step = steps[self._step_of_node[read_place.node]]
         contents = list(step.contents[task])
-        contents[at.place] = self._constants.keep(array)
+        contents[read_place.input_index] = self._constants.keep(array)
         step.contents[task] = tuple(contents)
 
 
 def _ends_alike(one: str, other: str) -> bool:
-    """Whether one name is the end of the other, module by module."""
+    """Whether one dotted name is the end of the other, by whole components."""
     return one.endswith(f".{other}") or other.endswith(f".{one}")
 
 
 def _named_parameters(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
     """Yield torch's name of every parameter, with each place where a node reads it."""
     for number, node in enumerate(program.nodes):
-        for place, name in enumerate(node.inputs):
+        for input_index, name in enumerate(node.inputs):
             if name in program.constants:
-                yield program.turned.get(name, name), ReadPlace(number, place, name in program.turned)
+                yield program.turned.get(name, name), ReadPlace(number, input_index, name in program.turned)
         if _is_nameless(node, program):
             yield f"{node.module}.weight", ReadPlace(number, 1, not _stores_transposed(node))
 

@@ -1,9 +1,9 @@
 """Which nodes of several programs are the same step, and for which of the models it can run once: ``Aligner``.
 
-A step is an operator with its attributes and what it reads: nodes that agree in this are the same step, the first of
-them in one model that of the first in another, and so on. Constants may differ. A step's *crews* are the models whose
-constants there are equal, down to the last bit. Other weights may be equal
-except for a small difference (``LowRank`` and the others).
+Nodes of equal operator, attributes and inputs are the same step; where a model has several such nodes, its first is
+aligned with the first of another model, and so on. Constants may differ. A step's *crews* are groups of models whose
+constants in it are equal, down to the last bit. Other weights may be equal except for a small difference (``LowRank``,
+``OwnLines``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, ProgramNode
 
 WORTH = 4
-"""Both factors together must hold at most a quarter of the weight's numbers; above that, sharing saves too little."""
-_SKETCHES, _MORE = (8, 32), 8
+"""A difference must take at most 1/4 of the weight's numbers; above that, sharing saves too little."""
+_FIRST_RANKS, _OVERSAMPLING = (8, 32), 8
 """Ranks to try first, and the number of additional random vectors per sketch (more: fewer misses, more time)."""
 _HOPELESS = 0.95
-"""A sketch that leaves more than this fraction of the norm ends the search: the difference has no low rank."""
+"""If the residual is more than this fraction of the norm, the search ends: the difference is not of low rank."""
 
 
 class LowRank(NamedTuple):
@@ -54,33 +54,38 @@ class LowRank(NamedTuple):
 
 
 def low_rank(difference: Array, allowed: float) -> LowRank | None:
-    """Factorise *difference* up to a rest of Frobenius norm *allowed*; None if its rank would be too high.
+    """Factorise *difference* up to a residual of Frobenius norm *allowed*; None if its rank would be too high.
 
-    A randomised range finder (Halko, Martinsson and Tropp, 2011) multiplies slightly more than r random vectors, and
-    takes more vectors until the rest is negligible.
+    A randomised range finder (Halko, Martinsson and Tropp, 2011): multiplies by slightly more random vectors than the
+    rank to try, and tries higher ranks until the residual is small enough.
     """
     depth, width = difference.shape
-    most = depth * width // (WORTH * (depth + width))
+    most_rank = depth * width // (WORTH * (depth + width))  # the rank at which both factors take 1/WORTH of the weight
     rng = np.random.default_rng(0)
-    for count in sorted({min(rank, most) for rank in (*_SKETCHES, most)}):
-        sketch = difference @ rng.standard_normal((width, min(count + _MORE, width)), np.float32)
+    for count in sorted({min(rank, most_rank) for rank in (*_FIRST_RANKS, most_rank)}):
+        sketch = difference @ rng.standard_normal((width, min(count + _OVERSAMPLING, width)), np.float32)
         basis, _ = np.linalg.qr(difference @ (difference.T @ sketch))  # a power iteration damps small singular values
         part = _project(basis, basis.T @ difference, difference, allowed)
-        rest = float(np.linalg.norm(difference - part.down @ part.up))
-        if part.rank <= count and rest <= allowed:
+        residual = float(np.linalg.norm(difference - part.down @ part.up))
+        if part.rank <= count and residual <= allowed:
             return part
-        if rest > _HOPELESS * float(np.linalg.norm(difference)):
+        if residual > _HOPELESS * float(np.linalg.norm(difference)):
             return None
     return None
 
 
-def _project(basis: Array, inner: Array, difference: Array, allowed: float) -> LowRank:
-    """Project *difference* onto *basis*, without the weakest directions: these and the rest stay below *allowed*."""
-    squares, left = np.linalg.eigh(inner.astype(np.float64) @ inner.T.astype(np.float64))
-    rest = max(0.0, float(np.linalg.norm(difference)) ** 2 - float(squares.sum()))
-    tails = np.cumsum(np.maximum(squares, 0)) + min(rest, 0.5 * allowed**2)
-    kept = left[:, tails > allowed**2].astype(np.float32)
-    return LowRank(basis @ kept, kept.T @ inner)
+def _project(basis: Array, coefficients: Array, difference: Array, allowed: float) -> LowRank:
+    """Project *difference* [in, out] onto *basis* [in, vectors], without its weakest directions.
+
+    *coefficients*: ``basis.T @ difference``. The residual's norm is at most *allowed* if the squared norm
+    outside the basis is at most half of the square of *allowed*.
+    """
+    squares, vectors = np.linalg.eigh(coefficients.astype(np.float64) @ coefficients.T.astype(np.float64))
+    outside = max(0.0, float(np.linalg.norm(difference)) ** 2 - float(squares.sum()))  # squared norm outside the basis
+    # squared residual if all directions up to this one are dropped; eigh sorts them in ascending order
+    residuals = np.cumsum(np.maximum(squares, 0)) + min(outside, 0.5 * allowed**2)
+    strong = vectors[:, residuals > allowed**2].astype(np.float32)
+    return LowRank(basis @ strong, strong.T @ coefficients)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,85 +94,86 @@ class OwnLines:
 
     count: int
     """Number of lines of the whole table."""
-    at: Array
-    """Indices of its own lines."""
+    indices: Array
+    """Indices of its own lines in it."""
     lines: Array
-    """Its own lines."""
+    """Its own lines, [own lines, columns]."""
 
     def apply(self, table: Array) -> Array:
         """Apply the difference to *table*."""
         result = np.empty((self.count, table.shape[1]), table.dtype)
         result[: len(table)] = table[: self.count]
-        result[self.at] = self.lines
+        result[self.indices] = self.lines
         return result
 
     def index(self, first: int) -> Array:
-        """For each line of this table, its index in a joint table.
-
-        There the shared lines are in place, and the own lines begin at *first*.
-        """
-        places = np.arange(self.count, dtype=np.int32)
-        places[self.at] = np.arange(first, first + len(self.at))
-        return places
+        """For each line of this table, its index in a joint table: the shared table, and own lines from *first* on."""
+        joint_indices = np.arange(self.count, dtype=np.int32)
+        joint_indices[self.indices] = np.arange(first, first + len(self.indices))
+        return joint_indices
 
 
-def own_lines(near: Array, mine: Array) -> OwnLines | None:
-    """Express the table *mine* by *near* and own lines; None if too few lines are equal."""
-    if near.shape[1] != mine.shape[1]:
+def own_lines(shared: Array, table: Array) -> OwnLines | None:
+    """Express *table* by the *shared* table and own lines; None if too few lines are equal."""
+    if shared.shape[1] != table.shape[1]:
         return None
-    common = min(len(near), len(mine))
-    at = np.concatenate([_differing_columns(near[:common].T, mine[:common].T), np.arange(common, len(mine))])
-    own = OwnLines(len(mine), at, mine[at])
-    return own if WORTH * (own.lines.nbytes + 4 * own.count) <= mine.nbytes else None
+    common = min(len(shared), len(table))
+    indices = np.concatenate([_differing_columns(shared[:common].T, table[:common].T), np.arange(common, len(table))])
+    difference = OwnLines(len(table), indices, table[indices])
+    return difference if WORTH * (difference.lines.nbytes + 4 * difference.count) <= table.nbytes else None
 
 
-def replace_columns(near: Array, mine: Array) -> LowRank | None:
-    """Express *mine* as *near* with some replaced columns, or else rows, bit by bit; None if these are many."""
-    depth, width = mine.shape
-    most = (mine.size // WORTH - depth - width) // (depth + width)
-    columns = _differing_columns(near, mine)
-    if len(columns) <= most:
-        return LowRank(mine[:, columns], _unit_rows(width, columns), after=_zeros_at(width, columns), kind="columns")
-    rows = _differing_columns(near.T, mine.T)
-    if len(rows) <= most:
-        return LowRank(_unit_rows(depth, rows).T.copy(), mine[rows], before=_zeros_at(depth, rows), kind="rows")
+def replace_columns(shared: Array, weight: Array) -> LowRank | None:
+    """Express *weight* [in, out] as the *shared* weight with some columns, or else rows, replaced.
+
+    None if too many of them differ in any bit.
+    """
+    depth, width = weight.shape
+    # as many as take 1/WORTH of the weight, with their numbers in both factors and a mask
+    most_replaced = (weight.size // WORTH - depth - width) // (depth + width)
+    columns = _differing_columns(shared, weight)
+    if len(columns) <= most_replaced:
+        return LowRank(weight[:, columns], _unit_rows(width, columns), after=_zeros_at(width, columns), kind="columns")
+    rows = _differing_columns(shared.T, weight.T)
+    if len(rows) <= most_replaced:
+        return LowRank(_unit_rows(depth, rows).T.copy(), weight[rows], before=_zeros_at(depth, rows), kind="rows")
     return None
 
 
-def scale_columns(near: Array, mine: Array, allowed: float) -> LowRank | None:
-    """Express *mine* as *near* with scaled columns, or else rows; None if more than *allowed* (Frobenius) is left."""
-    depth, width = mine.shape
-    nothing = LowRank(np.zeros((depth, 0), np.float32), np.zeros((0, width), np.float32), kind="scale")
-    after = _column_factors(near, mine)
-    if np.linalg.norm(mine - near * after) <= allowed:
-        return nothing._replace(after=after)
-    before = _column_factors(near.T, mine.T)
-    return nothing._replace(before=before) if np.linalg.norm(mine - before[:, None] * near) <= allowed else None
+def scale_columns(shared: Array, weight: Array, allowed: float) -> LowRank | None:
+    """Express *weight* as *shared* with scaled columns, or else rows; None if the residual is above *allowed*."""
+    depth, width = weight.shape
+    unscaled = LowRank(np.zeros((depth, 0), np.float32), np.zeros((0, width), np.float32), kind="scale")
+    after = _column_factors(shared, weight)
+    if np.linalg.norm(weight - shared * after) <= allowed:
+        return unscaled._replace(after=after)
+    before = _column_factors(shared.T, weight.T)
+    return unscaled._replace(before=before) if np.linalg.norm(weight - before[:, None] * shared) <= allowed else None
 
 
-def _column_factors(near: Array, mine: Array) -> Array:
-    """Least-squares factors from the columns of *near* to those of *mine*."""
-    squares = np.einsum("ij,ij->j", near, near)
-    factors: Array = np.einsum("ij,ij->j", near, mine) / np.where(squares > 0, squares, 1)
+def _column_factors(shared: Array, weight: Array) -> Array:
+    """For each column, the least-squares factor by which *shared* becomes *weight*."""
+    squares = np.einsum("ij,ij->j", shared, shared)
+    factors: Array = np.einsum("ij,ij->j", shared, weight) / np.where(squares > 0, squares, 1)
     return factors.astype(np.float32)
 
 
-def _differing_columns(one: Array, other: Array) -> Array:
+def _differing_columns(first: Array, second: Array) -> Array:
     """Indices of the columns that differ in any bit."""
-    return np.flatnonzero((one.view(np.int32) != other.view(np.int32)).any(axis=0))
+    return np.flatnonzero((first.view(np.int32) != second.view(np.int32)).any(axis=0))
 
 
-def _unit_rows(size: int, at: Array) -> Array:
-    """The rows *at* of the identity matrix of *size*."""
-    lines = np.zeros((len(at), size), np.float32)
-    lines[np.arange(len(at)), at] = 1
-    return lines
+def _unit_rows(size: int, indices: Array) -> Array:
+    """The rows *indices* of the identity matrix of this *size*."""
+    rows = np.zeros((len(indices), size), np.float32)
+    rows[np.arange(len(indices)), indices] = 1
+    return rows
 
 
-def _zeros_at(size: int, at: Array) -> Array:
-    """A vector of ones, with zeros *at* some indices."""
+def _zeros_at(size: int, indices: Array) -> Array:
+    """A vector of ones, with zeros at *indices*."""
     mask = np.ones(size, np.float32)
-    mask[at] = 0
+    mask[indices] = 0
     return mask
 
 
@@ -235,7 +241,7 @@ class Body:
 
 
 class Aligner:
-    """Collects the steps of programs, one program after another.
+    """Merges programs into one list of steps, one program after another.
 
     A node becomes a model's entry in the step of equal signature and inputs, or a new step.
     """
@@ -247,8 +253,8 @@ class Aligner:
         self._inputs: list[str] = []
         self._outputs: list[dict[str, BodyValue]] = []
         self._numbers: dict[object, int] = {}
-        """What a node computes and reads, and its occurrence in the model -> the index of its step."""
-        self.walked: dict[int, tuple[int, ...]] = {}
+        """Signature and inputs of a node, and how many such nodes precede it -> the index of its step."""
+        self.steps_of_nodes: dict[int, tuple[int, ...]] = {}
         """Model -> the index of the step of each of its nodes."""
 
     def add(self, program: ModelProgram) -> int:
@@ -279,18 +285,18 @@ class Aligner:
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
         occurrences: Counter[object] = Counter()
-        walked = []
+        step_numbers = []
         for node in program.nodes:
             read = tuple(values.get(name) for name in node.inputs)
             kind = (node.signature, read, *(tuple(map(bool, names)) for names in (node.inputs, node.outputs)))
             number = self._step(node, read, (kind, occurrences[kind]))
             occurrences[kind] += 1
-            walked.append(number)
+            step_numbers.append(number)
             step = self.steps[number]
             step.contents[task] = tuple(program.constants.get(name, "") for name in node.inputs)
             step.names[task] = node.where
-            values |= {name: BodyValue(number, place) for place, name in enumerate(node.outputs) if name}
-        self.walked[task] = tuple(walked)
+            values |= {name: BodyValue(number, output_index) for output_index, name in enumerate(node.outputs) if name}
+        self.steps_of_nodes[task] = tuple(step_numbers)
         for name in program.outputs:
             if name not in values:
                 raise StitchError(f"{program.name}: its output {name} does not depend on its inputs")

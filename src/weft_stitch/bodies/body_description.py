@@ -21,13 +21,14 @@ from weft_stitch.reading.onnx_program import Constants, ProgramNode
 VERSION = 1
 """Version of the description; files with another one are refused."""
 UNKNOWN = "?"
-"""In place of the name of a constant that the file does not store as it is."""
+"""Stands for the name of a constant that the file does not store unchanged."""
 _FEW = 8
 """Integer constants of up to this many numbers are written out: they may be sizes that the graph does not store."""
-_NOTHING = np.zeros(0, np.float32)
+_NOT_STORED = np.zeros(0, np.float32)
+"""In place of a difference that the file does not describe: only its kind is known."""
 
-Held = str | tuple[int, ...]
-"""The name of a constant (empty: none), or its numbers."""
+ConstantNote = str | tuple[int, ...]
+"""A constant: its name in the graph (empty: the input is no constant), or its numbers."""
 
 
 class CrewNote(NotePart):
@@ -35,17 +36,20 @@ class CrewNote(NotePart):
 
     tasks: tuple[int, ...] = ()
     """The models' numbers; empty for all models."""
-    held: tuple[Held, ...]
+    held: tuple[ConstantNote, ...]
     """The constant of each input."""
 
 
 class PartNote(NotePart):
-    """The difference of a model's weight to the shared weight: its kind, and where a low-rank part is stored."""
+    """The difference of a model's weight to the shared weight; fields after *kind* are for a low-rank part."""
 
     kind: str
     down: str = ""
+    """The constant [parts, in, rank] with the first factors of several models."""
     up: str = ""
+    """The constant [parts, rank, out] with the second factors."""
     at: int = 0
+    """Index of the part in both constants."""
     rank: int = 0
 
 
@@ -86,18 +90,20 @@ def body_metadata(body: Body, joined: JoinedBody) -> dict[str, str]:
 def _describe_step(body: Body, number: int, joined: JoinedBody) -> StepNote:
     """Describe step *number*: the constants of each crew, and the differences of models to the shared weight."""
     step = body.steps[number]
-    held = {
-        task: _describe_contents(body.constants, step.contents[task], joined.held[number, task])
+    constants = {
+        task: _describe_contents(body.constants, step.contents[task], joined.constants[number, task])
         for task in step.contents
     }
-    groups = crews(held)
-    numbers = {name: value for name, value in step.node.attributes.items() if isinstance(value, (int, float))}
+    equal_crews = crews(constants)
+    settings = {name: value for name, value in step.node.attributes.items() if isinstance(value, (int, float))}
     return StepNote(
         op=step.node.op,
         name=step.names[min(step.names)],
         inputs=tuple(None if value is None else (value.step, value.output) for value in step.inputs),
-        settings=numbers,
-        crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in groups),
+        settings=settings,
+        crews=tuple(
+            CrewNote(tasks=() if len(crew) == body.tasks else crew, held=constants[crew[0]]) for crew in equal_crews
+        ),
         parts={
             task: _describe_part(part, joined, number, task)
             for task, part in step.parts.items()
@@ -109,24 +115,25 @@ def _describe_step(body: Body, number: int, joined: JoinedBody) -> StepNote:
 
 def _is_stored_apart(part: LowRank, joined: JoinedBody, number: int, task: int) -> bool:
     """Whether a model's difference is stored in the graph by itself, and not merged into the model's weight."""
-    return (number, task) in joined.parts or part.before is not None or part.after is not None
+    return (number, task) in joined.low_rank_parts or part.before is not None or part.after is not None
 
 
 def _describe_part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote:
     """Describe the difference of model *task* in step *number*."""
     if part.before is not None or part.after is not None:
         return PartNote(kind=part.kind)
-    return PartNote(kind=part.kind, rank=part.rank, **joined.parts[number, task]._asdict())
+    stored = joined.low_rank_parts[number, task]
+    return PartNote(kind=part.kind, rank=part.rank, down=stored.down, up=stored.up, at=stored.index)
 
 
-def _describe_contents(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
+def _describe_contents(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[ConstantNote, ...]:
     """The constants of a model in a step: names in the graph, or small numbers."""
     return tuple(
         key and (name or _small_numbers(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True)
     )
 
 
-def _small_numbers(array: Array | None) -> Held:
+def _small_numbers(array: Array | None) -> ConstantNote:
     """The numbers of a small integer constant; ``UNKNOWN`` for any other."""
     if array is None or array.dtype.kind != "i" or array.size > _FEW:
         return UNKNOWN
@@ -203,24 +210,24 @@ def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Calla
     node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
     step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
-        keys = tuple(_store_constant(held, constants, weights) for held in crew.held)
+        keys = tuple(_store_constant(constant, constants, weights) for constant in crew.held)
         step.contents.update(dict.fromkeys(crew.tasks or range(tasks), keys))
     step.names.update(dict.fromkeys(sorted(step.contents), note.name))
     for task, part in note.parts.items():
-        step.parts[task] = LowRank(_NOTHING, _NOTHING, before=_NOTHING, kind=part.kind)
+        step.parts[task] = LowRank(_NOT_STORED, _NOT_STORED, before=_NOT_STORED, kind=part.kind)
         if part.down:
             down, up = weights(part.down)[part.at, :, : part.rank], weights(part.up)[part.at, : part.rank]
             step.parts[task] = LowRank(down, up, kind=part.kind)
     if note.lines:
-        step.lines[0] = OwnLines(0, _NOTHING, _NOTHING)
+        step.lines[0] = OwnLines(0, _NOT_STORED, _NOT_STORED)
     return step
 
 
-def _store_constant(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
+def _store_constant(note: ConstantNote, constants: Constants, weights: Callable[[str], Array]) -> str:
     """Store a constant under its name or its numbers, and return this key."""
-    if isinstance(held, str):
-        if held not in ("", UNKNOWN):
-            constants.arrays.setdefault(held, weights(held))
-        return held
-    constants.arrays[str(held)] = np.array(held, np.int64)
-    return str(held)
+    if isinstance(note, str):
+        if note not in ("", UNKNOWN):
+            constants.arrays.setdefault(note, weights(note))
+        return note
+    constants.arrays[str(note)] = np.array(note, np.int64)
+    return str(note)

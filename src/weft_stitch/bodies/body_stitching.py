@@ -1,4 +1,4 @@
-"""From files to one body, compared with its models: ``stitch_body`` makes a ``BodyStitching``."""
+"""Joins model files to one body and compares it with the models: ``stitch_body`` returns a ``BodyStitching``."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_progr
 from weft_stitch.running.sessions import CLOSE, Difference, load_session, relative_difference, run_session
 
 MOST_RACED = 8
-"""Number of models that are loaded at once for timing, which limits memory; the others are assumed as fast."""
+"""Limit on the models that are loaded at once for timing, to bound memory; the others are assumed to be as fast."""
 
-Alone = Callable[[Feed], list[Array]]
+ModelRun = Callable[[Feed], list[Array]]
 """Runs a loaded model: inputs by name -> outputs, in order."""
 
 
@@ -50,7 +50,7 @@ class BodyBench:
 
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
         self._body, self._files, self._threads = body, files, threads
-        self._loaded: tuple[int, Alone] | None = None
+        self._loaded: tuple[int, ModelRun] | None = None
 
     def alone(self, task: int, feed: Feed) -> dict[str, Array]:
         """Run one model alone: its own file, or the base with its adapter. Returns outputs by name."""
@@ -60,19 +60,19 @@ class BodyBench:
         return dict(zip(self._body.outputs[task], self._loaded[1](feed), strict=True))
 
     def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
-        """Return a function that runs model *task* on *rows* rows of *length*, and returns all intermediate values."""
+        """Return a function that runs a model, given its number, rows and length, and returns all its values."""
 
         def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
-            wanted = self._body.values(task)
-            graph = model_graph(self._body, task, wanted)
+            values = self._body.values(task)
+            graph = model_graph(self._body, task, values)
             session = self._session(graph, optimise=False)
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
             feed = self._rename_feed(task, {name: array[:rows] for name, array in drawn.items()})
             try:
-                arrays = run_session(session, [value_name(value) for value in wanted], feed, graph.name)
+                arrays = run_session(session, [value_name(value) for value in values], feed, graph.name)
             except StitchError as error:
                 raise StitchError(f"{error} (with {rows} rows; export it so that it takes any number)") from error
-            return dict(zip(wanted, arrays, strict=True))
+            return dict(zip(values, arrays, strict=True))
 
         return run
 
@@ -96,7 +96,7 @@ class BodyBench:
         session, tasks = self._session(graph, optimise=True), range(self._body.tasks)
         names = [output.name for output in graph.outputs]
         batches, results = [], []
-        for seed, lengths in enumerate(_length_sets(samples, len(tasks))):
+        for seed, lengths in enumerate(_comparison_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             batches.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
             outputs = run_session(session, names, self._join_feeds(batches[-1]), graph.name)
@@ -104,41 +104,48 @@ class BodyBench:
         worst = Difference(0.0, "")
         for task in tasks:
             for feeds, joined in zip(batches, results, strict=True):
-                for port, wanted in self.alone(task, feeds[task]).items():
+                for port, expected in self.alone(task, feeds[task]).items():
                     name = port_name(self._body, task, port)
-                    worst = max(worst, Difference(relative_difference(joined[name], wanted), name))
+                    worst = max(worst, Difference(relative_difference(joined[name], expected), name))
         return worst
 
     def unchanged(self, task: int, samples: BodySamples, close: Callable[[Array, Array], bool]) -> bool:
-        """Whether a model, computed with the body's weights, has the outputs of its own file, as *close* judges."""
+        """Whether a model gives the outputs of its own file if it is computed with the body's weights.
+
+        *close*: compares an output with the expected one.
+        """
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(model_graph(self._body, task), optimise=False)
         outputs = run_session(session, self._output_names(task), self._rename_feed(task, feed), self._body.names[task])
-        wanted = self.alone(task, feed).values()
-        pairs = zip(outputs, wanted, strict=True)
+        expected = self.alone(task, feed).values()
+        pairs = zip(outputs, expected, strict=True)
         return all(output.shape == right.shape and close(output, right) for output, right in pairs)
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
-        """Time one row of each model, in turns: "sequential" one model after another, "stitched" all as one body."""
+        """Seconds of one row of each model: "sequential" one model after another, "stitched" all as one body.
+
+        *length*: tokens per row. The two are timed in turns.
+        """
         rng = np.random.default_rng(0)
         feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
-        raced = [self._open_alone(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
-        whole = self._session(graph, optimise=True)
+        loaded = [self._open_alone(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
+        body_session = self._session(graph, optimise=True)
         contenders: dict[str, list[Run]] = {
-            "sequential": [partial(model, feed) for model, feed in zip(raced, feeds, strict=False)],
-            "stitched": [partial(whole.run, None, self._join_feeds(feeds))],
+            "sequential": [partial(model, feed) for model, feed in zip(loaded, feeds, strict=False)],
+            "stitched": [partial(body_session.run, None, self._join_feeds(feeds))],
         }
         seconds = least_seconds(contenders, clock=clock_for(self._threads))
-        return seconds | {"sequential": seconds["sequential"] * len(feeds) / len(raced)}
+        return seconds | {"sequential": seconds["sequential"] * len(feeds) / len(loaded)}
 
-    def _open_alone(self, task: int, *, optimise: bool) -> Alone:
+    def _open_alone(self, task: int, *, optimise: bool) -> ModelRun:
         """Load one model; a folder of an adapter is loaded as the base's weights with the adapter."""
-        names, called = list(self._body.outputs[task]), self._body.names[task]
+        ports, name = list(self._body.outputs[task]), self._body.names[task]
         if not self._files[task].is_dir():
             session = load_session(self._files[task], self._threads, self._files[task].name, optimise=optimise)
-            return lambda feed: run_session(session, names, feed, called)
-        whole, ours = self._session(model_graph(self._body, task), optimise=optimise), self._output_names(task)
-        return lambda feed: run_session(whole, ours, self._rename_feed(task, feed), called)
+            return lambda feed: run_session(session, ports, feed, name)
+        session = self._session(model_graph(self._body, task), optimise=optimise)
+        output_names = self._output_names(task)
+        return lambda feed: run_session(session, output_names, self._rename_feed(task, feed), name)
 
     def _session(self, graph: Graph, *, optimise: bool) -> Any:
         """Open a session over a graph of any size, by a temporary file (protobuf in memory ends at 2 GB)."""
@@ -160,11 +167,11 @@ class BodyBench:
         return {port_name(self._body, task, name): array for name, array in feed.items()}
 
 
-def _length_sets(samples: BodySamples, tasks: int) -> list[list[int]]:
-    """Sets of lengths to compare at, each with one length per model; unequal ones only if rows can be padded."""
+def _comparison_lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
+    """Lengths for each comparison, one per model; unequal ones only if rows can be padded."""
     if samples.fill is None:
         return [[6] * tasks, [9] * tasks]
-    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]
+    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]  # equal ones, and from 3 to 9 in no order
 
 
 BASE = -1
@@ -193,7 +200,7 @@ class SharedStep:
 
 @dataclass(frozen=True, eq=False)
 class BodyStitching:
-    """Models stitched to one body, with what was compared and timed."""
+    """Models stitched to one body, with the results of comparing and timing it."""
 
     body: Body
     files: Mapping[str, Path]
@@ -284,7 +291,7 @@ def stitch_body(
     equal weights are shared, and answers are the models' own. Raises ``StitchError`` if models cannot be joined or,
     without tolerance, answer differently.
     """
-    body, apart = _read_body(files, names, tolerance, base, on_stage)
+    body, separate_bytes = _read_body(files, names, tolerance, base, on_stage)
     bench = BodyBench(body, [Path(file) for file in files], threads)
     samples = find_padding(body, bench.alone, _close)
     places = locate_values(body, bench.values(samples))
@@ -298,7 +305,7 @@ def stitch_body(
     on_stage("racing", 0, None)
     times = bench.times_s(joined.graph, samples, USUAL_LENGTH) if measure else {}
     paths = dict(zip(body.names, map(Path, files), strict=True))
-    return BodyStitching(body, paths, joined, samples.fill, apart, difference, times, reordered)
+    return BodyStitching(body, paths, joined, samples.fill, separate_bytes, difference, times, reordered)
 
 
 def _close(one: Array, other: Array) -> bool:
@@ -313,24 +320,24 @@ def _read_body(
     on_stage: OnStage,
 ) -> tuple[Body, int]:
     """Read the models into one body; return it, and the total bytes of the separate models."""
-    constants, apart = Constants(), 0
+    constants, separate_bytes = Constants(), 0
     aligner = Aligner(constants)
     reference = adapted = None
     if base is not None:
         program = read_program(base, constants)
         aligner.assign(BASE, program)
         reference = Reference(aligner.steps, BASE, constants) if tolerance else None
-        adapted = AdaptedBase(program, aligner.walked[BASE], constants)
-    called: list[str] = []
+        adapted = AdaptedBase(program, aligner.steps_of_nodes[BASE], constants)
+    taken_names: list[str] = []
     for number, file in enumerate(files):
         on_stage("reading", number, len(files))
         adapter = read_adapter(Path(file)) if adapted and is_adapter(file) else None
         name = names[number] if names else ""
         program = adapted.named(name or Path(file).name) if adapted and adapter else read_program(file, constants, name)
-        if not servable(program.name) or program.name in called:
+        if not servable(program.name) or program.name in taken_names:
             raise StitchError(f"{program.name!r} is no name for one model, or for two; give names = a,b,c")
-        called.append(program.name)
-        apart += _held_bytes(program, constants)
+        taken_names.append(program.name)
+        separate_bytes += _weight_bytes(program, constants)
         task = aligner.add(program)
         if adapted and adapter:
             _adapt(adapted, aligner, task, adapter, file)
@@ -339,7 +346,7 @@ def _read_body(
         reference = reference or Reference(aligner.steps, task, constants)
     for step in aligner.steps:
         step.contents.pop(BASE, None)
-    return aligner.body(), apart
+    return aligner.body(), separate_bytes
 
 
 def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter, file: str | os.PathLike[str]) -> None:
@@ -350,8 +357,8 @@ def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter,
         raise StitchError(f"{file}: {error}") from error
 
 
-def _held_bytes(program: ModelProgram, constants: Constants) -> int:
-    """Bytes that a model stores; equal arrays count once."""
+def _weight_bytes(program: ModelProgram, constants: Constants) -> int:
+    """Bytes of the constants that a model stores; equal arrays count once."""
     return sum(constants.arrays[key].nbytes for key in constants.behind(program.constants.values()))
 
 
@@ -362,10 +369,10 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
         if not step.contents:
             continue
         task = min(step.contents)
-        held = [arrays[key] for key in step.contents[task] if key in arrays and arrays[key].dtype.kind == "f"]
-        size = sum(array.nbytes for array in held if array.ndim)
+        weights = [arrays[key] for key in step.contents[task] if key in arrays and arrays[key].dtype.kind == "f"]
+        size = sum(array.nbytes for array in weights if array.ndim)
         if size:
-            parts, lines = step.parts.values(), max((len(table.at) for table in step.lines.values()), default=0)
+            parts, lines = step.parts.values(), max((len(table.indices) for table in step.lines.values()), default=0)
             rank = max((part.rank for part in parts if part.kind == "low rank"), default=0)
             differences = dict.fromkeys(_part_text(part) for part in parts if part.kind != "low rank")
             own = (*differences, *([f"{lines} lines"] if step.lines else []))

@@ -32,41 +32,48 @@ class Reference:
 
     def __init__(self, steps: Sequence[BodyStep], task: int, constants: Constants) -> None:
         self._constants = constants
+        # step -> the key of the reference's weight in it
         self._keys: Mapping[int, str] = {
-            number: step.contents[task][place]
+            number: step.contents[task][input_index]
             for number, step in enumerate(steps)
-            if (place := _weight_place(step, task)) is not None
+            if (input_index := _weight_input(step, task)) is not None
         }
         self._differences: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
-        """Reference's key, model's key and place -> their difference; None if they differ too much."""
+        """Reference's key, model's key and input index -> their difference; None if they differ too much."""
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
         """Replace weights of *task* by the reference's and a difference, exact up to *tolerance* (relative)."""
         replaced = set()
         for number, step in enumerate(steps):
-            place = _weight_place(step, task)
-            if place is None or number not in self._keys:
+            input_index = _weight_input(step, task)
+            if input_index is None or number not in self._keys:
                 continue
-            own, near = step.contents[task][place], self._keys[number]
-            part = self._difference(near, own, place, tolerance) if own != near else None
-            if part is None:
+            own_key, shared_key = step.contents[task][input_index], self._keys[number]
+            difference = (
+                self._difference(shared_key, own_key, input_index, tolerance) if own_key != shared_key else None
+            )
+            if difference is None:
                 continue
-            replaced.add(own)
-            step.contents[task] = ("", near) if place else (near, "")
-            if isinstance(part, OwnLines):
-                step.lines[task] = part
-            elif part.rank or part.kind != "low rank":
-                step.parts[task] = part
+            replaced.add(own_key)
+            step.contents[task] = ("", shared_key) if input_index else (shared_key, "")
+            if isinstance(difference, OwnLines):
+                step.lines[task] = difference
+            elif difference.rank or difference.kind != "low rank":
+                step.parts[task] = difference
         read = {key for step in steps for keys in step.contents.values() for key in keys}
         self._constants.forget(replaced - read - set(self._keys.values()))
 
-    def _difference(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
-        """The difference between the constants with the keys *near* and *mine*; None if they differ too much."""
-        key = near, mine, place
+    def _difference(
+        self, shared_key: str, own_key: str, input_index: int, tolerance: float
+    ) -> LowRank | OwnLines | None:
+        """The difference between the constants with both keys; None if they differ too much."""
+        key = shared_key, own_key, input_index
         if key not in self._differences:
-            reference, other = self._matrix(near), self._matrix(mine)
+            reference, weight = self._matrix(shared_key), self._matrix(own_key)
             self._differences[key] = (
-                None if reference is None or other is None else _find_difference(reference, other, place, tolerance)
+                None
+                if reference is None or weight is None
+                else _find_difference(reference, weight, input_index, tolerance)
             )
         return self._differences[key]
 
@@ -76,58 +83,59 @@ class Reference:
         return array if array is not None and array.ndim == 2 and array.dtype == np.float32 else None
 
 
-def _find_difference(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
-    """The first kind of difference that turns *near* into *mine*; None if they differ too much.
+def _find_difference(reference: Array, weight: Array, input_index: int, tolerance: float) -> LowRank | OwnLines | None:
+    """The first kind of difference that turns *reference* into *weight*; None if they differ too much.
 
-    *place*: 0 for a table to look up, 1 for the weight of a product.
+    *input_index*: of the step; 0 for a table to look up, 1 for the weight of a product.
     """
-    if not place:
-        return own_lines(near, mine)
-    if near.shape != mine.shape:
+    if not input_index:
+        return own_lines(reference, weight)
+    if reference.shape != weight.shape:
         return None
-    allowed = tolerance * float(np.linalg.norm(mine))
-    part = replace_columns(near, mine)
-    if part is None and tolerance:
-        part = scale_columns(near, mine, allowed) or low_rank(mine - near, allowed)
-    return part
+    allowed = tolerance * float(np.linalg.norm(weight))
+    difference = replace_columns(reference, weight)
+    if difference is None and tolerance:
+        difference = scale_columns(reference, weight, allowed) or low_rank(weight - reference, allowed)
+    return difference
 
 
-def _weight_place(step: BodyStep, task: int) -> int | None:
+def _weight_input(step: BodyStep, task: int) -> int | None:
     """The index of a step's input that is a weight to multiply by, or a table to look up; None if no input is."""
     if task not in step.contents or len(step.inputs) != 2:
         return None
-    place = {"MatMul": 1, "Gather": 0}.get(step.node.op)
-    if place is None or step.inputs[place] is not None or step.inputs[1 - place] is None:
+    input_index = {"MatMul": 1, "Gather": 0}.get(step.node.op)
+    if input_index is None or step.inputs[input_index] is not None or step.inputs[1 - input_index] is None:
         return None
-    return None if not place and step.node.attributes.get("axis", 0) else place
+    return None if not input_index and step.node.attributes.get("axis", 0) else input_index
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
-    """Give models the weights of others from which only the order of channels differs; return how many products.
+    """Give models the weights of others that differ from theirs only in the order of channels.
 
-    *unchanged*: checks whether a model still answers as its own file does; if not, its changes are undone.
+    Return the number of products that then share a weight. *unchanged*: checks whether a model still answers as its own
+    file does; if not, its changes are undone.
     """
     count = 0
     for task in range(1, body.tasks):
-        kept = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
+        original = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
         changed = list(_reuse_weights(body, places, task))
         if changed and unchanged(task):
             count += sum(_weight(body, body.steps[number], task) is not None for number in set(changed))
         elif changed:
             for number in changed:
-                body.steps[number].contents[task] = kept[number]
+                body.steps[number].contents[task] = original[number]
     return count
 
 
 def _reuse_weights(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
     """Replace constants of *task* by those of an earlier model; yield the indices of the changed steps."""
     for number, step in enumerate(body.steps):
-        own = step.contents.get(task)
-        others = {step.contents[other]: other for other in range(task) if other in step.contents}
-        for other in (other for held, other in others.items() if own and held != own):
+        own_keys = step.contents.get(task)
+        task_by_keys = {step.contents[other]: other for other in range(task) if other in step.contents}
+        for other in (other for keys, other in task_by_keys.items() if own_keys and keys != own_keys):
             if changes := _reorder_changes(body, places, number, task, other):
-                for at, contents in changes.items():
-                    body.steps[at].contents[task] = contents
+                for changed, keys in changes.items():
+                    body.steps[changed].contents[task] = keys
                 yield from changes
                 break
 
@@ -140,22 +148,22 @@ def _reorder_changes(
     All steps that compute these channels must fit the new order; None if something else differs.
     """
     step = body.steps[number]
-    mine, theirs = _weight(body, step, task), _weight(body, step, other)
-    order = None if mine is None or theirs is None else _row_order(mine, theirs)
+    own_weight, other_weight = _weight(body, step, task), _weight(body, step, other)
+    order = None if own_weight is None or other_weight is None else _row_order(own_weight, other_weight)
     if order is None:
         return None
     changes = {number: step.contents[other]}
-    left, seen = [step.inputs[0]], set()
-    while left:
-        value = left.pop()
-        if value is None or value.step < 0 or value in seen or places[value].rows is None:
+    unvisited, seen = [step.inputs[0]], set()
+    while unvisited:
+        value = unvisited.pop()
+        if value is None or value.step < 0 or value in seen or places[value].row_axis is None:
             continue
         seen.add(value)
         writer = body.steps[value.step]
         if not _fits_order(body, writer, task, other, order):
             return None
         changes[value.step] = writer.contents[other]
-        left += [] if _weight(body, writer, task) is not None else list(writer.inputs)
+        unvisited += [] if _weight(body, writer, task) is not None else list(writer.inputs)
     return changes
 
 
@@ -164,13 +172,13 @@ def _fits_order(body: Body, step: BodyStep, task: int, other: int, order: Array)
     if other not in step.contents or {task, other} & (step.parts.keys() | step.lines.keys()):
         return False
     arrays = body.constants.arrays
-    for mine, theirs in zip(step.contents[task], step.contents[other], strict=True):
-        one, two = arrays.get(mine), arrays.get(theirs)
-        if mine == theirs and (one is None or one.shape[-1:] != order.shape):
-            continue
-        if one is None or two is None or one.shape != two.shape or one.shape[-1:] != order.shape:
+    for own_key, other_key in zip(step.contents[task], step.contents[other], strict=True):
+        array, other_array = arrays.get(own_key), arrays.get(other_key)
+        if own_key == other_key and (array is None or array.shape[-1:] != order.shape):
+            continue  # a shared constant without the axis whose order changes
+        if array is None or other_array is None or array.shape != other_array.shape or array.shape[-1:] != order.shape:
             return False
-        if not np.array_equal(one[..., order], two):
+        if not np.array_equal(array[..., order], other_array):
             return False
     return True
 
@@ -185,11 +193,12 @@ def _weight(body: Body, step: BodyStep, task: int) -> Array | None:
 
 def _row_order(mine: Array, theirs: Array) -> Array | None:
     """The permutation that sorts the rows of *mine* as in *theirs*; None if rows differ or are in order already."""
+    # the last test is cheap: whether any row of *mine* begins like the first of *theirs*
     if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
         return None
-    rows = {row.tobytes(): at for at, row in enumerate(np.ascontiguousarray(mine))}
-    places = [rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
-    order = np.array(places)
-    if len(set(places)) < len(places) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
+    row_index = {row.tobytes(): index for index, row in enumerate(np.ascontiguousarray(mine))}
+    indices = [row_index.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
+    order = np.array(indices)
+    if len(set(indices)) < len(indices) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
         return None
     return order

@@ -20,8 +20,8 @@ from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft_stitch.net import Array
 
-ConnectionSlots = Mapping[BodyValue, BodyPlace]
-"""Value between steps -> its observed layout."""
+ValueLayouts = Mapping[BodyValue, BodyPlace]
+"""Value between steps -> its observed layout; empty where the graph has a single model."""
 
 
 def port_name(body: Body, task: int, port: str) -> str:
@@ -30,32 +30,34 @@ def port_name(body: Body, task: int, port: str) -> str:
 
 
 class StackedPart(NamedTuple):
-    """Where a graph stores a low-rank part: two constants with the parts of several models, and its index in them."""
+    """Where a graph stores a low-rank part: constants with the factors of several models, and its index in both."""
 
     down: str
+    """Name of the constant [parts, in, rank]."""
     up: str
-    at: int
+    """Name of the constant [parts, rank, out]."""
+    index: int
 
 
 class JoinedBody(NamedTuple):
     """The graph of a body, and the graph's names of the models' constants."""
 
     graph: Graph
-    held: Mapping[tuple[int, int], tuple[str, ...]]
+    constants: Mapping[tuple[int, int], tuple[str, ...]]
     """Step and model -> the graph's names of the constants that the model reads in that step; empty if not stored."""
-    parts: Mapping[tuple[int, int], StackedPart]
+    low_rank_parts: Mapping[tuple[int, int], StackedPart]
     """Step and model -> where the low-rank part of the model's weight is stored."""
 
 
-def join(body: Body, places: ConnectionSlots, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
+def join(body: Body, places: ValueLayouts, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
     """Join all models of *body* to one graph.
 
-    *fill*: the padding value of each input; without it, the rows of a batch must have one length. *outputs*: where rows
-    and lengths are in the models' outputs, by the graph's names.
+    *places*: the layouts of the values. *fill*: the padding value of each input; without it, the rows of a batch must
+    have one length. *outputs*: the layouts of the models' outputs, by the graph's names.
     """
     joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
     graph = narrow_graph(joiner.graph("+".join(body.names), joiner.write(fill)))
-    return JoinedBody(graph, joiner.held(graph.constants), joiner.stacked)
+    return JoinedBody(graph, joiner.constant_names(graph.constants), joiner.stacked)
 
 
 def model_graph(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
@@ -72,26 +74,24 @@ def value_name(value: BodyValue) -> str:
 
 
 class _InputSizes(NamedTuple):
-    """Tensors with the number of rows, and the length, of one model's inputs.
-
-    *length* is empty if its inputs have fixed sizes.
-    """
+    """Names of tensors [1] with the number of rows and the length of one model's inputs."""
 
     rows: str
     length: str
+    """Empty if the inputs have fixed sizes."""
 
 
 class _Joiner:
     """Writes a graph for some models of a body.
 
-    A step is written once per *crew*: a group of models with equal constants, part_of_row rows are concatenated.
+    A step is written once per *crew*: a group of models with equal constants, whose rows are concatenated.
     """
 
-    def __init__(self, body: Body, tasks: Crew, places: ConnectionSlots, outputs: Mapping[str, BodyPlace]) -> None:
+    def __init__(self, body: Body, tasks: Crew, places: ValueLayouts, outputs: Mapping[str, BodyPlace]) -> None:
         self.body, self.tasks, self.places, self._outputs = body, tasks, places, outputs
         self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}
-        self._stored: dict[str, str] = {}
+        self._constant_names: dict[str, str] = {}
         """Key of a constant -> its name in the graph."""
         self._tensors: dict[BodyValue, dict[Crew, str]] = {}
         """Value -> crew -> the tensor with the rows of the crew's models."""
@@ -101,28 +101,27 @@ class _Joiner:
         self._longest = ""
         """The tensor with the largest length of all models' inputs; empty for a single model."""
         self._owners: dict[tuple[Crew, tuple[int, ...]], str] = {}
-        """Crew and a number for each of its models -> the tensor with these numbers, row by row."""
+        """Crew and a number for each of its models -> the tensor [rows] with the number of each row's model."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """Tensor -> its observed shape, as far as known."""
-        self._added: dict[str, Array] = {}
-        """Key -> constants that are made here and are not in the body's."""
+        self._merged: dict[str, Array] = {}
+        """Key -> a constant that is computed here, such as a weight with a model's difference merged into it."""
         self.stacked: dict[tuple[int, int], StackedPart] = {}
         """Step and model -> where its low-rank part is stored."""
         self._layer = ""
         """Name of the step that is being written, for messages and the graph's steps."""
-        self._keys: dict[tuple[int, int], int] = {}
-        self._outlines: dict[tuple[int, int], int] = {}
-        self._numbers: dict[object, int] = {}
-        self._count = 0
+        self._crew_keys: dict[tuple[int, int], int] = {}
+        self._size_keys: dict[tuple[int, int], int] = {}
+        """Step and model -> the number that ``_size_key`` returns; ``_crew_keys`` likewise."""
+        self._key_numbers: dict[object, int] = {}
+        self._names_given = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
-        """Write all steps; return the outputs of all models.
-
-        Without *fill*, inputs are not padded.
-        """
+        """Write all steps; return the outputs of all models. Without *fill*, inputs are not padded."""
         self._read_inputs(fill)
         for number in range(len(self.body.steps)):
-            step_crews = self.crews(number)  # for every step in order: its keys depend on earlier steps' cached keys
+            # called for every step in order, so that keys of earlier steps are cached and the recursion stays shallow
+            step_crews = self.crews(number)
             for crew in step_crews if self._step_has_rows(number) else ():
                 self._write_step(number, crew)
         self._layer = ""
@@ -135,9 +134,9 @@ class _Joiner:
         steps, opset = tuple(self._steps), self.body.opset
         return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, self._shapes, opset=opset)
 
-    def held(self, constants: Mapping[str, Array]) -> dict[tuple[int, int], tuple[str, ...]]:
-        """Step and model -> the graph's names of the constants that the model reads; empty names if not stored."""
-        names = {key: name for key, name in self._stored.items() if name in constants}
+    def constant_names(self, constants: Mapping[str, Array]) -> dict[tuple[int, int], tuple[str, ...]]:
+        """Step and model -> the graph's names of the constants that the model reads; empty if not in *constants*."""
+        names = {key: name for key, name in self._constant_names.items() if name in constants}
         return {
             (number, task): tuple(names.get(key, "") for key in self._contents(number, task))
             for number, step in enumerate(self.body.steps)
@@ -149,7 +148,7 @@ class _Joiner:
         present = [task for task in self.tasks if task in self.body.steps[number].contents]
         groups = crews({task: self._crew_key(number, task) for task in present})
         for task in present:
-            self._size_key(number, task)
+            self._size_key(number, task)  # to cache it, see ``write``
         return groups
 
     def _crew_key(self, number: int, task: int) -> int:
@@ -157,77 +156,78 @@ class _Joiner:
 
         Inputs without rows must be computed from equal constants as well, because they are computed once for the crew.
         """
-        if (number, task) not in self._keys:
+        if (number, task) not in self._crew_keys:
             step = self.body.steps[number]
             read = [value for value in step.inputs if value is not None and value.step >= 0]
-            below = [
+            input_keys = [
                 self._size_key(value.step, task) if self._value_has_rows(value) else self._crew_key(value.step, task)
                 for value in read
             ]
-            self._keys[number, task] = self._number_for("key", number, self._contents(number, task), *below)
-        return self._keys[number, task]
+            self._crew_keys[number, task] = self._number_for("key", number, self._contents(number, task), *input_keys)
+        return self._crew_keys[number, task]
 
     def _size_key(self, number: int, task: int) -> int:
         """A number that is equal for models in which a step writes values of equal sizes."""
-        if (number, task) not in self._outlines:
+        if (number, task) not in self._size_keys:
             step = self.body.steps[number]
-            below = [self._size_key(value.step, task) for value in step.inputs if value is not None and value.step >= 0]
-            held = [self.body.constants.outline(key) for key in step.contents[task] if key]
-            self._outlines[number, task] = self._number_for("outline", number, *held, *below)
-        return self._outlines[number, task]
+            read = [value for value in step.inputs if value is not None and value.step >= 0]
+            input_keys = [self._size_key(value.step, task) for value in read]
+            outlines = [self.body.constants.outline(key) for key in step.contents[task] if key]
+            self._size_keys[number, task] = self._number_for("outline", number, *outlines, *input_keys)
+        return self._size_keys[number, task]
 
     def _number_for(self, *key: object) -> int:
         """The number of *key*; a new number at its first use."""
-        return self._numbers.setdefault(key, len(self._numbers))
+        return self._key_numbers.setdefault(key, len(self._key_numbers))
 
     def _value_has_rows(self, value: BodyValue) -> bool:
         """Whether a value has rows.
 
         Without known layouts there is one model only, and every value counts as having rows.
         """
-        return value.step < 0 or not self.places or self.places[value].rows is not None
+        return value.step < 0 or not self.places or self.places[value].row_axis is not None
 
     def _step_has_rows(self, number: int) -> bool:
         """Whether any output of step *number* has rows."""
         outputs = self.body.steps[number].node.outputs
-        return any(self._value_has_rows(BodyValue(number, place)) for place, name in enumerate(outputs) if name)
+        return any(self._value_has_rows(BodyValue(number, index)) for index, name in enumerate(outputs) if name)
 
     def tensor(self, value: BodyValue, crew: Crew) -> str:
         """The tensor with a value's rows for the models of *crew*, in order."""
-        held = self._tensors.setdefault(value, {})
-        if crew not in held:
+        by_crew = self._tensors.setdefault(value, {})
+        if crew not in by_crew:
             if self._value_has_rows(value):
-                held[crew] = self._gather_rows(value, crew)
+                by_crew[crew] = self._gather_rows(value, crew)
             else:
                 self._write_step(value.step, crew)
-        return held[crew]
+        return by_crew[crew]
 
     def _write_step(self, number: int, crew: Crew) -> None:
-        """Write step *number* for the models of *crew*, with their differences to the shared weight, if any."""
+        """Write step *number* for the models of *crew*, and the steps that apply their differences to the weight."""
         step = self.body.steps[number]
         contents = self._contents(number, crew[0])
-        read = [
+        operands = [
             self._tensor_of(key) if value is None else self.tensor(value, crew)
             for value, key in zip(step.inputs, contents, strict=True)
         ]
         self._layer = step.names[crew[0]]
         if self._applies_by_row(step) and any(task in step.lines for task in crew):
-            read = self._extend_table(number, crew)
-        has_parts = self._applies_by_row(step) and any(task in step.parts for task in crew)
-        first_input = self._scale_rows(step, read[0], "before", crew) if has_parts else read[0]
+            operands = self._extend_table(number, crew)
+        has_differences = self._applies_by_row(step) and any(task in step.parts for task in crew)
+        first_input = self._scale_rows(step, operands[0], "before", crew) if has_differences else operands[0]
         outputs = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
-        inputs = (first_input, *read[1:])
+        inputs = (first_input, *operands[1:])
         self._steps.append(GraphStep(step.node.op, inputs, tuple(outputs), step.node.attributes, self._layer))
-        if has_parts:
+        if has_differences:
             self._record_sizes(BodyValue(number, 0), outputs[0])
             outputs = [self._scale_rows(step, outputs[0], "after", crew)]
             if any(step.parts[task].rank for task in crew if task in step.parts):
-                added = self._write_low_rank(number, read[0], crew)
-                self._record_sizes(BodyValue(number, 0), outputs[0], added)
-                outputs = [self.add("Add", outputs[0], added)]
-        for place, name in enumerate(outputs):
-            self._tensors.setdefault(BodyValue(number, place), {})[crew] = name
-            self._record_sizes(BodyValue(number, place), name)
+                low_rank = self._write_low_rank(number, operands[0], crew)
+                self._record_sizes(BodyValue(number, 0), outputs[0], low_rank)
+                outputs = [self.add("Add", outputs[0], low_rank)]
+        for output_index, name in enumerate(outputs):
+            self._tensors.setdefault(BodyValue(number, output_index), {})[crew] = name
+            self._record_sizes(BodyValue(number, output_index), name)
 
     def _record_sizes(self, value: BodyValue, *tensors: str) -> None:
         """Record the observed sizes of *value* as the shape of *tensors*."""
@@ -235,7 +235,7 @@ class _Joiner:
             self._shapes |= dict.fromkeys(tensors, self.places[value].sizes)
 
     def _contents(self, number: int, task: int) -> tuple[str, ...]:
-        """The keys of a model's constants in a step.
+        """The keys of a model's constants in a step, one per input; empty for inputs that are no constants.
 
         Its difference to the shared weight is merged into the weight if the step cannot apply it row by row
         (``_applies_by_row``).
@@ -245,55 +245,60 @@ class _Joiner:
         if difference is None or self._applies_by_row(step):
             return contents
         key = f"added {number} {task}"
-        if key not in self._added:
-            self._added[key] = difference.apply(self.body.constants.arrays["".join(contents)])
+        if key not in self._merged:
+            weight_key = "".join(contents)  # the other inputs are no constants, so that their keys are empty
+            self._merged[key] = difference.apply(self.body.constants.arrays[weight_key])
         return tuple(content and key for content in contents)
 
     def _applies_by_row(self, step: BodyStep) -> bool:
         """Whether a step can apply its model's own difference to each row: low-rank factors, or lines of a table."""
         if step.lines:
-            at = step.inputs[1]
-            return at is not None and bool(self.places) and self._value_has_rows(at) and not self._is_interleaved(at)
-        read = step.inputs[0]
-        place = self.places.get(read) if read else None
-        return place is not None and place[2:5] == (0, 1, False) and len(place.sizes) in (2, 3)
+            index = step.inputs[1]
+            if index is None or not self.places:
+                return False
+            return self._value_has_rows(index) and not self._is_interleaved(index)
+        source = step.inputs[0]
+        place = self.places.get(source) if source else None
+        if place is None or (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
+            return False
+        return len(place.sizes) in (2, 3)  # [rows, features] or [rows, length, features]
 
-    def _write_low_rank(self, number: int, read: str, crew: Crew) -> str:
-        """Multiply each row of *read* by both low-rank factors of its model, as a grouped product."""
+    def _write_low_rank(self, number: int, source: str, crew: Crew) -> str:
+        """Multiply each row of *source* by both low-rank factors of its model: a batched product, one batch per row."""
         step = self.body.steps[number]
         parts, part_of_row = self._distinct_parts(step.parts, crew)
         rank = max(part.rank for part in parts if part)
         weight = self.body.constants.arrays[step.contents[crew[0]][1]]
         down = np.zeros((len(parts), weight.shape[0], rank), np.float32)
         up = np.zeros((len(parts), rank, weight.shape[1]), np.float32)
-        for place, part in enumerate(parts):
+        for index, part in enumerate(parts):
             if part:
-                down[place, :, : part.rank], up[place, : part.rank] = part.down, part.up
+                down[index, :, : part.rank], up[index, : part.rank] = part.down, part.up
         down_name, up_name = self.constant(down), self.constant(up)
-        places = {id(part): at for at, part in enumerate(parts)}
+        part_index = {id(part): index for index, part in enumerate(parts)}
         self.stacked |= {
-            (number, task): StackedPart(down_name, up_name, places[id(step.parts.get(task))]) for task in crew
+            (number, task): StackedPart(down_name, up_name, part_index[id(step.parts.get(task))]) for task in crew
         }
-        middle, flat = self.numbers([1]), self._is_flat(step)
-        wide = self.add("Unsqueeze", read, middle) if flat else read
-        narrow = self.add("MatMul", wide, self.add("Gather", down_name, part_of_row))
+        length_axis, flat = self.numbers([1]), self._is_flat(step)
+        vectors = self.add("Unsqueeze", source, length_axis) if flat else source
+        projected = self.add("MatMul", vectors, self.add("Gather", down_name, part_of_row))
         if step.inputs[0] is not None and not flat:
-            self._shapes[narrow] = (*self.places[step.inputs[0]].sizes[:-1], rank)
-        added = self.add("MatMul", narrow, self.add("Gather", up_name, part_of_row))
-        return self.add("Squeeze", added, middle) if flat else added
+            self._shapes[projected] = (*self.places[step.inputs[0]].sizes[:-1], rank)
+        product = self.add("MatMul", projected, self.add("Gather", up_name, part_of_row))
+        return self.add("Squeeze", product, length_axis) if flat else product
 
     def _scale_rows(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:
-        """Multiply each row by its model's factors, before the product (*side* "before") or after it ("after")."""
+        """Multiply each row of *tensor* by its model's scales: ``LowRank.before`` or ``after``, as *side* says."""
         parts, part_of_row = self._distinct_parts(step.parts, crew)
         scales = [getattr(part, side, None) for part in parts]
-        wide = next((len(scale) for scale in scales if scale is not None), 0)
-        if not wide:
+        width = next((len(scale) for scale in scales if scale is not None), 0)
+        if not width:
             return tensor
-        stack = np.stack([np.ones(wide, np.float32) if scale is None else scale for scale in scales])
-        held = self.constant(stack if self._is_flat(step) else stack[:, None])
-        picked = self.add("Gather", held, part_of_row)
-        self._shapes[picked] = (DYNAMIC, wide) if self._is_flat(step) else (DYNAMIC, 1, wide)
-        scaled = self.add("Mul", tensor, picked)
+        by_part = np.stack([np.ones(width, np.float32) if scale is None else scale for scale in scales])
+        table = self.constant(by_part if self._is_flat(step) else by_part[:, None])
+        row_scales = self.add("Gather", table, part_of_row)
+        self._shapes[row_scales] = (DYNAMIC, width) if self._is_flat(step) else (DYNAMIC, 1, width)
+        scaled = self.add("Mul", tensor, row_scales)
         if tensor in self._shapes:
             self._shapes[scaled] = self._shapes[tensor]
         return scaled
@@ -303,35 +308,34 @@ class _Joiner:
         return step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
 
     def _extend_table(self, number: int, crew: Crew) -> list[str]:
-        """The shared table with all models' own lines appended, and each row's indices in it: two tensors."""
+        """The inputs of a lookup: the shared table with all models' own lines appended, and rows' indices in it."""
         step = self.body.steps[number]
-        contents, at = step.contents[crew[0]], step.inputs[1]
-        assert at is not None
+        contents, index = step.contents[crew[0]], step.inputs[1]
+        assert index is not None
         table = self.body.constants.arrays[contents[0]]
-        own, firsts, lines = OwnLines(len(table), np.arange(0), table[:0]), {}, [table]
-        parts = {task: step.lines.get(task, own) for task in crew}
+        no_lines, first_lines, lines = OwnLines(len(table), np.arange(0), table[:0]), {}, [table]
+        parts = {task: step.lines.get(task, no_lines) for task in crew}
         for part in parts.values():
-            if id(part) not in firsts:
-                firsts[id(part)] = sum(map(len, lines))
+            if id(part) not in first_lines:
+                first_lines[id(part)] = sum(map(len, lines))
                 lines.append(part.lines)
         indices = [
-            self.add("Gather", self.constant(part.index(firsts[id(part)])), self.tensor(at, (task,)))
+            self.add("Gather", self.constant(part.index(first_lines[id(part)])), self.tensor(index, (task,)))
             for task, part in parts.items()
         ]
         key = f"lines {number} {crew}"
-        self._added[key] = np.concatenate(lines)
-        joined = self.add("Concat", *indices, axis=self._axis(at)) if len(indices) > 1 else indices[0]
-        return [self._tensor_of(key), joined]
+        self._merged[key] = np.concatenate(lines)
+        all_indices = self.add("Concat", *indices, axis=self._axis(index)) if len(indices) > 1 else indices[0]
+        return [self._tensor_of(key), all_indices]
 
-    def _distinct_parts(self, held: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
+    def _distinct_parts(self, parts_of: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
         """The distinct parts of a crew's models (None: no part), and the tensor with the index of each row's part."""
-        parts = {id(held.get(task)): held.get(task) for task in crew}
-        return list(parts.values()), self._row_numbers(
-            crew, tuple(list(parts).index(id(held.get(task))) for task in crew)
-        )
+        parts = {id(parts_of.get(task)): parts_of.get(task) for task in crew}
+        numbers = tuple(list(parts).index(id(parts_of.get(task))) for task in crew)
+        return list(parts.values()), self._row_numbers(crew, numbers)
 
     def _row_numbers(self, crew: Crew, numbers: tuple[int, ...]) -> str:
-        """The tensor that has, for each row of *crew*, the number of its model in *numbers*."""
+        """The tensor [rows] with the number of each row's model. *numbers*: one for each model of *crew*."""
         if (crew, numbers) not in self._owners:
             sizes = [self._sizes[task].rows for task in crew]
             owners = [self.add("Expand", self.numbers([n]), size) for n, size in zip(numbers, sizes, strict=True)]
@@ -343,12 +347,14 @@ class _Joiner:
     def _gather_rows(self, value: BodyValue, crew: Crew) -> str:
         """Concatenate a value's rows for *crew* from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
-        left = list(crew)
-        while left:
-            fitting = [group for group in self._tensors[value] if len(group) > 1 and tuple(left[: len(group)]) == group]
-            group = max(fitting, key=len, default=(left[0],))
-            parts.append(self._tensors[value][group] if fitting else self._single_model(value, left[0]))
-            del left[: len(group)]
+        models = list(crew)
+        while models:
+            fitting = [
+                group for group in self._tensors[value] if len(group) > 1 and tuple(models[: len(group)]) == group
+            ]
+            group = max(fitting, key=len, default=(models[0],))
+            parts.append(self._tensors[value][group] if fitting else self._single_model(value, models[0]))
+            del models[: len(group)]
         if len(parts) == 1:
             return parts[0]
         if not self._is_interleaved(value):
@@ -362,27 +368,27 @@ class _Joiner:
 
     def _single_model(self, value: BodyValue, task: int) -> str:
         """The tensor with a value's rows for one model, cut out of a crew's tensor if need be."""
-        held = self._tensors[value]
-        if (task,) not in held:
-            crew = next(group for group in held if task in group)
+        by_crew = self._tensors[value]
+        if (task,) not in by_crew:
+            crew = next(group for group in by_crew if task in group)
             sizes = self.add("Concat", *(self._sizes[member].rows for member in crew), axis=0)
-            inner, place = self._is_interleaved(value), self.places[value] if value.step >= 0 else None
-            if place and place.per_row != 1 and not inner:
+            interleaved, place = self._is_interleaved(value), self.places[value] if value.step >= 0 else None
+            if place and place.per_row != 1 and not interleaved:
                 sizes = self.add("Mul", sizes, self.numbers([place.per_row]))
-            if place and place.by_length and not inner:
+            if place and place.by_length and not interleaved:
                 sizes = self.add("Mul", sizes, self._longest)
             names = [self._fresh("Rows") for _ in crew]
-            read = (self._split_interleaved(value, held[crew]) if inner else held[crew], sizes)
-            axis = self._axis(value) + inner
-            self._steps.append(GraphStep("Split", read, tuple(names), {"axis": axis}, self._layer))
-            pieces = [self._merge_interleaved(value, name) for name in names] if inner else names
+            inputs = (self._split_interleaved(value, by_crew[crew]) if interleaved else by_crew[crew], sizes)
+            axis = self._axis(value) + interleaved
+            self._steps.append(GraphStep("Split", inputs, tuple(names), {"axis": axis}, self._layer))
+            pieces = [self._merge_interleaved(value, name) for name in names] if interleaved else names
             self._record_sizes(value, *pieces)
-            held |= {(member,): name for member, name in zip(crew, pieces, strict=True) if (member,) not in held}
-        return held[task,]
+            by_crew |= {(member,): name for member, name in zip(crew, pieces, strict=True) if (member,) not in by_crew}
+        return by_crew[task,]
 
     def _is_interleaved(self, value: BodyValue) -> bool:
-        """Whether the rows of a value are interleaved along their axis (see ``BodyPlace.inner``)."""
-        return value.step >= 0 and self.places[value].inner
+        """Whether the rows of a value are interleaved along their axis (see ``BodyPlace.interleaved``)."""
+        return value.step >= 0 and self.places[value].interleaved
 
     def _split_interleaved(self, value: BodyValue, tensor: str) -> str:
         """Give interleaved rows an axis of their own, right behind the axis that they shared with other numbers."""
@@ -397,17 +403,17 @@ class _Joiner:
         return self._reshape(self.places[value], tensor, self.numbers([-1]))
 
     def _reshape(self, place: BodyPlace, tensor: str, *sizes: str) -> str:
-        """Reshape *tensor*: *sizes* replace its axis of rows."""
-        axis = place.rows or 0
-        if any(long > axis for long in place.long):
+        """Reshape *tensor*: its row axis is replaced by axes of *sizes*, tensors of shape [1]."""
+        axis = place.row_axis or 0
+        if any(long > axis for long in place.length_axes):
             raise StitchError(f"{self._layer} has rows side by side in front of a length; it cannot be stitched")
-        ends = self.numbers(place.sizes[axis + 1 :])
-        shape = self.add("Concat", self.numbers([0] * axis), *sizes, ends, axis=0)
+        later_sizes = self.numbers(place.sizes[axis + 1 :])
+        shape = self.add("Concat", self.numbers([0] * axis), *sizes, later_sizes, axis=0)
         return self.add("Reshape", tensor, shape)
 
     def _axis(self, value: BodyValue) -> int:
         """The axis of the rows of a value."""
-        return 0 if value.step < 0 else self.places[value].rows or 0
+        return 0 if value.step < 0 else self.places[value].row_axis or 0
 
     # Inputs and outputs
 
@@ -426,8 +432,8 @@ class _Joiner:
             for task in self.tasks:
                 for name, port in self.body.ports[task].items():
                     if port.long:
-                        held = self._tensors[BodyValue(-1, self.body.inputs.index(name))]
-                        held[task,] = self._pad_length(held[task,], port, self._sizes[task].length, fill[name])
+                        by_crew = self._tensors[BodyValue(-1, self.body.inputs.index(name))]
+                        by_crew[task,] = self._pad_length(by_crew[task,], port, self._sizes[task].length, fill[name])
 
     def _input_sizes(self, task: int) -> _InputSizes:
         """The number of rows and the length of a model's inputs, read at run time."""
@@ -443,9 +449,9 @@ class _Joiner:
 
     def _pad_length(self, tensor: str, port: GraphTensor, length: str, fill: float) -> str:
         """Pad *tensor* from *length* to the longest length of all models."""
-        missing, none = self.add("Sub", self._longest, length), self.numbers([0])
-        ends = [missing if axis in port.long else none for axis in range(len(port.shape))]
-        pads = self.add("Concat", *[none] * len(port.shape), *ends, axis=0)
+        missing, zero = self.add("Sub", self._longest, length), self.numbers([0])
+        ends = [missing if axis in port.long else zero for axis in range(len(port.shape))]
+        pads = self.add("Concat", *[zero] * len(port.shape), *ends, axis=0)
         return self.add("Pad", tensor, pads, self.constant(np.array(fill, port.dtype)))
 
     def _write_output(self, task: int, port: str, fill: Fill | None) -> GraphTensor:
@@ -454,11 +460,11 @@ class _Joiner:
         tensor, place = self.tensor(self.body.outputs[task][port], (task,)), self._outputs.get(name)
         if place is None:
             return self.output(tensor, name, ())
-        sizes = tuple(DYNAMIC if axis in (0, *place.long) else size for axis, size in enumerate(place.sizes))
-        if place.long and len(self.tasks) > 1 and fill is not None:
+        sizes = tuple(DYNAMIC if axis in (0, *place.length_axes) else size for axis, size in enumerate(place.sizes))
+        if place.length_axes and len(self.tasks) > 1 and fill is not None:
             if not place.as_long:
                 raise StitchError(f"{name} is not as long as the inputs; it cannot be cut to the length of a row")
-            for axis in place.long:
+            for axis in place.length_axes:
                 tensor = self.add("Slice", tensor, self.numbers([0]), self._sizes[task].length, self.numbers([axis]))
         output = self.output(tensor, name, sizes, place.dtype)
         return replace(output, length=self._length_name(task))
@@ -481,9 +487,11 @@ class _Joiner:
         return name
 
     def numbers(self, numbers: Sequence[int]) -> str:
+        """The tensor of an int64 constant."""
         return self.constant(np.array(numbers, np.int64))
 
     def constant(self, array: Array) -> str:
+        """The tensor of a constant, which is stored once for equal arrays."""
         return self._tensor_of(self.body.constants.keep(array))
 
     def _tensor_of(self, key: str) -> str:
@@ -491,18 +499,18 @@ class _Joiner:
 
         Empty for an empty key.
         """
-        if key not in self._stored and key:
+        if key not in self._constant_names and key:
             derived = self.body.constants.derived.get(key)
             if derived is None:
-                name = self._stored[key] = f"constant_{len(self._stored)}"
-                self._constants[name] = self._added[key] if key in self._added else self.body.constants.arrays[key]
+                name = self._constant_names[key] = f"constant_{len(self._constant_names)}"
+                self._constants[name] = self._merged[key] if key in self._merged else self.body.constants.arrays[key]
             else:
                 read = tuple(self._tensor_of(source) for source in derived.inputs)
                 outputs = tuple(self._fresh(derived.node.op) for _ in derived.node.outputs)
                 self._steps.append(GraphStep(derived.node.op, read, outputs, derived.node.attributes))
-                self._stored[key] = outputs[derived.output]
-        return self._stored.get(key, "")
+                self._constant_names[key] = outputs[derived.output]
+        return self._constant_names.get(key, "")
 
     def _fresh(self, op: str) -> str:
-        self._count += 1
-        return f"{op.lower()}_{self._count}"
+        self._names_given += 1
+        return f"{op.lower()}_{self._names_given}"

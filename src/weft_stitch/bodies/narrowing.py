@@ -25,7 +25,7 @@ class Position(NamedTuple):
     """One index along an axis."""
 
     axis: int
-    at: int
+    index: int
 
 
 NeededPositions = dict[str, Position]
@@ -42,7 +42,7 @@ class _Narrower:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._wanted: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
+        self._positions_read: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
         """Tensor -> the positions that its readers need; None in the set stands for the whole tensor."""
         self._narrow: dict[str, Position] = {}
         """Tensor -> the only position of it that is computed; it keeps the axis, with size 1."""
@@ -64,27 +64,30 @@ class _Narrower:
         return replace(self._graph, steps=tuple(self._steps), constants=constants)
 
     def _record_reads(self, step: GraphStep) -> None:
-        """Record which positions of its inputs *step* needs, given those of its outputs that are needed."""
-        wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
-        picked = self._picked_position(step)
-        position = next(iter(wanted)) if len(wanted) == 1 else None
-        needed = self._needed_inputs(step, position) if position and not picked else {}
-        if position and needed:
+        """Record which positions *step* needs of its inputs, by those that are needed of its outputs."""
+        output_positions = set().union(*(self._positions_read.get(name, set()) for name in step.outputs if name))
+        selected = self._selected_position(step)
+        position = next(iter(output_positions)) if len(output_positions) == 1 else None
+        input_positions = self._needed_inputs(step, position) if position and not selected else {}
+        if position and input_positions:
             self._narrow |= dict.fromkeys(filter(None, step.outputs), position)
-        for place, name in enumerate(step.inputs):
-            self._wanted.setdefault(name, set()).add(picked if picked and place == 0 else needed.get(name))
+        for input_index, name in enumerate(step.inputs):
+            self._positions_read.setdefault(name, set()).add(
+                selected if selected and input_index == 0 else input_positions.get(name)
+            )
 
     def _write_step(self, step: GraphStep) -> None:
         """Write *step* for the position that is computed, or as it is."""
         position = self._narrow.get(step.outputs[0])
-        picked = self._picked_position(step)
-        if picked and step.inputs[0] in self._narrow:
-            axis = self._numbers([picked.axis])
+        selected = self._selected_position(step)
+        if selected and step.inputs[0] in self._narrow:
+            axis = self._numbers([selected.axis])
             self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
         elif position:
-            needed = self._needed_inputs(step, position)
+            input_positions = self._needed_inputs(step, position)
             inputs = [
-                self._tensor_at(name, needed[name], step.layer) if name in needed else name for name in step.inputs
+                self._tensor_at(name, input_positions[name], step.layer) if name in input_positions else name
+                for name in step.inputs
             ]
             self._steps.append(replace(step, inputs=tuple(inputs)))
         else:
@@ -95,12 +98,12 @@ class _Narrower:
         if name in self._narrow:
             return name
         if (name, position) not in self._sliced:
-            sliced = self._sliced[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
-            inputs = (name, self._numbers([position.at]))
+            sliced = self._sliced[name, position] = f"{name}_at_{position.index}_of_{position.axis}"
+            inputs = (name, self._numbers([position.index]))
             self._steps.append(GraphStep("Gather", inputs, (sliced,), {"axis": position.axis}, layer))
         return self._sliced[name, position]
 
-    def _picked_position(self, step: GraphStep) -> Position | None:
+    def _selected_position(self, step: GraphStep) -> Position | None:
         """The position that a ``Gather`` with one index selects along an inner axis; None for other steps."""
         index = self._graph.constants.get(step.inputs[1]) if step.op == "Gather" else None
         shape, axis = self._graph.shapes.get(step.inputs[0]) if step.inputs else None, step.attributes.get("axis", 0)
@@ -111,24 +114,24 @@ class _Narrower:
     def _needed_inputs(self, step: GraphStep, position: Position) -> NeededPositions:
         """The positions of its inputs that *step* needs to compute *position* of its output; empty if it needs more.
 
-        Inputs that are not in the result are needed whole, such as the weights of a product.
+        Inputs that are not in the result, such as the weights of a product, are needed in whole.
         """
-        read, written = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
-        if written is None or read is None or step.inputs[0] in self._graph.constants:
-            return self._needed_operands(step, position, written) if written and step.op in _BINARY else {}
+        input_shape, output_shape = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
+        if output_shape is None or input_shape is None or step.inputs[0] in self._graph.constants:
+            return self._needed_operands(step, position, output_shape) if output_shape and step.op in _BINARY else {}
         if step.op in _BINARY:
-            return self._needed_operands(step, position, written)
-        whole_axis = _whole_axis(step, len(written))
+            return self._needed_operands(step, position, output_shape)
+        whole_axis = _whole_axis(step, len(output_shape))
         if step.op == "Concat":
             return dict.fromkeys(step.inputs, position) if whole_axis != position.axis else {}
         if step.op == "Transpose":
-            order = step.attributes.get("perm", range(len(written))[::-1])
-            return {step.inputs[0]: Position(order[position.axis], position.at)}
+            order = step.attributes.get("perm", range(len(output_shape))[::-1])
+            return {step.inputs[0]: Position(order[position.axis], position.index)}
         fits = (
             step.op in _UNARY
             or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
             or (step.op == "Split" and whole_axis != position.axis)
-            or (step.op == "MatMul" and len(read) == len(written) == position.axis + 2)
+            or (step.op == "MatMul" and len(input_shape) == len(output_shape) == position.axis + 2)
             or (step.op == "Reshape" and self._copies_axes(step, position.axis))
         )
         return {step.inputs[0]: position} if fits else {}
@@ -138,8 +141,8 @@ class _Narrower:
         sizes = self._graph.constants.get(step.inputs[1])
         return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
 
-    def _needed_operands(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> NeededPositions:
-        """``_needed_inputs`` of an elementwise step of two inputs; *written*: the shape of its output.
+    def _needed_operands(self, step: GraphStep, position: Position, output_shape: tuple[int, ...]) -> NeededPositions:
+        """``_needed_inputs`` of an elementwise step of two inputs; *output_shape*: the shape of its output.
 
         An input that is broadcast along the axis of *position* is needed whole. Empty if one of the other inputs is a
         constant: only tensors that steps compute are cut to a position.
@@ -149,7 +152,7 @@ class _Narrower:
             shape = self._shape(name)
             if shape is None:
                 return {}
-            aligned = (*[1] * (len(written) - len(shape)), *shape)  # broadcasting adds axes of size 1 in front
+            aligned = (*[1] * (len(output_shape) - len(shape)), *shape)  # broadcasting adds axes of size 1 in front
             if aligned[position.axis] != 1:
                 needed[name] = position
         return {} if needed.keys() & self._graph.constants.keys() else needed

@@ -1,7 +1,7 @@
 """The axes of rows and lengths in a body's values: ``locate_values`` runs models at several sizes, compares shapes.
 
 There are no rules for operators. A model is run with more rows, and with longer ones; an axis that grows with the rows
-holds them. Whether rows are consecutive or interleaved shows in the numbers of the rows that both runs share.
+holds them. Comparing the rows that two runs share shows whether they are consecutive or interleaved.
 ``find_padding`` looks for padding values in the same way.
 """
 
@@ -20,7 +20,7 @@ from weft_stitch.bodies.body import Body, BodyValue
 from weft_stitch.graph import DYNAMIC
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
-"""Rows and lengths of the runs. All are prime, so that a larger axis has one explanation."""
+"""Rows and lengths of the runs. All are prime, so that the growth of an axis has one explanation."""
 
 
 class BodyPlace(NamedTuple):
@@ -29,27 +29,27 @@ class BodyPlace(NamedTuple):
     sizes: tuple[int, ...]
     """Its shape in the first run (``SMALL``)."""
     dtype: str
-    rows: int | None
+    row_axis: int | None
     """The axis of the rows; None if the value has no rows, such as a shape."""
     per_row: int = 1
-    """Numbers along that axis per row, or, with *by_length*, per row and token."""
+    """Entries along that axis per row, or, with *by_length*, per row and token."""
     by_length: bool = False
     """Whether the axis of the rows also grows with the length."""
-    long: tuple[int, ...] = ()
+    length_axes: tuple[int, ...] = ()
     """The other axes that grow with the length."""
-    inner: bool = False
-    """Whether rows are interleaved along their axis: it begins with the first number of every row."""
+    interleaved: bool = False
+    """Whether rows are interleaved along their axis: it begins with the first entry of every row."""
 
     @property
     def as_long(self) -> bool:
-        """Whether the axes *long* are as long as the inputs."""
-        return all(self.sizes[axis] == SMALL[1] for axis in self.long)
+        """Whether the axes *length_axes* are as long as the inputs."""
+        return all(self.sizes[axis] == SMALL[1] for axis in self.length_axes)
 
 
 Fill = Mapping[str, float]
 """Input -> its padding value."""
 ValueRuns = Callable[[int, int, int], Mapping[BodyValue, Array]]
-"""Runs a model on a number of rows of a length, and returns all its values.
+"""Runs a model, given its number, the number of rows and their length; returns all its values.
 
 A run with more rows begins with the rows of the smaller run.
 """
@@ -58,7 +58,7 @@ OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
 
 
 def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
-    """Find the layout of every value. A model is only run if it has values that no earlier model has."""
+    """Find the layout of every value. A model is only run if some of its values are in no earlier model."""
     places: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
         if all(value in places for value in body.values(task)):
@@ -69,7 +69,7 @@ def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
                 node = body.steps[value.step].node
                 name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
                 place = _infer_place(name, [sample.shape for sample in arrays], str(array.dtype))
-                places[value] = place._replace(inner=_is_interleaved(name, place, array, more[value]))
+                places[value] = place._replace(interleaved=_is_interleaved(name, place, array, more[value]))
     return places
 
 
@@ -78,46 +78,46 @@ def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPla
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
     places = {}
     for name, array in small.items():
-        place = _infer_place(
-            f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype)
-        )
-        if (place.rows, place.per_row, place.by_length) != (0, 1, False):
+        shapes = [outputs[name].shape for outputs in (small, more, longer)]
+        place = _infer_place(f"output {name}", shapes, str(array.dtype))
+        if (place.row_axis, place.per_row, place.by_length) != (0, 1, False):
             raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
         places[name] = place
     return places
 
 
 def _infer_place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
-    """The layout of a value, by its shapes in the three runs; ``StitchError`` if they fit no layout."""
-    one, more, longer = shapes
-    if len(one) != len(more) or len(one) != len(longer):
+    """The layout of a value, by its shapes in the runs ``SMALL``, ``MORE`` and ``LONGER``; else ``StitchError``."""
+    small, more, longer = shapes
+    if len(small) != len(more) or len(small) != len(longer):
         raise StitchError(f"{name} has other dimensions for other sizes; it cannot be stitched")
-    grown = [axis for axis, pair in enumerate(zip(one, more, strict=True)) if pair[0] != pair[1]]
-    long = [axis for axis, pair in enumerate(zip(one, longer, strict=True)) if pair[0] != pair[1]]
-    if not grown:
-        return BodyPlace(one, dtype, None, long=tuple(long))
-    axis = grown[0]
-    if len(grown) > 1 or one[axis] * MORE[0] != more[axis] * SMALL[0]:
-        raise StitchError(f"{name} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
-    per_row, by_length = one[axis] // SMALL[0], axis in long
-    if by_length and longer[axis] * SMALL[1] != one[axis] * LONGER[1]:
-        raise StitchError(f"{name} is {one} and {longer} for rows of other lengths; it cannot be split by rows")
-    rest = tuple(at for at in long if at != axis)
-    return BodyPlace(one, dtype, axis, per_row // SMALL[1] if by_length else per_row, by_length, rest)
+    row_axes = [axis for axis, pair in enumerate(zip(small, more, strict=True)) if pair[0] != pair[1]]
+    long_axes = [axis for axis, pair in enumerate(zip(small, longer, strict=True)) if pair[0] != pair[1]]
+    if not row_axes:
+        return BodyPlace(small, dtype, None, length_axes=tuple(long_axes))
+    axis = row_axes[0]
+    if len(row_axes) > 1 or small[axis] * MORE[0] != more[axis] * SMALL[0]:
+        raise StitchError(f"{name} mixes rows: it is {small} for {SMALL[0]} of them, {more} for {MORE[0]}")
+    per_row, by_length = small[axis] // SMALL[0], axis in long_axes
+    if by_length and longer[axis] * SMALL[1] != small[axis] * LONGER[1]:
+        raise StitchError(f"{name} is {small} and {longer} for rows of other lengths; it cannot be split by rows")
+    other_long = tuple(other for other in long_axes if other != axis)
+    return BodyPlace(small, dtype, axis, per_row // SMALL[1] if by_length else per_row, by_length, other_long)
 
 
-def _is_interleaved(name: str, place: BodyPlace, few: Array, more: Array) -> bool:
-    """Whether rows are interleaved along their axis, by the numbers of the rows that both runs have."""
-    if place.rows is None or not few.size:
+def _is_interleaved(name: str, place: BodyPlace, small: Array, more: Array) -> bool:
+    """Whether rows are interleaved along their axis, by comparing the rows that both runs have."""
+    if place.row_axis is None or not small.size:
         return False
-    axis, per_row = place.rows, few.shape[place.rows] // SMALL[0]
-    if _nearly_equal(few, more.take(range(per_row * SMALL[0]), axis)):
+    axis, per_row = place.row_axis, small.shape[place.row_axis] // SMALL[0]
+    if _nearly_equal(small, more.take(range(per_row * SMALL[0]), axis)):
         return False
-    before, after = few.shape[:axis], few.shape[axis + 1 :]
-    few_by_row, more_by_row = (array.reshape(*before, per_row, -1, *after) for array in (few, more))
+    # interleaved rows alternate along the axis, so that the row is the inner of the two axes it splits into
+    outer_sizes, inner_sizes = small.shape[:axis], small.shape[axis + 1 :]
+    few_by_row, more_by_row = (array.reshape(*outer_sizes, per_row, -1, *inner_sizes) for array in (small, more))
     if _nearly_equal(few_by_row, more_by_row.take(range(SMALL[0]), axis + 1)):
         return True
-    if few.dtype.kind == "f":
+    if small.dtype.kind == "f":
         raise StitchError(f"{name} mixes rows: the first ones are others where there are more; it cannot be stitched")
     return False
 
@@ -139,7 +139,7 @@ _FEW_MASKS = 3
 
 Feed = dict[str, Array]
 Answers = Callable[[int, Feed], Mapping[str, Array]]
-"""Runs a model on inputs, by name, and returns its outputs by name."""
+"""Runs a model, given its number, on inputs by name, and returns its outputs by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class BodySamples:
         return padded
 
     def _draw_input(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
-        """Draw one input; *ends*: the length of each row."""
+        """Draw one input. *ends*: the length of each row, behind which a mask has its padding value."""
         port = self.body.ports[task][name]
         shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
         if port.dtype.startswith("float"):
@@ -180,18 +180,19 @@ class BodySamples:
 
 
 def tables(body: Body, task: int) -> dict[str, int]:
-    """The inputs that are indices into a table of the model, with the number of the table's lines."""
+    """Input that is an index into a table of the model -> the number of the table's lines."""
     sizes: dict[str, int] = {}
-    same = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
+    # value that equals an input, but for casts -> the input
+    input_of = {BodyValue(-1, index): name for index, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
             continue
-        if step.node.op in ("Cast", "Identity") and step.inputs[0] in same:
-            same[BodyValue(number, 0)] = same[step.inputs[0]]
-        if step.node.op == "Gather" and step.inputs[1] in same and step.contents[task][0] in body.constants.arrays:
+        if step.node.op in ("Cast", "Identity") and step.inputs[0] in input_of:
+            input_of[BodyValue(number, 0)] = input_of[step.inputs[0]]
+        if step.node.op == "Gather" and step.inputs[1] in input_of and step.contents[task][0] in body.constants.arrays:
             own = step.lines.get(task)
             lines = own.count if own else len(body.constants.arrays[step.contents[task][0]])
-            name = same[step.inputs[1]]
+            name = input_of[step.inputs[1]]
             sizes[name] = min(lines, sizes.get(name, lines))
     return sizes
 
@@ -217,8 +218,9 @@ def _mask_values(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
 
 def _new_integer_inputs(body: Body) -> dict[str, None]:
     """The integer inputs that the first model does not have."""
-    ports = [port for mine in body.ports[1:] for port in mine.values() if not port.dtype.startswith("float")]
-    return {port.name: None for port in ports if port.name not in body.ports[0]}
+    ports = [port for model_ports in body.ports[1:] for port in model_ports.values()]
+    integers = [port.name for port in ports if not port.dtype.startswith("float")]
+    return {name: None for name in integers if name not in body.ports[0]}
 
 
 def _unchanged_by_padding(
@@ -228,8 +230,9 @@ def _unchanged_by_padding(
     rng = np.random.default_rng(0)
     full_rows = BodySamples(samples.body, samples.usual, None)  # without padding, all rows have the same length
     feed = full_rows.draw(rng, 0, ROWS, SHORT)
-    before, after = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
-    for name, expected in before.items():
-        answer = after[name]
-        unpadded = tuple(slice(0, size) for size in expected.shape)
-        yield bool(np.isfinite(expected).all()) and answer.ndim == expected.ndim and close(answer[unpadded], expected)
+    unpadded_answers, padded_answers = answers(0, feed), answers(0, samples.pad(0, feed, LONG))
+    for name, expected in unpadded_answers.items():
+        answer = padded_answers[name]
+        unpadded_part = tuple(slice(0, size) for size in expected.shape)
+        finite = bool(np.isfinite(expected).all())
+        yield finite and answer.ndim == expected.ndim and close(answer[unpadded_part], expected)

@@ -64,17 +64,19 @@ def command(
     from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
     from weft_stitch.making.generator import FamilyRecipe, save_nets
 
-    for option, part in (("--pruning", pruning), ("--sharing", sharing)):
-        if not 0 <= part <= 1 or (option == "--pruning" and part == 1):
-            raise InputError(f"{option} {part:g}: give a part from 0 to {'below ' * (option == '--pruning')}1")
+    for option, fraction in (("--pruning", pruning), ("--sharing", sharing)):
+        if not 0 <= fraction <= 1 or (option == "--pruning" and fraction == 1):
+            raise InputError(f"{option} {fraction:g}: give a part from 0 to {'below ' * (option == '--pruning')}1")
     if tasks < 1:
         raise InputError(f"--tasks {tasks}: give 1 or more")
     if architecture in ENCODERS:
         refuse_unused(context, "encoders", dict.fromkeys(_OF_NETS, "it is for convolutional networks"))
-        counted = tuple(map(int, _numbers("--classes", classes, int) or (3,)))
-        wide = counted if len(counted) > 1 else counted[0]
+        class_counts = tuple(map(int, _numbers("--classes", classes, int) or (3,)))
+        classes_of_models = class_counts if len(class_counts) > 1 else class_counts[0]
         _save(
-            architecture, tasks, EncoderRecipe(architecture, tasks, frozen, full, rank, wide, seed).save(Path(output))
+            architecture,
+            tasks,
+            EncoderRecipe(architecture, tasks, frozen, full, rank, classes_of_models, seed).save(Path(output)),
         )
         return
     refuse_unused(context, architecture, dict.fromkeys(_OF_ENCODERS, "it is for encoders"))
@@ -106,5 +108,5 @@ def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> lis
 
 
 def _one_or_many(numbers: list[float] | None) -> Any:
-    """A single number, if *numbers* has one, else all of them."""
+    """The only number of *numbers*, if it is one, else all of them (None stays None)."""
     return numbers[0] if numbers and len(numbers) == 1 else numbers

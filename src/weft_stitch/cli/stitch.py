@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """The names in a list with commas."""
+    """The names in a comma-separated list."""
     return tuple(part.strip() for part in text.split(","))
 
 
@@ -50,13 +50,13 @@ def _seconds(milliseconds: float) -> float:
 
 
 def _rows(text: str | None, count: int) -> tuple[int, ...] | None:
-    """The rows of each model out of --batch: one number for all, or a number for each."""
+    """The rows of each model, from the text of --batch: one number for all, or a number for each."""
     if text is None:
         return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) not in (1, count):
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in numbers) or len(numbers) not in (1, count):
         raise InputError(f"--batch {text!r} is neither a number from 1 nor {count} of them with commas")
-    return tuple(int(part) for part in parts) * (count if len(parts) == 1 else 1)
+    return tuple(int(part) for part in numbers) * (count if len(numbers) == 1 else 1)
 
 
 @with_settings
@@ -94,8 +94,8 @@ def command(
 
     if typed.get("form") == TORCH_ONLY:
         raise StitchError(f"--form {TORCH_ONLY} runs in torch on CUDA only; use weft.stitch(..., form='{TORCH_ONLY}')")
-    read = filter(None, (typed.get("sharing"), typed.get("base")))
-    keep_models([*models, *read], [output, json_file, sharing_file])  # before minutes of planning
+    other_inputs = filter(None, (typed.get("sharing"), typed.get("base")))
+    keep_models([*models, *other_inputs], [output, json_file, sharing_file])  # before minutes of planning
     with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
         with told_in_options(context), stage_bars() as show:
             files = tuple(_model_file(model, Path(scratch)) for model in models)
@@ -118,7 +118,7 @@ def command(
 
 
 def _model_file(model: str, scratch: Path) -> str:
-    """The file of a packaged model, written into the folder *scratch*; a path as it is."""
+    """The path of a model file; a packaged model is written into the folder *scratch*."""
     from weft.models.sources import named_file
 
     if path := named_file(model, scratch):
@@ -129,7 +129,7 @@ def _model_file(model: str, scratch: Path) -> str:
 
 
 def _write(stitching: Stitching, output: Path) -> None:
-    """Write the graphs, and report files of earlier runs beside them."""
+    """Write the graphs; mention files of earlier runs that are left beside them."""
     outputs = stitching.to_onnx(output)
     for group, path in zip(stitching.groups, outputs, strict=True):
         say_written("stitched", path, ", ".join(group.names))
@@ -160,17 +160,17 @@ def _earlier_outputs(output: Path) -> list[Path]:
 
 
 def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tuple[int, ...]] | None]:
-    """The input shapes of each model; a text that names no model is for all of them."""
-    given: list[str] = []
+    """The input shapes of each model, from the texts of --shape; a text that names no model is for all of them."""
+    qualified: list[str] = []
     for text in texts:
         named = any(text.startswith(f"{model}:") for model in models)
-        given += [text] if named else [f"{model}:{text}" for model in models]
-    parsed = parse_shapes(given, models)
+        qualified += [text] if named else [f"{model}:{text}" for model in models]
+    parsed = parse_shapes(qualified, models)
     return [parsed.get(model) for model in models]
 
 
 def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> StitchOptions:
-    """The options with the usual shapes of packaged models, unless given; a body needs no shapes."""
+    """Fill in the usual input shapes of packaged models where *options* give none; a body needs no shapes."""
     from weft.models.packaged import PACKAGED
 
     usual = [PACKAGED[model].shapes if model in PACKAGED else {} for model in models]
@@ -178,7 +178,7 @@ def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> Stit
         return options
     given = options.shapes or [None] * len(models)
     return replace(
-        options, shapes=[{**below, **(above or {})} or None for below, above in zip(usual, given, strict=True)]
+        options, shapes=[{**shapes, **(own or {})} or None for shapes, own in zip(usual, given, strict=True)]
     )
 
 
@@ -204,8 +204,8 @@ def print_stitching(stitching: Stitching, *, layers: bool) -> None:
         for form, why in summary.impossible.items():
             say(f"no {form}: {why}")
     if layers:
-        for place, summary in enumerate(stitching.summaries):
-            _print_layers(summary, f"group {place}, " if len(stitching.groups) > 1 else "")
+        for group, summary in enumerate(stitching.summaries):
+            _print_layers(summary, f"group {group}, " if len(stitching.groups) > 1 else "")
             _print_spaces(summary)
     console.print()
     for sentence in sentences(stitching):
@@ -247,33 +247,33 @@ def _print_table(
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     widths[0] = min(widths[0], LONG_NAME)
     for spare in SPARE:
-        if sum(widths[place] + GAP for place in shown) - GAP <= console.width:
+        if sum(widths[column] + GAP for column in shown) - GAP <= console.width:
             break
-        shown = [place for place in shown if columns[place] != spare or _only_time(columns, shown, place)]
-    table = plain_table(title, [columns[place] for place in shown], left=left)
+        shown = [column for column in shown if columns[column] != spare or _only_time(columns, shown, column)]
+    table = plain_table(title, [columns[column] for column in shown], left=left)
     table.columns[0].min_width = widths[0]
     for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
-        add_row(table, *(cells[place] for place in shown), style=style)
+        add_row(table, *(cells[column] for column in shown), style=style)
     console.print(table)
 
 
-def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
-    """Whether the column *place* is the only shown one with a time."""
+def _only_time(columns: Sequence[str], shown: Sequence[int], column: int) -> bool:
+    """Whether *column* is the only shown column with a time."""
     times = [column for column in shown if columns[column].endswith(" ms")]
-    return times == [place]
+    return times == [column]
 
 
-def _print_layers(summary: Summary, where: str) -> None:
+def _print_layers(summary: Summary, prefix: str) -> None:
     """Print the layers of one graph, and the time of each alone in every form that was tried."""
     console.print()
     _print_table(
-        f"{where}layers, each with what follows it", LAYERS, [_layer_cells(row) for row in summary.layers], left=2
+        f"{prefix}layers, each with what follows it", LAYERS, [_layer_cells(row) for row in summary.layers], left=2
     )
-    tried = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
-    if tried:
+    forms = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
+    if forms:
         console.print()
-        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in tried)) for row in summary.layers]
-        _print_table("layers alone, in us", ("layer", *tried), rows)
+        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in forms)) for row in summary.layers]
+        _print_table("layers alone, in us", ("layer", *forms), rows)
 
 
 def _layer_cells(row: LayerRow) -> tuple[str, ...]:

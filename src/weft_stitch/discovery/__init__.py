@@ -1,8 +1,8 @@
-"""Which channels of which models are the same, found from their weights: ``discover``.
+"""Finds which channels of models are the same, by their weights: ``discover``.
 
-``search`` runs the steps. ``evidence`` has the fingerprints of weights, ``partition`` the channels that are held to be
-shared. ``matching`` joins channels whose weights agree, exactly or within a tolerance, ``comparison`` separates
-those that do not, and proves the result number by number.
+``search`` runs the steps. ``evidence`` computes fingerprints of weights, ``partition`` holds the classes of channels
+that are taken to be shared. ``matching`` joins channels whose weights agree, exactly or within a tolerance,
+``comparison`` separates those whose weights do not, and verifies the result number by number.
 """
 
 from weft_stitch.discovery.search import discover

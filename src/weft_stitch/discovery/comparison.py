@@ -1,8 +1,8 @@
 """Exact comparison of weights that tasks are assumed to share: ``verify``, ``repair``.
 
 Where the weights of two tasks disagree, either the layer's output channel is not shared after all, or its input channel
-is not. A filter that differs on most of its inputs was guessed wrongly; an input on which most filters differ was
-guessed wrongly before (it looked shared in the layers that write it). ``repair`` takes out the worse of the two.
+is not. If a filter differs on most of its inputs, the output was wrongly taken to be shared; if most filters differ on
+an input, the input was (it looked shared in the layers that write it). ``repair`` takes out the worse of the two.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class SharedChannels(NamedTuple):
 class Mismatch(NamedTuple):
     """Output channels of a layer whose weights differ between two tasks that share them."""
 
-    run: SharedChannels
+    outputs: SharedChannels
     """The shared output channels that were compared."""
-    one: int
-    two: int
+    task_a: int
+    task_b: int
     rows: Array
-    """Indices into the run's classes."""
+    """Indices into the classes of *outputs*."""
     largest: float
     """Largest difference of two weights."""
 
@@ -53,8 +53,8 @@ def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
     Raises ``StitchError``, which names the first channels that differ.
     """
     wiring = wire(family)
-    if strange := set(sharing.spaces) ^ set(wiring.widths):
-        raise StitchError(f"space {min(strange)} is in the sharing or in the models, but not in both")
+    if unmatched := set(sharing.spaces) ^ set(wiring.widths):
+        raise StitchError(f"space {min(unmatched)} is in the sharing or in the models, but not in both")
     for name, space in sharing.spaces.items():
         if space.widths != wiring.widths[name]:
             raise StitchError(
@@ -67,11 +67,11 @@ def verify(family: Family, sharing: Sharing, tolerance: float = 0.0) -> None:
 
 
 def _mismatch_message(evidence: Evidence, layer: FamilyLayer, mismatch: Mismatch) -> str:
-    """Say which channels are not the same in which layer."""
-    space = evidence.wiring.carries[layer.output][mismatch.run.position]
-    members = evidence.partitions[space].members[mismatch.run.classes[mismatch.rows[0]]]
+    """Say which channels are not the same, and in which layer."""
+    space = evidence.wiring.carries[layer.output][mismatch.outputs.position]
+    members = evidence.partitions[space].members[mismatch.outputs.classes[mismatch.rows[0]]]
     first, second = (
-        f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (mismatch.one, mismatch.two)
+        f"channel {members[task]} of {evidence.family.nets[task].name}" for task in (mismatch.task_a, mismatch.task_b)
     )
     return (
         f"space {space}: {first} and {second} are not the same in {layer.name}: weights that both have differ by up to "
@@ -101,16 +101,16 @@ def mismatches(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -
     Every task is compared with the first task that has the weights.
     """
     weights = flat_weights(layer)
-    sources = [None] if role(layer) == "depthwise" else list(runs(evidence, layer.inputs[0]))
-    for run in runs(evidence, layer.output):
-        for source in sources:
-            tasks = run.tasks if source is None else tuple(sorted(set(run.tasks) & set(source.tasks)))
+    input_runs = [None] if role(layer) == "depthwise" else list(runs(evidence, layer.inputs[0]))
+    for outputs in runs(evidence, layer.output):
+        for inputs in input_runs:
+            tasks = outputs.tasks if inputs is None else tuple(sorted(set(outputs.tasks) & set(inputs.tasks)))
             if len(tasks) > 1:
-                yield from _compare_tasks(weights, run, source, tasks, tolerance)
+                yield from _compare_tasks(weights, outputs, inputs, tasks, tolerance)
 
 
 def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
-    """The channels of *value* that several tasks share, by the set of tasks."""
+    """The channels of *value* that several tasks share: one run of channels for each space and set of tasks."""
     starts = np.zeros(evidence.tasks, np.int64)
     for position, space in enumerate(evidence.wiring.carries[value]):
         partition = evidence.partitions[space]
@@ -121,49 +121,53 @@ def runs(evidence: Evidence, value: str) -> Iterator[SharedChannels]:
 
 
 def _compare_tasks(
-    weights: list[Array], run: SharedChannels, source: SharedChannels | None, tasks: tuple[int, ...], tolerance: float
+    weights: list[Array],
+    outputs: SharedChannels,
+    inputs: SharedChannels | None,
+    tasks: tuple[int, ...],
+    tolerance: float,
 ) -> Iterator[Mismatch]:
-    """Compare the weights of the first of *tasks* with those of each other.
+    """Compare the weights of the first of *tasks* with those of each other task.
 
-    *run*, *source*: the shared output and input channels; *source* is None for a depthwise layer.
+    *outputs*, *inputs*: the shared output and input channels; *inputs* is None for a depthwise layer.
     """
     first, *others = tasks
-    differing = {two: np.zeros(len(run.classes), bool) for two in others}
+    differing = {task: np.zeros(len(outputs.classes), bool) for task in others}
     largest = dict.fromkeys(others, 0.0)
-    inputs = weights[first].shape[1] if source is None else len(source.classes)
-    step = max(1, _CHUNK // (inputs * weights[first].shape[2]))
-    for start in range(0, len(run.classes), step):
+    input_count = weights[first].shape[1] if inputs is None else len(inputs.classes)
+    step = max(1, _CHUNK // (input_count * weights[first].shape[2]))
+    for start in range(0, len(outputs.classes), step):
         chunk = slice(start, start + step)
-        reference = _take_rows(weights[first], run.channels[chunk, first], source, first)
-        for two in others:
-            compared = _take_rows(weights[two], run.channels[chunk, two], source, two)
+        reference = _take_rows(weights[first], outputs.channels[chunk, first], inputs, first)
+        for task in others:
+            compared = _take_rows(weights[task], outputs.channels[chunk, task], inputs, task)
             differs = differ(reference, compared, tolerance)
             if differs.any():
-                differing[two][chunk] = differs.any(axis=(1, 2))
-                largest[two] = max(largest[two], float(_distance(reference, compared).max()))
-    for two in others:
-        if differing[two].any():
-            yield Mismatch(run, first, two, np.flatnonzero(differing[two]), largest[two])
+                differing[task][chunk] = differs.any(axis=(1, 2))
+                largest[task] = max(largest[task], float(_distance(reference, compared).max()))
+    for task in others:
+        if differing[task].any():
+            yield Mismatch(outputs, first, task, np.flatnonzero(differing[task]), largest[task])
 
 
-def _take_rows(weight: Array, rows: Array, source: SharedChannels | None, task: int) -> Array:
-    """The weights of output channels *rows*, for the shared inputs of *source* as *task* has them."""
-    return weight[rows] if source is None else weight[rows].take(source.channels[:, task], axis=1)
+def _take_rows(weight: Array, rows: Array, inputs: SharedChannels | None, task: int) -> Array:
+    """The weights of output channels *rows* of *task*, for the shared channels *inputs* only."""
+    return weight[rows] if inputs is None else weight[rows].take(inputs.channels[:, task], axis=1)
 
 
 # --- separating what disagrees ----------------------------------------------------------------------------------------
 
 _SAMPLE = 64
-"""Disagreeing filters sampled to find the inputs at fault: more cost time in wide layers, fewer miss inputs."""
+"""Number of disagreeing filters that are searched for inputs at fault: more cost time, fewer miss inputs."""
 _CLOSE = 0.9
-"""Rows and columns that disagree by at least this fraction of the worst are taken out with it, to save rounds."""
+"""Rows and columns at least this fraction as bad as the worst are taken out together with it, to save rounds."""
 
 
 class Dispute(NamedTuple):
-    """Channels of a value that tasks *one* and *two* do not share after all; task *two* leaves their classes."""
+    """Channels of a value that two tasks do not share after all; *task_b* has to leave their classes."""
 
-    one: int
-    two: int
+    task_a: int
+    task_b: int
     channels: Common
 
 
@@ -174,6 +178,7 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
     """
     changed = False
     while disputes := _output_disputes(evidence, layer, tolerance):
+        # inputs first: one input that is not shared makes many outputs disagree
         blamed = [_inputs_to_blame(evidence, layer, dispute, tolerance) for dispute in disputes]
         if any(len(dispute.channels.classes) for dispute in blamed):
             _take_out(evidence, layer.inputs[0], blamed)
@@ -184,9 +189,9 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
 
 
 def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dispute]:
-    """The shared output channels that the weights of *layer* contradict, by pairs of tasks."""
+    """The shared output channels that the weights of *layer* contradict: one dispute for each pair of tasks."""
     places_by_pair: dict[tuple[int, int], set[tuple[int, int]]] = {}
-    """Pair of tasks -> the places (position of the space, class) on which the weights contradict it."""
+    """Pair of tasks -> the places (position of the space, class) that they share although their weights differ."""
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
         partition = evidence.partitions[space]
         shared = np.flatnonzero(partition.part_of != NONE)
@@ -197,8 +202,8 @@ def _output_disputes(evidence: Evidence, layer: FamilyLayer, tolerance: float) -
             table = keys.disagreeing(partition.members[shared])
         else:
             table = _contradictions(evidence, layer, position, tolerance)[shared]
-        for index, one, two in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
-            places_by_pair.setdefault((one, two), set()).add((position, int(shared[index])))
+        for index, task_a, task_b in np.argwhere(_pairs_with_first(table, partition.members[shared])).tolist():
+            places_by_pair.setdefault((task_a, task_b), set()).add((position, int(shared[index])))
     return [_dispute(evidence, layer.output, pair, places) for pair, places in places_by_pair.items()]
 
 
@@ -210,11 +215,11 @@ def _contradictions(evidence: Evidence, layer: FamilyLayer, position: int, toler
     partition = evidence.partitions[evidence.wiring.carries[layer.output][position]]
     table = np.zeros((len(partition.members), evidence.tasks, evidence.tasks), bool)
     for mismatch in mismatches(evidence, layer, tolerance):
-        if mismatch.run.position == position:
-            table[mismatch.run.classes[mismatch.rows], mismatch.one, mismatch.two] = True
+        if mismatch.outputs.position == position:
+            table[mismatch.outputs.classes[mismatch.rows], mismatch.task_a, mismatch.task_b] = True
     if role(layer) == "dense":
-        parts = evidence.incidence(layer.inputs[0])
-        table |= _present_pairs(partition) & (parts.T @ parts == 0)
+        incidence = evidence.incidence(layer.inputs[0])
+        table |= _present_pairs(partition) & (incidence.T @ incidence == 0)
     return table
 
 
@@ -225,7 +230,10 @@ def _present_pairs(partition: Partition) -> Array:
 
 
 def _pairs_with_first(table: Array, members: Array) -> Array:
-    """Of the disagreeing pairs of each class in *table*, those with the class's first task; all if there are none."""
+    """Of the disagreeing pairs of each class, those with the class's first task; all of the class if there are none.
+
+    *table*: a mask [classes, tasks, tasks]. *members*: [classes, tasks].
+    """
     first = np.argmax(members != NONE, axis=1)
     with_first = np.zeros_like(table)
     rows = np.arange(len(table))
@@ -241,55 +249,56 @@ def _dispute(evidence: Evidence, value: str, pair: tuple[int, int], places: set[
 
 
 def _take_out(evidence: Evidence, value: str, disputes: list[Dispute]) -> None:
-    """Take task *two* of each dispute out of the classes of its channels of *value*."""
+    """Take ``task_b`` of each dispute out of the classes of its channels of *value*."""
     for position, space in enumerate(evidence.wiring.carries[value]):
         # a value may carry a space twice, and dropping renumbers classes: so classes are looked up by their channels
         partition = evidence.partitions[space]
         pairs: set[tuple[int, int]] = set()
         for dispute in disputes:
-            here = dispute.channels.positions == position
-            start = evidence.channels(value, position, dispute.two).start
-            classes = partition.labels[dispute.two][dispute.channels.theirs[here] - start]
-            pairs.update((shared_class, dispute.two) for shared_class in classes.tolist())
+            at_position = dispute.channels.positions == position
+            start = evidence.channels(value, position, dispute.task_b).start
+            classes = partition.labels[dispute.task_b][dispute.channels.theirs[at_position] - start]
+            pairs.update((shared_class, dispute.task_b) for shared_class in classes.tolist())
         if pairs:
             partition.drop(*np.array(sorted(pairs), np.int64).T)
 
 
 def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, dispute: Dispute, tolerance: float) -> Dispute:
     """The input channels to take out instead of the outputs of *dispute*, if they explain the differences better."""
-    inputs = evidence.common(layer.inputs[0], dispute.one, dispute.two)
-    nothing = Dispute(dispute.one, dispute.two, Common(*(column[:0] for column in inputs)))
-    if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels
-        return nothing
-    rows = dispute.channels
-    sample = np.unique(np.linspace(0, len(rows.classes) - 1, _SAMPLE).astype(int))
+    inputs = evidence.common(layer.inputs[0], dispute.task_a, dispute.task_b)
+    no_inputs = Dispute(dispute.task_a, dispute.task_b, Common(*(column[:0] for column in inputs)))
+    if role(layer) != "dense" or not len(inputs.classes):  # only dense layers have weights for each input channel
+        return no_inputs
+    outputs = dispute.channels
+    sample = np.unique(np.linspace(0, len(outputs.classes) - 1, _SAMPLE).astype(int))
     weights = flat_weights(layer)
-    mine = weights[dispute.one][rows.mine[sample][:, None], inputs.mine]
-    theirs = weights[dispute.two][rows.theirs[sample][:, None], inputs.theirs]
-    shared_rows = len(evidence.common(layer.output, dispute.one, dispute.two).classes)
+    mine = weights[dispute.task_a][outputs.mine[sample][:, None], inputs.mine]
+    theirs = weights[dispute.task_b][outputs.theirs[sample][:, None], inputs.theirs]
+    shared_rows = len(evidence.common(layer.output, dispute.task_a, dispute.task_b).classes)
     differs = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
-    to_blame = _worst_columns(differs, len(rows.classes) / shared_rows)
-    return Dispute(dispute.one, dispute.two, Common(*(column[to_blame] for column in inputs)))
+    to_blame = _worst_columns(differs, len(outputs.classes) / shared_rows)
+    return Dispute(dispute.task_a, dispute.task_b, Common(*(column[to_blame] for column in inputs)))
 
 
 def _worst_columns(differs: Array, disputed_fraction: float) -> Array:
     """Take out the worst row or column of *differs* until no difference is left; return a mask of the columns taken.
 
-    *differs*: a mask [disputed outputs, inputs] of the weights that differ. Every row has a difference. The shared
-    outputs without one are left out; those given are the fraction *disputed_fraction* of all.
+    *differs*: a mask [disputed outputs, inputs] of the weights that differ. Disputed outputs, which have a difference
+    each, are the fraction *disputed_fraction* of all shared outputs; a column's differences count relative to all.
     """
-    left = differs.copy()
-    taken = np.zeros(left.shape[1], bool)
-    rows_left = len(left) / disputed_fraction
-    while left.any():
-        by_row = left.sum(axis=1) / (len(taken) - taken.sum())
-        by_column = left.sum(axis=0) / rows_left
+    differences = differs.copy()
+    taken = np.zeros(differences.shape[1], bool)
+    remaining_rows = len(differences) / disputed_fraction
+    while differences.any():
+        # the fraction that differs, of the remaining inputs and of the remaining shared outputs
+        by_row = differences.sum(axis=1) / (len(taken) - taken.sum())
+        by_column = differences.sum(axis=0) / remaining_rows
         if by_column.max() > by_row.max():
             worst = by_column >= _CLOSE * by_column.max()
             taken |= worst
-            left[:, worst] = False
+            differences[:, worst] = False
         else:
             worst = by_row >= _CLOSE * by_row.max()
-            rows_left -= worst.sum()
-            left[worst] = False
+            remaining_rows -= worst.sum()
+            differences[worst] = False
     return taken

@@ -1,10 +1,10 @@
-"""Which channels of two tasks may be the same by their weights: ``Evidence``, fingerprints for every pair of tasks.
+"""Fingerprints of weights for every pair of tasks, by which channels are found to be the same: ``Evidence``.
 
-A 64-bit fingerprint of a row or column of a convolution's weight is a sum over weights, each scrambled and multiplied
-by a random odd number that belongs to the *label* of its channel and its tap. Channels of two models that have the same
-label count the same wherever they lie, so that equal fingerprints mean equal weights under the matching of channels
-that the labels stand for (but for a chance of about 2**-60). Sums are exact (modulo 2**64) and come apart by blocks of
-channels. Minus zero counts as zero.
+A 64-bit fingerprint of a row or column of a convolution's weight is a sum over its weights, each scrambled and
+multiplied by a random odd number that depends on its tap and on the *label* of its channel. Channels of two models that
+were matched have the same label, wherever they lie in either model. So equal fingerprints mean equal weights under this
+matching (but for a chance of about 2**-60). Sums are exact (modulo 2**64), and are sums of those of blocks of channels.
+Minus zero counts as zero.
 
 Two tasks agree on a channel if its filters agree on the inputs that the two share (and, seen from its readers, if their
 weights for it agree on the outputs that the two share). The fingerprint of a channel therefore depends on the task it
@@ -33,7 +33,7 @@ _CHUNK = 1 << 17
 
 
 def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
-    """For each output of *weight* [out, in, taps] and each of *count* blocks, the fingerprint over the block's inputs.
+    """Fingerprints [out, count] of each output of *weight* [out, in, taps] over the inputs of each of *count* blocks.
 
     *labels*: [in]. *blocks*: [in], the block of each input, or -1 for inputs that are left out.
     """
@@ -51,16 +51,16 @@ def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
 
 
 def column_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
-    """The fingerprints of ``row_keys`` for each input of *weight*, over the outputs; labels and blocks: [out]."""
+    """Fingerprints [in, count] of each input of *weight*, over the outputs of each block; labels and blocks: [out]."""
     factors = multipliers(labels, weight.shape[2])
     factors[blocks < 0] = 0
     result = np.zeros((weight.shape[1], count), np.uint64)
     for chunk in _chunks(weight):
-        products = scramble(weight[chunk])
+        words = scramble(weight[chunk])
         if count == 1:
-            result[:, 0] += np.einsum("oit,ot->i", products, factors[chunk])
+            result[:, 0] += np.einsum("oit,ot->i", words, factors[chunk])
         elif count > 1:
-            result += _sum_by_block(np.einsum("oit,ot->io", products, factors[chunk]), blocks[chunk], count)
+            result += _sum_by_block(np.einsum("oit,ot->io", words, factors[chunk]), blocks[chunk], count)
     return result
 
 
@@ -75,7 +75,7 @@ def multipliers(labels: Array, taps: int) -> Keys:
 
 
 def number_labels(labels: Array, count: int) -> Keys:
-    """*count* different numbers for each label: [labels, count]."""
+    """*count* numbers for each label, [labels, count]; all are different if the labels are."""
     return np.asarray(labels[:, None] * count + np.arange(count), np.uint64)
 
 
@@ -93,6 +93,7 @@ def scramble(weight: Array) -> Keys:
     Without scrambling, weights that differ only in their signs would differ by multiples of 2**31. The multiplication
     by the golden ratio keeps different 32-bit words different even after the shift.
     """
+    # adding zero turns -0 into 0, whose bits are zero
     words: Keys = (weight + weight.dtype.type(0)).view(f"u{weight.dtype.itemsize}").astype(np.uint64)
     if weight.dtype.itemsize > 4:
         words ^= words >> np.uint64(29)
@@ -108,8 +109,8 @@ def _sum_by_block(products: Keys, blocks: Array, count: int) -> Keys:
     present, starts = np.unique(blocks[order], return_index=True)
     sums = np.add.reduceat(products[:, order], starts, axis=1)
     result = np.zeros((len(products), count), np.uint64)
-    shared = present >= 0
-    result[:, present[shared]] = sums[:, shared]
+    is_block = present >= 0
+    result[:, present[is_block]] = sums[:, is_block]
     return result
 
 
@@ -122,14 +123,14 @@ def _chunks(weight: Array) -> Iterator[slice]:
 # --- what pairs of tasks share ----------------------------------------------------------------------------------------
 
 ByPart = Callable[[Array, Array, Array, int], Array]
-"""Sums over a weight [out, in, taps], by parts of one of its sides.
+"""A function that sums over a weight [out, in, taps], by parts of its input or output side, such as ``row_keys``.
 
-It gets the weight, that side's labels and parts (of each channel), and the number of parts.
+Arguments: the weight, the label and the part of each channel of that side, and the number of parts.
 """
 
 
 class Common(NamedTuple):
-    """The channels of a value that two tasks share, side by side: all arrays have one length."""
+    """The channels of a value that two tasks share; each array has an entry for every such channel."""
 
     positions: Array
     """Index of each channel's space among those that the value carries."""
@@ -155,15 +156,16 @@ class PairKeys(NamedTuple):
         *these*, *those*: the members of the two classes of each pair, [pairs, tasks].
         """
         result = np.ones(len(these), bool)
-        for one in np.flatnonzero((these != NONE).any(axis=0)):
-            for two in np.flatnonzero((those != NONE).any(axis=0)):
-                pairs = np.flatnonzero((these[:, one] != NONE) & (those[:, two] != NONE))
-                left, right = self.keys[one, these[pairs, one], two], self.keys[two, those[pairs, two], one]
-                result[pairs] &= (left == right) & self.allowed[one, two]
+        for task_a in np.flatnonzero((these != NONE).any(axis=0)):
+            for task_b in np.flatnonzero((those != NONE).any(axis=0)):
+                pairs = np.flatnonzero((these[:, task_a] != NONE) & (those[:, task_b] != NONE))
+                left = self.keys[task_a, these[pairs, task_a], task_b]
+                right = self.keys[task_b, those[pairs, task_b], task_a]
+                result[pairs] &= (left == right) & self.allowed[task_a, task_b]
         return result
 
     def disagreeing(self, members: Array) -> Array:
-        """Which two tasks of a class disagree: [classes, tasks, tasks]. *members*: of the classes, [classes, tasks]."""
+        """A mask [classes, tasks, tasks] of the pairs of tasks that disagree in a class. *members* [classes, tasks]."""
         tasks = np.arange(members.shape[1])
         present = members != NONE
         keys = self.keys[tasks, np.maximum(members, 0)]
@@ -176,7 +178,7 @@ class _CachedSums(NamedTuple):
 
     versions: tuple[int, ...]
     sums: list[Array]
-    parts: Array
+    incidence: Array
 
 
 class Evidence:
@@ -202,22 +204,22 @@ class Evidence:
         for writer in writers:
             allowed &= self._add_writer(keys, space, writer)
         for layer in readers:
-            sums, parts = self.by_part(column_keys, layer, layer.output)
+            sums, incidence = self.by_part(column_keys, layer, layer.output)
             for position in self.positions(layer.inputs[0], space):
-                self._add_keys(keys, sums, parts, layer.inputs[0], position, f"{layer.output} reads")
+                self._add_keys(keys, sums, incidence, layer.inputs[0], position, f"{layer.output} reads")
         return PairKeys(keys, allowed)
 
-    def common(self, value: str, one: int, two: int) -> Common:
-        """The channels of *value* that tasks *one* and *two* share."""
-        rows = [np.zeros((4, 0), np.int64)]
+    def common(self, value: str, task_a: int, task_b: int) -> Common:
+        """The channels of *value* that tasks *task_a* and *task_b* share."""
+        columns = [np.zeros((4, 0), np.int64)]  # the four fields of ``Common``
         starts = np.zeros(2, np.int64)  # the first channel of the space in each of the two tasks
         for position, space in enumerate(self.wiring.carries[value]):
             partition = self.partitions[space]
-            classes = partition.together(one, two)
-            mine, theirs = partition.members[classes][:, [one, two]].T + starts[:, None]
-            rows.append(np.stack([np.full(len(classes), position), classes, mine, theirs]))
-            starts += np.array([partition.widths[one], partition.widths[two]])
-        return Common(*np.concatenate(rows, axis=1))
+            classes = partition.together(task_a, task_b)
+            mine, theirs = partition.members[classes][:, [task_a, task_b]].T + starts[:, None]
+            columns.append(np.stack([np.full(len(classes), position), classes, mine, theirs]))
+            starts += np.array([partition.widths[task_a], partition.widths[task_b]])
+        return Common(*np.concatenate(columns, axis=1))
 
     def incidence(self, value: str) -> Array:
         """[parts of the value, tasks]: 1 if the task is one of those that share the part's channels, else 0."""
@@ -235,14 +237,15 @@ class Evidence:
         taps = int(flat_weights(layer)[0].shape[2])
         if role(layer) == "depthwise":
             return int(counts.sum()) * taps
-        sources, channels = self._class_counts(layer.inputs[0])
-        return int(counts @ (tasks @ sources.T > 0) @ channels) * taps
+        input_tasks, input_counts = self._class_counts(layer.inputs[0])
+        # two sets of tasks have weights between them if some task is in both
+        return int(counts @ (tasks @ input_tasks.T > 0) @ input_counts) * taps
 
     def _class_counts(self, value: str) -> tuple[Array, Array]:
         """Each set of tasks with classes of *value*, as a mask [sets, tasks], and its number of classes."""
-        sets = [owners for space in self.wiring.carries[value] for owners in self.partitions[space].sets]
-        counts = np.array([len(owners.classes) for owners in sets])
-        return np.array([owners.tasks for owners in sets], np.int64), counts
+        sets = [task_classes for space in self.wiring.carries[value] for task_classes in self.partitions[space].sets]
+        counts = np.array([len(task_classes.classes) for task_classes in sets])
+        return np.array([task_classes.tasks for task_classes in sets], np.int64), counts
 
     def versions(self, value: str) -> tuple[int, ...]:
         """The versions of the partitions of the spaces that *value* carries."""
@@ -265,21 +268,23 @@ class Evidence:
             return len(set(self.wiring.widths[space])) == 1
         if writer.role == "depthwise":
             sums = [filter_keys(weight)[:, None] for weight in flat_weights(writer.layer)]
-            parts = np.ones((1, self.tasks), np.int64)
+            incidence = np.ones((1, self.tasks), np.int64)
         else:
-            sums, parts = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
-        self._add_keys(keys, sums, parts, writer.value, writer.position, writer.value)
-        return np.asarray(parts.T @ parts > 0)
+            sums, incidence = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
+        self._add_keys(keys, sums, incidence, writer.value, writer.position, writer.value)
+        return np.asarray(incidence.T @ incidence > 0)
 
-    def _add_keys(self, keys: Keys, sums: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
-        """Add the fingerprints *sums*, by part, of the space at *position* of *value* to *keys*.
+    def _add_keys(self, keys: Keys, sums: list[Array], incidence: Array, value: str, position: int, salt: str) -> None:
+        """Add the fingerprints *sums* of the space at *position* of *value* to *keys*.
 
-        Each use of a space is multiplied by an odd factor of its own (by *salt*), so that sums of several uses do not
-        cancel.
+        *sums*: for each task, [channels, parts]. *incidence*: [parts, tasks].
+
+        The fingerprints of each use of a space are multiplied by an odd factor of their own, derived from *salt*, so
+        that those of several uses do not cancel.
         """
         factor = _salt(f"{salt} {position}")
         for task, task_sums in enumerate(sums):
-            pair_sums = task_sums[self.channels(value, position, task)] @ parts.astype(np.uint64)
+            pair_sums = task_sums[self.channels(value, position, task)] @ incidence.astype(np.uint64)
             keys[task, : len(pair_sums)] += pair_sums * factor
 
     def by_part(self, compute: ByPart, layer: FamilyLayer, over: str) -> tuple[list[Array], Array]:
@@ -290,12 +295,12 @@ class Evidence:
         versions = self.versions(over)
         cached = self._cached.get((compute, layer.output))
         if cached is None or cached.versions != versions:
-            parts, sums = self.incidence(over), list[Array]()
+            incidence, sums = self.incidence(over), list[Array]()
             for task, weight in enumerate(flat_weights(layer)):
                 labels, part_of = self._labels_and_parts(over, task)
-                sums.append(compute(weight, labels, part_of, len(parts)))
-            cached = self._cached[compute, layer.output] = _CachedSums(versions, sums, parts)
-        return cached.sums, cached.parts
+                sums.append(compute(weight, labels, part_of, len(incidence)))
+            cached = self._cached[compute, layer.output] = _CachedSums(versions, sums, incidence)
+        return cached.sums, cached.incidence
 
     def _labels_and_parts(self, value: str, task: int) -> tuple[Array, Array]:
         """For each channel of *value* in *task*: the number of its class (its label), and that of its part or ``NONE``.

@@ -1,6 +1,6 @@
-"""Joining classes of a partition whose channels agree: ``merge``, ``vote`` (on most inputs), ``merge_near`` (nearly).
+"""Joins classes with equal weights: ``merge`` (all are equal), ``vote`` (most are), ``merge_near`` (nearly equal).
 
-One input that is wrongly held to be shared is enough to make every filter of two tasks look different. So where two
+A single input channel that is wrongly taken to be shared makes all filters of two tasks look different. So where two
 tasks that share inputs have hardly an output in common, single kernels vote: filters that have the same kernel for many
 inputs belong together, and ``comparison.repair`` finds the inputs on which they differ.
 """
@@ -30,80 +30,84 @@ from weft_stitch.net import Array
 def merge(partition: Partition, evidence: PairKeys, *, ties: bool = False, hopeful: bool = False) -> None:
     """Join all classes whose weights agree, pair of tasks by pair of tasks.
 
-    *ties*: match channels of one task that look the same in order. Without it they are left alone, and so are channels
-    of which only zeros are known. *hopeful*: require agreement of only one task of each class; the others may disagree
-    because too much is held to be shared at the inputs.
+    *ties*: pair channels that look the same within one task in their order. Without it they are not joined, nor are
+    channels whose known weights are all zero. *hopeful*: require agreement of only one task of each class; the others
+    may disagree because too many input channels are taken to be shared.
     """
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None and not ties:
         _merge_by_key(partition, common_keys)
         return
-    for one, two in _pairs(partition, evidence):
-        _merge_pair(partition, evidence, one, two, ties=ties, hopeful=hopeful)
+    for task_a, task_b in _pairs(partition, evidence):
+        _merge_pair(partition, evidence, task_a, task_b, ties=ties, hopeful=hopeful)
 
 
 def merge_strangers(partition: Partition, evidence: PairKeys) -> None:
-    """Join classes that agree, of pairs of tasks that share nothing in the space yet; channels that look the same, too.
-
-    See ``merge`` for ties.
-    """
-    for one, two in _pairs(partition, evidence):
-        if not len(partition.together(one, two)):
-            _merge_pair(partition, evidence, one, two, ties=True, hopeful=False)
+    """``merge`` with ties, only for pairs of tasks that share nothing in the space yet."""
+    for task_a, task_b in _pairs(partition, evidence):
+        if not len(partition.together(task_a, task_b)):
+            _merge_pair(partition, evidence, task_a, task_b, ties=True, hopeful=False)
 
 
 def mergeable(partition: Partition, evidence: PairKeys) -> bool:
-    """Whether any two classes may agree. It is cheaper than ``merge``; True may be wrong, False is not."""
+    """Whether any two classes may agree: a cheap check before ``merge``. True may be wrong, False is not."""
     common_keys = _keys_by_class(partition, evidence)
     if common_keys is not None:
         return len(np.unique(common_keys)) < len(common_keys)
-    for one, two in _pairs(partition, evidence):
-        mine, others = partition.apart(one, two), partition.apart(two, one)
-        if np.isin(evidence.keys[one, mine, two], evidence.keys[two, others, one]).any():
+    for task_a, task_b in _pairs(partition, evidence):
+        channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
+        if np.isin(evidence.keys[task_a, channels_a, task_b], evidence.keys[task_b, channels_b, task_a]).any():
             return True
     return False
 
 
 def _keys_by_class(partition: Partition, evidence: PairKeys) -> Keys | None:
-    """One fingerprint per class; None if fingerprints of a class's channels differ, or depend on the other task."""
+    """One fingerprint per class; None if a class's channels have different ones, or they depend on the other task."""
     keys = evidence.keys[:, :, 0]
     if evidence.allowed.sum() != len(keys) * (len(keys) - 1) or (evidence.keys != keys[:, :, None]).any():
         return None
     present = partition.members != NONE
-    table = keys[np.arange(len(keys)), np.maximum(partition.members, 0)]
+    table = keys[np.arange(len(keys)), np.maximum(partition.members, 0)]  # [classes, tasks]
     first = table[np.arange(len(table)), np.argmax(present, axis=1)]
     return None if (present & (table != first[:, None])).any() else first
 
 
 def _merge_by_key(partition: Partition, keys: Keys) -> None:
-    """Join all classes of one key, unless the key is zero or some task has several of them."""
+    """Join all classes of equal *keys*, unless the key is zero or some task has several of these classes."""
     order = np.argsort(keys, kind="stable")
+    # where each run of equal keys begins in *order*; a run is joined to its first class
     starts = np.flatnonzero(np.append(True, keys[order][1:] != keys[order][:-1])) if len(keys) else order
     present = (partition.members[order] != NONE).astype(np.int64)
-    clear = (np.add.reduceat(present, starts, axis=0) <= 1).all(axis=1) & (keys[order[starts]] != 0)
+    unambiguous = (np.add.reduceat(present, starts, axis=0) <= 1).all(axis=1) & (keys[order[starts]] != 0)
     lengths = np.diff(np.append(starts, len(order)))
     target = np.repeat(order[starts], lengths)
-    moved = np.repeat(clear, lengths) & (target != order)
-    partition.join(target[moved], order[moved])
+    joins_target = np.repeat(unambiguous, lengths) & (target != order)
+    partition.join(target[joins_target], order[joins_target])
 
 
 def _pairs(partition: Partition, evidence: PairKeys) -> Iterator[tuple[int, int]]:
     """All pairs of tasks that the evidence can compare."""
     tasks = range(len(partition.widths))
-    return ((one, two) for two in tasks for one in range(two) if evidence.allowed[one, two])
+    return ((task_a, task_b) for task_b in tasks for task_a in range(task_b) if evidence.allowed[task_a, task_b])
 
 
-def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, *, ties: bool, hopeful: bool) -> None:
-    """Join the classes of tasks *one* and *two* that agree; see ``merge`` for *ties* and *hopeful*."""
-    mine, others = partition.apart(one, two), partition.apart(two, one)
-    left, right = pair_up(evidence.keys[one, mine, two], evidence.keys[two, others, one], ties=ties)
+def _merge_pair(
+    partition: Partition, evidence: PairKeys, task_a: int, task_b: int, *, ties: bool, hopeful: bool
+) -> None:
+    """Join the classes of tasks *task_a* and *task_b* that agree; see ``merge`` for *ties* and *hopeful*."""
+    channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
+    left, right = pair_up(
+        evidence.keys[task_a, channels_a, task_b], evidence.keys[task_b, channels_b, task_a], ties=ties
+    )
     if not len(left):
         return
-    these, those = partition.labels[one][mine[left]], partition.labels[two][others[right]]
-    good = partition.joinable(these, those)
+    classes_a, classes_b = partition.labels[task_a][channels_a[left]], partition.labels[task_b][channels_b[right]]
+    joinable = partition.joinable(classes_a, classes_b)
     if not hopeful:
-        good[good] = evidence.agree(partition.members[these[good]], partition.members[those[good]])
-    partition.join(these[good], those[good])
+        joinable[joinable] = evidence.agree(
+            partition.members[classes_a[joinable]], partition.members[classes_b[joinable]]
+        )
+    partition.join(classes_a[joinable], classes_b[joinable])
 
 
 def pair_up(left: Keys, right: Keys, *, ties: bool) -> tuple[Array, Array]:
@@ -128,108 +132,109 @@ def pair_up(left: Keys, right: Keys, *, ties: bool) -> tuple[Array, Array]:
 # --- voting -----------------------------------------------------------------------------------------------------------
 
 _VOTERS = 8
-"""Number of inputs whose kernels are compared."""
+"""Number of input channels whose kernels vote."""
 _HARDLY = 0.1
-"""Two tasks that share less than this fraction of the outputs are voted on; fewer matches do not decide a vote."""
+"""A vote is held on two tasks that share less than this fraction of the outputs; it must find at least as many."""
 _LEADERS = 6
-"""Limit on the tasks with which each task is compared; these share hardly anything with each other."""
+"""Limit on the tasks with which each task is compared: one of each group of tasks that share channels."""
 
 _COARSE = 64
-"""Size of a rounding step, in tolerances: with smaller steps, more near weights round to different steps."""
+"""Width of a rounding step, as a multiple of the tolerance: the narrower, the more near weights round differently."""
 
 MAJORITY, MINORITY, NEVER = 0.5, 0.2, 1.0
-"""Quorums of a vote: filters belong together if more than this fraction of their kernels is the same."""
+"""Quorums of a vote: two filters are joined if more than this fraction of their compared kernels is equal."""
 
 
 def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, tolerance: float = 0.0) -> set[float]:
     """Join classes of *space* by a vote of the kernels of *writer*, a dense layer.
 
-    Return the other quorums that would have decided otherwise.
+    Return the other quorums that would have joined a different number of classes.
     """
     others: set[float] = set()
     leaders: list[int] = []  # of each group of tasks that share something, only the first is compared with the rest
-    for two in range(evidence.tasks):
-        if any(_share_enough(evidence, space, one, two) for one in leaders):
+    for task_b in range(evidence.tasks):
+        if any(_share_enough(evidence, space, task_a, task_b) for task_a in leaders):
             continue
-        for one in leaders:
-            others |= _vote_pair(evidence, space, writer, one, two, quorum, tolerance)
+        for task_a in leaders:
+            others |= _vote_pair(evidence, space, writer, task_a, task_b, quorum, tolerance)
         if len(leaders) < _LEADERS:
-            leaders.append(two)
+            leaders.append(task_b)
     return others
 
 
-def _share_enough(evidence: Evidence, space: str, one: int, two: int) -> bool:
-    """Whether two tasks share enough of *space* not to be voted on."""
+def _share_enough(evidence: Evidence, space: str, task_a: int, task_b: int) -> bool:
+    """Whether two tasks share enough of *space* to need no vote."""
     partition = evidence.partitions[space]
-    return len(partition.together(one, two)) >= _few_channels(partition, one, two)
+    return len(partition.together(task_a, task_b)) >= _few_channels(partition, task_a, task_b)
 
 
-def _few_channels(partition: Partition, one: int, two: int) -> float:
-    """The number of shared channels below which a result is suspicious."""
-    return max(1.0, _HARDLY * min(partition.widths[one], partition.widths[two]))
+def _few_channels(partition: Partition, task_a: int, task_b: int) -> float:
+    """The number of shared channels below which a vote is held, or its result ignored."""
+    return max(1.0, _HARDLY * min(partition.widths[task_a], partition.widths[task_b]))
 
 
 def _vote_pair(
-    evidence: Evidence, space: str, writer: Writer, one: int, two: int, quorum: float, tolerance: float
+    evidence: Evidence, space: str, writer: Writer, task_a: int, task_b: int, quorum: float, tolerance: float
 ) -> set[float]:
     """Join classes of two tasks by vote; return the quorums that would have joined a different number."""
     assert writer.layer is not None
     partition = evidence.partitions[space]
-    inputs = evidence.common(writer.layer.inputs[0], one, two)
+    inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
     if not len(inputs.classes):
         return set()
     voters = np.unique(np.linspace(0, len(inputs.classes) - 1, _VOTERS).astype(int))
     weights = flat_weights(writer.layer)
-    free = partition.apart(one, two), partition.apart(two, one)
-    kernels = [
+    free = partition.apart(task_a, task_b), partition.apart(task_b, task_a)  # channels that they do not share
+    kernel_keys = [
         _kernel_keys(
             weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[voters]], tolerance
         )
-        for task, rows, columns in zip((one, two), free, (inputs.mine, inputs.theirs), strict=True)
+        for task, rows, columns in zip((task_a, task_b), free, (inputs.mine, inputs.theirs), strict=True)
     ]
-    left, right, support = _count_votes(*kernels)
-    these, those = partition.labels[one][free[0][left]], partition.labels[two][free[1][right]]
-    good = partition.joinable(these, those)
-    elected = {share: good & (support > share) for share in (MAJORITY, MINORITY, NEVER)}  # NEVER elects no pair
-    few = _few_channels(partition, one, two)
-    counts = {share: rows.sum() if rows.sum() >= few else 0 for share, rows in elected.items()}
+    left, right, support = _count_votes(*kernel_keys)
+    classes_a, classes_b = partition.labels[task_a][free[0][left]], partition.labels[task_b][free[1][right]]
+    joinable = partition.joinable(classes_a, classes_b)
+    # NEVER elects no pair
+    elected = {fraction: joinable & (support > fraction) for fraction in (MAJORITY, MINORITY, NEVER)}
+    least_shared = _few_channels(partition, task_a, task_b)
+    counts = {fraction: rows.sum() if rows.sum() >= least_shared else 0 for fraction, rows in elected.items()}
     if counts[quorum]:
-        partition.join(these[elected[quorum]], those[elected[quorum]])
-    return {share for share, count in counts.items() if count != counts[quorum]}
+        partition.join(classes_a[elected[quorum]], classes_b[elected[quorum]])
+    return {fraction for fraction, count in counts.items() if count != counts[quorum]}
 
 
 def _kernel_keys(weight: Array, tolerance: float) -> Keys:
-    """The fingerprint of every kernel of *weight* [out, in, taps]; equal kernels in different columns differ."""
+    """The fingerprints [out, in] of the kernels of *weight* [out, in, taps]; they differ for different inputs."""
     if tolerance > 0:  # near weights mostly round to the same step
         weight = np.rint(weight / (_COARSE * tolerance)).astype(np.float32)
     taps = multipliers(np.arange(weight.shape[1]), weight.shape[2])
     return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
 
 
-def _count_votes(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
-    """Pairs of rows with equal keys in some columns, and the fraction of columns in which they are equal.
+def _count_votes(keys_a: Keys, keys_b: Keys) -> tuple[Array, Array, Array]:
+    """Rows of *keys_a* and *keys_b* [filters, inputs] that are equal in some columns, and the fraction of such columns.
 
-    Each row is in at most one pair. Pairs with more votes come first; of equal ones those of smaller rows, as the sort
-    is stable.
+    Each row is in at most one pair: the one of most votes; of equal ones that of smaller rows, as sorting is stable.
     """
-    left, right = pair_up(mine.ravel(), theirs.ravel(), ties=False)
-    voters = mine.shape[1]
-    pairs, votes = np.unique(left // voters * len(theirs) + right // voters, return_counts=True)
-    best = np.argsort(-votes, kind="stable")
-    pairs, votes = pairs[best], votes[best]
-    rows, partners = pairs // len(theirs), pairs % len(theirs)
+    left, right = pair_up(keys_a.ravel(), keys_b.ravel(), ties=False)
+    voters = keys_a.shape[1]
+    # a pair of rows as one number, counted once for every column in which the rows are equal
+    pairs, votes = np.unique(left // voters * len(keys_b) + right // voters, return_counts=True)
+    by_votes = np.argsort(-votes, kind="stable")
+    pairs, votes = pairs[by_votes], votes[by_votes]
+    rows, partners = pairs // len(keys_b), pairs % len(keys_b)
     best_of_row = np.zeros(len(pairs), bool)
     best_of_row[np.unique(rows, return_index=True)[1]] = True
     best_of_partner = np.zeros(len(pairs), bool)
     best_of_partner[np.unique(partners, return_index=True)[1]] = True
-    kept = best_of_row & best_of_partner
-    return rows[kept], partners[kept], votes[kept] / voters
+    chosen = best_of_row & best_of_partner
+    return rows[chosen], partners[chosen], votes[chosen] / voters
 
 
 _DIRECTIONS = 16
-"""Numbers per sketch: more give fewer false candidates, and cost time and memory."""
+"""Length of a sketch: longer ones give fewer false candidates, and cost time and memory."""
 _FARTHEST = 5.0
-"""How many times the true squared distance a sketch may show: with 16 directions, more happens once in 10**9."""
+"""Limit on a sketch's squared distance, as a multiple of the true one: exceeded once in 10**9 with 16 directions."""
 _ROUNDING = 1e-5
 """Relative error of squared distances: they are small differences of large float32 numbers."""
 _CHUNK = 1 << 20
@@ -240,9 +245,9 @@ class WeightView(NamedTuple):
     """The weights of one layer by which channels of two tasks are compared; a pair has an entry for each task."""
 
     sketches: tuple[Array, Array]
-    """Sketches of the channels' weights, [channels, directions]."""
+    """Sketches of the channels' weights (see ``merge_near``), [channels, directions]."""
     weights: tuple[Array, Array]
-    """[channels, channels of the layer's other side, taps], not yet narrowed to shared channels."""
+    """[channels, channels of the layer's other side, taps]; also the other side's channels that are not shared."""
     shared: tuple[Array, Array]
     """The channels of the layer's other side that the two tasks share."""
 
@@ -280,63 +285,74 @@ def merge_near(
     Only the two tasks are compared, not the others of their classes. Without *ties*, channels of nothing but zeros
     (within the tolerance) are left alone. *strangers*: only compare tasks that share nothing yet, with ties.
 
-    Candidates are found by *sketches*: the weights of a channel times a few random directions. Like fingerprints they
-    are sums that can be split by parts; the distance of two sketches is about that of the weights.
+    Candidates are found by *sketches*: products of a channel's weights with a few random vectors (directions). Like
+    fingerprints they are sums over the layer's other side, of which shared parts can be taken alone. The distance of
+    two sketches is about that of the weights.
     """
     partition = evidence.partitions[space]
     is_input = any(writer.role == "input" for writer in writers)
+    # grouped convolutions share nothing; inputs are paired by index, for which they need equal widths
     filtered = [writer for writer in writers if writer.role in ("dense", "depthwise")]
     if len(filtered) + is_input < len(writers) or not filtered or (is_input and len(set(partition.widths)) > 1):
         return
-    for two in range(1, evidence.tasks):
-        for one in range(two):
-            if strangers and len(partition.together(one, two)):
+    for task_b in range(1, evidence.tasks):
+        for task_a in range(task_b):
+            if strangers and len(partition.together(task_a, task_b)):
                 continue
-            mine, others = partition.apart(one, two), partition.apart(two, one)
+            channels_a, channels_b = partition.apart(task_a, task_b), partition.apart(task_b, task_a)
             views = [
-                *_writer_weights(evidence, filtered, one, two),
-                *_reader_weights(evidence, space, readers, one, two),
+                *_writer_weights(evidence, filtered, task_a, task_b),
+                *_reader_weights(evidence, space, readers, task_a, task_b),
             ]
-            if len(mine) and len(others) and all(view.size for view in views[: len(filtered)]):
-                left, right = _nearest(views, mine, others, tolerance, ties=ties or strangers, in_place=is_input)
-                these, those = partition.labels[one][left], partition.labels[two][right]
-                good = partition.joinable(these, those)
-                partition.join(these[good], those[good])
+            if len(channels_a) and len(channels_b) and all(view.size for view in views[: len(filtered)]):
+                left, right = _nearest(
+                    views, channels_a, channels_b, tolerance, ties=ties or strangers, in_place=is_input
+                )
+                classes_a, classes_b = partition.labels[task_a][left], partition.labels[task_b][right]
+                joinable = partition.joinable(classes_a, classes_b)
+                partition.join(classes_a[joinable], classes_b[joinable])
 
 
-def _writer_weights(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) -> Iterator[WeightView]:
-    """The weights with which *writers* compute the channels, for tasks *one* and *two*."""
+def _writer_weights(evidence: Evidence, writers: Sequence[Writer], task_a: int, task_b: int) -> Iterator[WeightView]:
+    """The weights with which *writers* compute the channels, for tasks *task_a* and *task_b*."""
     for writer in writers:
         assert writer.layer is not None
-        cuts = [evidence.channels(writer.value, writer.position, task) for task in (one, two)]
+        cuts = [evidence.channels(writer.value, writer.position, task) for task in (task_a, task_b)]
         weights = flat_weights(writer.layer)
         if writer.role == "depthwise":
-            only = np.zeros(1, np.int64)
-            sketches = [row_sketches(weights[task], only, only, 1) for task in (one, two)]
-            shared, both = (only, only), np.ones(1, bool)
+            single_channel = np.zeros(1, np.int64)
+            sketches = [row_sketches(weights[task], single_channel, single_channel, 1) for task in (task_a, task_b)]
+            shared, common_parts = (single_channel, single_channel), np.ones(1, bool)
         else:
-            sums, parts = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
-            sketches, both = [sums[one], sums[two]], (parts[:, one] & parts[:, two]).astype(bool)
-            inputs = evidence.common(writer.layer.inputs[0], one, two)
+            sums, incidence = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
+            sketches = [sums[task_a], sums[task_b]]
+            common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
+            inputs = evidence.common(writer.layer.inputs[0], task_a, task_b)
             shared = inputs.mine, inputs.theirs
-        first, second = (sketch[cut][:, both].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True))
-        yield WeightView((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), shared)
+        sketch_a, sketch_b = (
+            sketch[cut][:, common_parts].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True)
+        )
+        yield WeightView((sketch_a, sketch_b), (weights[task_a][cuts[0]], weights[task_b][cuts[1]]), shared)
 
 
 def _reader_weights(
-    evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: int, two: int
+    evidence: Evidence, space: str, readers: Sequence[FamilyLayer], task_a: int, task_b: int
 ) -> Iterator[WeightView]:
-    """The weights with which *readers* read the channels of *space*, for tasks *one* and *two*."""
+    """The weights with which *readers* read the channels of *space*, for tasks *task_a* and *task_b*."""
     for layer in readers:
         weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
-        sums, parts = evidence.by_part(column_sketches, layer, layer.output)
-        both = (parts[:, one] & parts[:, two]).astype(bool)
-        outputs = evidence.common(layer.output, one, two)
+        sums, incidence = evidence.by_part(column_sketches, layer, layer.output)
+        common_parts = (incidence[:, task_a] & incidence[:, task_b]).astype(bool)
+        outputs = evidence.common(layer.output, task_a, task_b)
         for position in evidence.positions(layer.inputs[0], space):
-            cuts = [evidence.channels(layer.inputs[0], position, task) for task in (one, two)]
-            first, second = (sums[task][cut][:, both].sum(axis=1) for task, cut in zip((one, two), cuts, strict=True))
+            cuts = [evidence.channels(layer.inputs[0], position, task) for task in (task_a, task_b)]
+            sketch_a, sketch_b = (
+                sums[task][cut][:, common_parts].sum(axis=1) for task, cut in zip((task_a, task_b), cuts, strict=True)
+            )
             yield WeightView(
-                (first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), (outputs.mine, outputs.theirs)
+                (sketch_a, sketch_b),
+                (weights[task_a][cuts[0]], weights[task_b][cuts[1]]),
+                (outputs.mine, outputs.theirs),
             )
 
 
@@ -348,67 +364,71 @@ def row_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Arra
     directions = _directions(labels, weight.shape[2])
     result = np.zeros((len(weight), count, _DIRECTIONS), np.float32)
     for part in range(count):
-        here = np.flatnonzero(parts == part)
-        result[:, part] = weight[:, here].reshape(len(weight), -1) @ directions[here].reshape(-1, _DIRECTIONS)
+        inputs = np.flatnonzero(parts == part)
+        result[:, part] = weight[:, inputs].reshape(len(weight), -1) @ directions[inputs].reshape(-1, _DIRECTIONS)
     return result
 
 
 def column_sketches(weight: Array, labels: Array, parts: Array, count: int) -> Array:
-    """For each input of *weight*, its sketch over the outputs of each part."""
+    """For each input of *weight*, its sketch over the outputs of each part: [in, parts, directions]."""
     return row_sketches(weight.swapaxes(0, 1), labels, parts, count)
 
 
 def _directions(labels: Array, taps: int) -> Array:
-    """Random numbers of mean square one, equal for equal labels: [labels, taps, directions]."""
-    number = mix(number_labels(labels, taps * _DIRECTIONS))
-    uniform = (number >> np.uint64(40)).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
+    """Pseudo-random numbers of mean square one, [labels, taps, directions]; equal for equal labels."""
+    hashes = mix(number_labels(labels, taps * _DIRECTIONS))
+    # the upper 24 bits, which float32 holds exactly; a uniform number in [-0.5, 0.5) has variance 1/12
+    uniform = (hashes >> np.uint64(40)).astype(np.float32) / np.float32(2**24) - np.float32(0.5)
     return (uniform * np.float32(12**0.5)).reshape(len(labels), taps, _DIRECTIONS)
 
 
 def _nearest(
-    views: list[WeightView], mine: Array, others: Array, tolerance: float, *, ties: bool, in_place: bool
+    views: list[WeightView], channels_a: Array, channels_b: Array, tolerance: float, *, ties: bool, in_place: bool
 ) -> tuple[Array, Array]:
-    """Pairs of *mine* and *others* that are within *tolerance* in every view; nearest pairs are chosen first.
+    """Pairs of *channels_a* and *channels_b* that are within *tolerance* in every view; nearest pairs are chosen first.
 
     Each channel is in one pair at most. *in_place*: only pair channels of the same index.
     """
-    first, second = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
-    mine, others = mine[np.isfinite(first[mine]).all(axis=1)], others[np.isfinite(second[others]).all(axis=1)]
-    candidates = _candidates(first[mine], second[others], tolerance, sum(view.size for view in views))
-    left, right = mine[candidates[0]], others[candidates[1]]
+    sketches_a, sketches_b = (np.sum([view.sketches[side] for view in views], axis=0) for side in (0, 1))
+    # NaN and infinities are near nothing
+    channels_a = channels_a[np.isfinite(sketches_a[channels_a]).all(axis=1)]
+    channels_b = channels_b[np.isfinite(sketches_b[channels_b]).all(axis=1)]
+    size = sum(view.size for view in views)
+    candidates = _candidates(sketches_a[channels_a], sketches_b[channels_b], tolerance, size)
+    left, right = channels_a[candidates[0]], channels_b[candidates[1]]
     distance = np.max([view.distances(left, right) for view in views], axis=0)
-    kept = (distance <= tolerance) & ((left == right) | (not in_place))
+    close = (distance <= tolerance) & ((left == right) | (not in_place))
     if not ties:
         sizes = [np.abs(view.weights[0].take(view.shared[0], axis=1)).max(axis=(1, 2), initial=0) for view in views]
-        kept &= np.max(sizes, axis=0)[left] > tolerance
-    order = np.flatnonzero(kept)[np.argsort(distance[kept], kind="stable")]
-    used: tuple[set[int], set[int]] = set(), set()
+        close &= np.max(sizes, axis=0)[left] > tolerance
+    order = np.flatnonzero(close)[np.argsort(distance[close], kind="stable")]
+    paired: tuple[set[int], set[int]] = set(), set()
     chosen = []
     for index in order.tolist():
-        if left[index] not in used[0] and right[index] not in used[1]:
-            used[0].add(left[index])
-            used[1].add(right[index])
+        if left[index] not in paired[0] and right[index] not in paired[1]:
+            paired[0].add(left[index])
+            paired[1].add(right[index])
             chosen.append(index)
     return left[chosen], right[chosen]
 
 
-def _candidates(mine: Array, theirs: Array, tolerance: float, count: int) -> tuple[Array, Array]:
-    """Indices of sketches that may be within *tolerance*: near along one direction first, then along all.
+def _candidates(sketches_a: Array, sketches_b: Array, tolerance: float, count: int) -> tuple[Array, Array]:
+    """Pairs of sketches [channels, directions] within *tolerance*: filtered by the first direction, then by all.
 
     *count*: the number of weights compared per channel.
     """
-    limit = _FARTHEST * tolerance**2 * count
-    slack = _ROUNDING * max((mine * mine).max(initial=0), (theirs * theirs).max(initial=0))
+    limit = _FARTHEST * tolerance**2 * count  # of the squared distance per direction
+    slack = _ROUNDING * max((sketches_a * sketches_a).max(initial=0), (sketches_b * sketches_b).max(initial=0))
     reach = np.sqrt(_DIRECTIONS * limit + slack)
-    order = np.argsort(theirs[:, 0], kind="stable")
-    start = np.searchsorted(theirs[order, 0], mine[:, 0] - reach, "left")
-    end = np.searchsorted(theirs[order, 0], mine[:, 0] + reach, "right")
+    order = np.argsort(sketches_b[:, 0], kind="stable")
+    first_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] - reach, "left")
+    end_near = np.searchsorted(sketches_b[order, 0], sketches_a[:, 0] + reach, "right")
     pairs = [np.zeros((2, 0), np.int64)]
-    for row in range(len(mine)):
-        near = order[start[row] : end[row]]
-        gap = theirs[near] - mine[row]
-        near = near[(gap * gap).sum(axis=1) <= _DIRECTIONS * (limit + slack)]
-        if len(near):
-            pairs.append(np.stack([np.full(len(near), row), near]))
+    for row in range(len(sketches_a)):
+        nearby = order[first_near[row] : end_near[row]]
+        difference = sketches_b[nearby] - sketches_a[row]
+        nearby = nearby[(difference * difference).sum(axis=1) <= _DIRECTIONS * (limit + slack)]
+        if len(nearby):
+            pairs.append(np.stack([np.full(len(nearby), row), nearby]))
     left, right = np.concatenate(pairs, axis=1)
     return left, right

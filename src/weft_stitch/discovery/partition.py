@@ -1,4 +1,4 @@
-"""The channels of one space sorted into classes, at most one channel of each task in a class: ``Partition``."""
+"""``Partition``: the channels of one space in classes of shared channels, with at most one channel of each task."""
 
 from __future__ import annotations
 
@@ -57,42 +57,42 @@ class Partition:
         """Number of channels that need not be stored, as another task's channel is in the same class."""
         return sum(self.widths) - len(self.members)
 
-    def join(self, these: Array, those: Array) -> None:
-        """Merge each class of *those* into the class at the same index of *these*.
+    def join(self, targets: Array, sources: Array) -> None:
+        """Merge each class of *sources* into the class at the same index of *targets*.
 
-        *these* may contain a class several times, if no task is in two of its partners.
+        *targets* may contain a class several times, if no task is in two of the classes that are merged into it.
         """
-        if not len(these):
+        if not len(targets):
             return
-        np.maximum.at(self.members, these, self.members[those])
-        self.members = np.delete(self.members, those, axis=0)
+        np.maximum.at(self.members, targets, self.members[sources])
+        self.members = np.delete(self.members, sources, axis=0)
         self._update_indices()
 
     def drop(self, classes: Array, tasks: Array) -> None:
-        """Take *tasks* out of *classes*, pair by pair; each channel taken out becomes a class of its own."""
+        """Take each of *tasks* out of the class at the same index of *classes*; its channel gets a class of its own."""
         singles = np.full((len(classes), len(self.widths)), NONE, np.int64)
         singles[np.arange(len(classes)), tasks] = self.members[classes, tasks]
         self.members[classes, tasks] = NONE
-        kept = self.members[(self.members != NONE).any(axis=1)]
-        self.members = np.concatenate([kept, singles[(singles != NONE).any(axis=1)]])
+        remaining = self.members[(self.members != NONE).any(axis=1)]
+        self.members = np.concatenate([remaining, singles[(singles != NONE).any(axis=1)]])
         self._update_indices()
 
     def replace(self, members: Array) -> None:
-        """Set other classes of the same channels."""
+        """Replace the classes by those in *members* [classes, tasks], which must have the same channels."""
         self.members = members
         self._update_indices()
 
-    def apart(self, one: int, two: int) -> Array:
-        """The channels of task *one* whose class has no channel of task *two*."""
-        return np.flatnonzero(self.members[self.labels[one], two] == NONE)
+    def apart(self, task: int, other: int) -> Array:
+        """The channels of *task* whose class has no channel of the task *other*."""
+        return np.flatnonzero(self.members[self.labels[task], other] == NONE)
 
-    def joinable(self, these: Array, those: Array) -> Array:
-        """For each pair of classes, whether no task is in both."""
-        return np.asarray(~((self.members[these] != NONE) & (self.members[those] != NONE)).any(axis=1))
+    def joinable(self, classes_a: Array, classes_b: Array) -> Array:
+        """A mask of the pairs of classes that have no task in common."""
+        return np.asarray(~((self.members[classes_a] != NONE) & (self.members[classes_b] != NONE)).any(axis=1))
 
-    def together(self, one: int, two: int) -> Array:
+    def together(self, task: int, other: int) -> Array:
         """The classes with channels of both tasks."""
-        return np.flatnonzero((self.members[:, one] != NONE) & (self.members[:, two] != NONE))
+        return np.flatnonzero((self.members[:, task] != NONE) & (self.members[:, other] != NONE))
 
     def space(self) -> ChannelSpace:
         """The space with a block for each set of tasks, larger sets first, in the order of the set's first task."""
@@ -110,11 +110,11 @@ class Partition:
         """All classes, by the set of their tasks."""
         present = self.members != NONE
         packed = np.packbits(present, axis=1)
-        keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}")[:, 0]
-        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-        order = np.argsort(which, kind="stable")
-        ends = np.cumsum(np.bincount(which, minlength=len(first)))
-        return [TaskClasses(present[at], group) for at, group in zip(first, np.split(order, ends[:-1]), strict=True)]
+        keys = np.ascontiguousarray(packed).view(f"V{packed.shape[1]}")[:, 0]  # a row as one item, for ``np.unique``
+        _, first, set_of_class = np.unique(keys, return_index=True, return_inverse=True)
+        order = np.argsort(set_of_class, kind="stable")
+        ends = np.cumsum(np.bincount(set_of_class, minlength=len(first)))
+        return [TaskClasses(present[row], group) for row, group in zip(first, np.split(order, ends[:-1]), strict=True)]
 
     def _update_indices(self) -> None:
         """Derive the other tables from *members*."""

@@ -1,10 +1,10 @@
-"""Finding the channels that models share, whatever order each has them in: ``discover``.
+"""Finds the channels that models share, in whatever order each model has them: ``discover``.
 
 Channels of several tasks may be one block of a space if, in every convolution that writes the space, their filters
-agree on the inputs that the tasks share. Biases and normalisations may differ. What is shared at the output of a layer
-so depends on what is shared at its input, and around a residual block on itself: spaces are *guessed* in the order of
-the layers from those of their writers whose inputs are known, *repaired* by all others, and then *grown*, channel by
-channel that agrees with all that is shared around it, until nothing changes.
+agree on the inputs that the tasks share. Biases and normalisations may differ. So the sharing at the output of a layer
+depends on that at its input, and around a residual block on itself. Therefore spaces are *guessed* in the order of the
+layers, from the writers whose inputs are guessed already; *repaired* by all other layers; and then *grown* by joining
+channels that agree in all layers around them, until nothing changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Progress = Callable[[int, int], None]
 
 
 def discover(family: Family, *, tolerance: float = 0.0, on_progress: Progress = lambda done, total: None) -> Sharing:
-    """Find the channels that the models of *family* share; weights are compared number by number at the end.
+    """Find the channels that the models of *family* share; finally, shared weights are compared number by number.
 
     *tolerance*: 0 for equal weights (0 and -0 are equal). Otherwise weights may differ by that much, and the nearest
     channels are matched first. A stitched model then computes all tasks of a block by the weights of one task, so that
@@ -67,9 +67,9 @@ class _SharingSearch:
         self.doubts: set[float] = set()
         """Quorums that would have decided some vote otherwise."""
         self._checked: dict[str, tuple[int, ...]] = {}
-        """Output of a layer -> the versions around it at its last repair."""
+        """Output of a layer -> the versions of its partitions (``_versions``) at its last repair."""
         self._tried: dict[str, tuple[int, ...]] = {}
-        """Space -> the versions around it when it was last grown."""
+        """Space -> the versions around it (``_versions_around``) when it was last grown."""
         self._steps = steps
         steps.plan(len(self.partitions))
         self.guess()
@@ -77,16 +77,16 @@ class _SharingSearch:
         self.grow()
 
     def guess(self) -> None:
-        """Guess each space by those of its writers whose inputs are guessed already.
+        """Guess each space from those of its writers whose inputs are guessed already.
 
-        Its other writers repair the guess once their inputs are guessed.
+        Its other writers repair the guess as soon as their inputs are guessed.
         """
         known: set[str] = set()
         for space, writers in self._guessing_order():
             self._guess(space, writers)
             known.add(space)
-            ends = ((layer, {*self._spaces(layer)}) for layer in self.evidence.layers)
-            self._repair([layer for layer, spaces in ends if space in spaces and spaces <= known])
+            layer_spaces = ((layer, {*self._spaces(layer)}) for layer in self.evidence.layers)
+            self._repair([layer for layer, spaces in layer_spaces if space in spaces and spaces <= known])
             self._steps.step()
 
     def settle(self) -> None:
@@ -95,7 +95,7 @@ class _SharingSearch:
             pass
 
     def grow(self) -> None:
-        """Join channels that agree with all that is shared around them, in rounds, as long as more becomes shared."""
+        """Join channels that agree in all layers around them, in rounds, as long as the shared channels become more."""
         shared = -1
         while shared < self._shared_channels:
             # the repair may take apart more than a round has joined; the state before such a round is restored
@@ -111,11 +111,11 @@ class _SharingSearch:
             self.partitions[space].replace(members)
 
     def check(self) -> None:
-        """Compare the shared weights number by number: equal fingerprints are only almost certain."""
+        """Compare the shared weights number by number, as fingerprints of different weights may be equal by chance."""
         self._steps.plan(len(self.evidence.layers))
         for layer in self.evidence.layers:
             for wrong in mismatches(self.evidence, layer, self.tolerance):
-                raise AssertionError(f"{layer.name}: tasks {wrong.one} and {wrong.two} differ by {wrong.largest}")
+                raise AssertionError(f"{layer.name}: tasks {wrong.task_a} and {wrong.task_b} differ by {wrong.largest}")
             self._steps.step()
 
     def _guess(self, space: str, writers: Sequence[Writer]) -> None:
@@ -144,7 +144,7 @@ class _SharingSearch:
         self._merge_near(space, writers, readers)
 
     def _merge_near(self, space: str, writers: Sequence[Writer], readers: Sequence[FamilyLayer] | None = None) -> None:
-        """With a tolerance, join channels whose weights are near; with *readers*, ties are matched too."""
+        """With a tolerance, join channels of nearly equal weights; with *readers*, ties (see ``merge``) as well."""
         if self.tolerance > 0:
             ties = readers is not None
             merge_near(self.evidence, space, writers, readers or (), self.tolerance, ties=ties)
@@ -159,16 +159,16 @@ class _SharingSearch:
         return changed
 
     def _guessing_order(self) -> Iterator[tuple[str, list[Writer]]]:
-        """Each space, with the writers to guess it by.
+        """Yield each space, with the writers to guess it from.
 
-        Next is a space all of whose writers are ready; if there is none, the first that is left.
+        The next space is one all of whose writers are ready; if there is none, the first that remains.
         """
-        left, known = list(self.partitions), set[str]()
-        while left:
-            ready = {space: self._ready_writers(space, known) for space in left}
-            complete = (space for space in left if len(ready[space]) == len(self.wiring.writers[space]))
-            space = next(complete, left[0])
-            left.remove(space)
+        remaining, known = list(self.partitions), set[str]()
+        while remaining:
+            ready = {space: self._ready_writers(space, known) for space in remaining}
+            complete = (space for space in remaining if len(ready[space]) == len(self.wiring.writers[space]))
+            space = next(complete, remaining[0])
+            remaining.remove(space)
             known.add(space)
             yield space, ready[space]
 
@@ -196,5 +196,5 @@ class _SharingSearch:
 
     @property
     def _shared_channels(self) -> int:
-        """Number of channels that need not be stored twice."""
+        """Number of channels that are not stored, as another task's channel is the same."""
         return sum(partition.shared for partition in self.partitions.values())

@@ -1,4 +1,4 @@
-"""The state of a lowering: ``Room`` holds every value in the layouts computed so far, and converts between them."""
+"""The state of a lowering: ``Room`` holds every value in the layouts computed so far, and converts between layouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from weft_stitch.net import Array
 
 
 class TaskRows:
-    """The rows of all tasks, one task after another. *batches*: the rows of each, or ``DYNAMIC``."""
+    """The rows of all tasks, one task after another.
+
+    *batches*: the number of rows of each task, or ``DYNAMIC`` if it is known only at run time.
+    """
 
     def __init__(self, builder: Builder, batches: Sequence[int]) -> None:
         self.batches = tuple(batches)
@@ -31,8 +34,9 @@ class TaskRows:
         self._split: dict[str, list[str]] = {}
         """Tensor -> its parts by task, once it has been split."""
         self._sizes: dict[tuple[int, ...], str] = {}
-        """Tasks -> the tensor with their numbers of rows."""
+        """Tasks -> the tensor [tasks] with their numbers of rows."""
         self._task_of_row = ""
+        """The tensor [rows] with the task of each row; empty before its first use."""
 
     @property
     def tasks(self) -> int:
@@ -53,30 +57,30 @@ class TaskRows:
         return not self.dynamic and len(set(self.batches)) == 1
 
     def start(self, inputs: Sequence[str]) -> None:
-        """Give each task one of its input tensors, from which its number of rows is read at run time if dynamic."""
+        """Set one input tensor per task, whose first size is the task's number of rows if that is dynamic."""
         self._inputs = list(inputs)
 
     def split(self, tensor: str, tasks: Iterable[int] | None = None) -> list[str]:
-        """Cut *tensor* into one tensor per task. It has the rows of all tasks, or of *tasks* in order."""
-        owners = range(self.tasks) if tasks is None else sorted(tasks)
-        if len(owners) == 1:
+        """Cut *tensor*, which has the rows of all tasks or of *tasks* in order, into one tensor per task."""
+        row_tasks = range(self.tasks) if tasks is None else sorted(tasks)
+        if len(row_tasks) == 1:
             return [tensor]
         if tensor not in self._split:
-            rest = self._builder.shape(tensor)[1:]
-            shapes = [(self.batches[task], *rest) for task in owners]
-            counts = self._row_counts(tuple(owners))
+            other_sizes = self._builder.shape(tensor)[1:]
+            shapes = [(self.batches[task], *other_sizes) for task in row_tasks]
+            counts = self._row_counts(tuple(row_tasks))
             self._split[tensor] = self._builder.add_many("Split", tensor, counts, shapes=shapes, axis=0)
         return self._split[tensor]
 
     def take(self, tensor: str, tasks: frozenset[int]) -> str:
-        """The rows of *tasks* out of *tensor*, which has the rows of all tasks."""
+        """Select the rows of *tasks* from *tensor*, which has the rows of all tasks."""
         if len(tasks) == self.tasks:
             return tensor
         if len(tasks) == 1 or self.dynamic or max(tasks) - min(tasks) >= len(tasks):
             parts = self.split(tensor)
             return self.join([parts[task] for task in sorted(tasks)])
-        ends = np.cumsum([0, *self.batches])
-        return slice_axis(self._builder, tensor, 0, int(ends[min(tasks)]), int(ends[max(tasks) + 1]))
+        row_bounds = np.cumsum([0, *self.batches])
+        return slice_axis(self._builder, tensor, 0, int(row_bounds[min(tasks)]), int(row_bounds[max(tasks) + 1]))
 
     def join(self, tensors: Sequence[str]) -> str:
         """Stack the tensors of several tasks along the rows."""
@@ -89,19 +93,20 @@ class TaskRows:
     def table(self, values: Array, tasks: Sequence[int] | None = None) -> str:
         """A tensor [rows or 1, columns, 1, 1] in which each row has its task's line of *values* [tasks, columns].
 
-        *tasks*: whose rows and lines these are, in order; by default all.
+        *tasks*: the tasks of these rows and lines, in order; by default all.
         """
-        owners = list(range(self.tasks)) if tasks is None else list(tasks)
-        shaped = values[..., None, None]
-        if (shaped == shaped[:1]).all():
-            return self._builder.constant(shaped[:1], "table")
+        row_tasks = list(range(self.tasks)) if tasks is None else list(tasks)
+        by_task = values[..., None, None]  # [tasks, columns, 1, 1]
+        if (by_task == by_task[:1]).all():
+            return self._builder.constant(by_task[:1], "table")
         if not self.dynamic:
-            return self._builder.constant(np.repeat(shaped, [self.batches[task] for task in owners], axis=0), "table")
-        whole = np.zeros((self.tasks, *shaped.shape[1:]), shaped.dtype)
-        whole[owners] = shaped
-        table = self._builder.constant(whole, "table")
-        looked_up = self._builder.add("Gather", table, self._row_tasks(), shape=(DYNAMIC, *shaped.shape[1:]), axis=0)
-        return self.take(looked_up, frozenset(owners))
+            counts = [self.batches[task] for task in row_tasks]
+            return self._builder.constant(np.repeat(by_task, counts, axis=0), "table")
+        by_all_tasks = np.zeros((self.tasks, *by_task.shape[1:]), by_task.dtype)
+        by_all_tasks[row_tasks] = by_task
+        table = self._builder.constant(by_all_tasks, "table")
+        looked_up = self._builder.add("Gather", table, self._row_tasks(), shape=(DYNAMIC, *by_task.shape[1:]), axis=0)
+        return self.take(looked_up, frozenset(row_tasks))
 
     def _row_counts(self, tasks: tuple[int, ...]) -> str:
         """The tensor with the number of rows of each of *tasks*."""
@@ -131,7 +136,7 @@ class TaskRows:
 
 
 def slice_axis(builder: Builder, tensor: str, axis: int, first: int, end: int) -> str:
-    """The entries *first* to *end* (exclusive) of *tensor* along *axis*."""
+    """Slice *tensor* along *axis*, from *first* to *end* (exclusive)."""
     shape = list(builder.shape(tensor))
     if (first, end) == (0, shape[axis]):
         return tensor
@@ -141,7 +146,7 @@ def slice_axis(builder: Builder, tensor: str, axis: int, first: int, end: int) -
 
 
 def select(builder: Builder, tensor: str, columns: Array) -> str:
-    """The channels *columns* of *tensor*, in this order."""
+    """Select the channels *columns* of *tensor*, in this order."""
     shape = builder.shape(tensor)
     if len(columns) and (np.diff(columns) == 1).all():
         return slice_axis(builder, tensor, 1, int(columns[0]), int(columns[-1]) + 1)
@@ -150,14 +155,14 @@ def select(builder: Builder, tensor: str, columns: Array) -> str:
 
 
 def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
-    """A tensor of *width* channels with those of *tensor* at *columns*, and zeros elsewhere."""
+    """Place the channels of *tensor* at *columns* of a tensor of *width* channels, with zeros elsewhere."""
     rows, channels, *picture = builder.shape(tensor)
     if channels == width:
         return select(builder, tensor, np.argsort(columns))
     come_first = (columns == np.arange(channels)).all()
     padding = width - channels if come_first else 1  # otherwise one channel of zeros, which all gaps select
-    ends = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
-    padded = builder.add("Pad", tensor, ends, shape=(rows, channels + padding, *picture))
+    pads = builder.constant(np.array([0, 0, 0, 0, 0, padding, 0, 0], np.int64), "pads")
+    padded = builder.add("Pad", tensor, pads, shape=(rows, channels + padding, *picture))
     if come_first:
         return padded
     index = np.full(width, channels)
@@ -166,7 +171,7 @@ def spread(builder: Builder, tensor: str, columns: Array, width: int) -> str:
 
 
 def reshape(builder: Builder, tensor: str, shape: tuple[int, ...]) -> str:
-    """*tensor* in another shape, of which at most the first size is dynamic."""
+    """Reshape *tensor* to *shape*, of which at most the first size is dynamic."""
     if builder.shape(tensor) == shape:
         return tensor
     target = builder.constant(np.array([-1 if size == DYNAMIC else size for size in shape], np.int64), "shape")
@@ -237,7 +242,7 @@ class Room:
         self.put(value, PlacedValue(APART, tuple(ordered)))
 
     def own(self, value: str, task: int) -> str:
-        """The tensor of *value* for one task, with channels in the order of the task's own model."""
+        """The tensor of *value* for one *task*, with channels in the order of the task's own model."""
         tensor = self.get(value, APART).tensors[task]
         return select(self.builder, tensor, np.argsort(self.channels(value).order(task)))
 
@@ -255,26 +260,26 @@ class Room:
 
     def get(self, value: str, layout: Layout, *, clean: bool = False) -> PlacedValue:
         """*value* in *layout*, converted if need be; with *clean*, zero where a row has no channel."""
-        known = self._placed[value]
-        if layout not in known:
-            known[layout] = self._convert(self.channels(value), known, layout)
-        if clean and not known[layout].clean:
-            known[layout] = self._clean(self.channels(value), known[layout])
-        return known[layout]
+        by_layout = self._placed[value]
+        if layout not in by_layout:
+            by_layout[layout] = self._convert(self.channels(value), by_layout, layout)
+        if clean and not by_layout[layout].clean:
+            by_layout[layout] = self._clean(self.channels(value), by_layout[layout])
+        return by_layout[layout]
 
     def _clean(self, channels: Channels, placed: PlacedValue) -> PlacedValue:
         """Set columns without a channel of the row's task to zero.
 
-        This is done by selection: they may hold infinities, which a product with zero would make NaN.
+        Done by ``Where``: the columns may hold infinities, which a product with zero would turn to NaN.
         """
         if placed.layout == APART:
             return placed._replace(clean=True)
-        owned: Array = channels.owned(placed.layout)
+        has_channel: Array = channels.owned(placed.layout)
         if placed.layout == STACKED:
-            owned = np.logical_or.reduce(owned, axis=0, keepdims=True)
-        if owned.all():
+            has_channel = np.logical_or.reduce(has_channel, axis=0, keepdims=True)
+        if has_channel.all():
             return placed._replace(clean=True)
-        mask = self.rows.table(owned)
+        mask = self.rows.table(has_channel)
         zero = self.builder.constant(np.zeros(1, np.float32), "zero")
         shape = self.builder.shape(placed.tensors[0])
         return PlacedValue(placed.layout, (self.builder.add("Where", mask, placed.tensors[0], zero, shape=shape),))
@@ -296,17 +301,17 @@ class Room:
             self._selected[key] = select(self.builder, tensor, columns)
         return self._selected[key]
 
-    def _convert(self, channels: Channels, known: dict[Layout, PlacedValue], target: Layout) -> PlacedValue:
-        """Convert a value, present in the layouts *known*, to *target*: directly, or by way of ``COMPACT``."""
+    def _convert(self, channels: Channels, by_layout: dict[Layout, PlacedValue], target: Layout) -> PlacedValue:
+        """Convert a value, present in the layouts *by_layout*, to *target*: directly, or by way of ``COMPACT``."""
         if target == APART:
-            return PlacedValue(APART, self._apart(channels, next(iter(known.values()))))
-        for placed in known.values():
+            return PlacedValue(APART, self._apart(channels, next(iter(by_layout.values()))))
+        for placed in by_layout.values():
             if (converted := self.convert_directly(channels, placed, target)) is not None:
                 return converted
-        if APART in known:
-            return PlacedValue(target, (self._join_rows(channels, known[APART].tensors, target),))
-        known[COMPACT] = self._convert(channels, known, COMPACT)
-        return self._convert(channels, {COMPACT: known[COMPACT]}, target)
+        if APART in by_layout:
+            return PlacedValue(target, (self._join_rows(channels, by_layout[APART].tensors, target),))
+        by_layout[COMPACT] = self._convert(channels, by_layout, COMPACT)
+        return self._convert(channels, {COMPACT: by_layout[COMPACT]}, target)
 
     def convert_directly(self, channels: Channels, placed: PlacedValue, target: Layout) -> PlacedValue | None:
         """Convert between two layouts of one tensor; None if there is no direct way."""
@@ -325,17 +330,21 @@ class Room:
         """Move each row's channels from their columns to those in the layout *target*; other columns hold anything."""
         tensor = placed.tensors[0]
         rows, width, *picture = self.builder.shape(tensor)
-        index = np.zeros((channels.tasks, channels.width(target)), np.int64)
+        source_columns = np.zeros((channels.tasks, channels.width(target)), np.int64)
         for task in range(channels.tasks):
-            index[task, channels.columns(target, task)] = channels.columns(placed.layout, task)
-        sources = np.repeat(index, self.rows.batches, axis=0) + width * np.arange(rows)[:, None]
+            source_columns[task, channels.columns(target, task)] = channels.columns(placed.layout, task)
+        # indices along one axis of all rows' columns
+        source_indices = np.repeat(source_columns, self.rows.batches, axis=0) + width * np.arange(rows)[:, None]
         flat = reshape(self.builder, tensor, (rows * width, *picture))
-        name = self.builder.constant(sources.ravel(), "index")
-        taken = self.builder.add("Gather", flat, name, shape=(sources.size, *picture), axis=0)
-        return reshape(self.builder, taken, (rows, sources.shape[1], *picture))
+        index = self.builder.constant(source_indices.ravel(), "index")
+        gathered = self.builder.add("Gather", flat, index, shape=(source_indices.size, *picture), axis=0)
+        return reshape(self.builder, gathered, (rows, source_indices.shape[1], *picture))
 
     def _restack(self, tensor: str, target: Layout) -> str:
-        """Convert [tasks x batch, width] to [batch, tasks x width], or back; a view if the batch is 1."""
+        """Convert [tasks x batch, width] (``COMPACT``) to [batch, tasks x width] (``STACKED``), or back.
+
+        Without a transposition, a mere view, if the batch is 1.
+        """
         tasks, batch = self.rows.tasks, self.rows.batches[0]
         _, width, *picture = self.builder.shape(tensor)
         stacking = target == STACKED
@@ -372,14 +381,15 @@ class Room:
 
     def _join_rows(self, channels: Channels, tensors: Sequence[str], target: Layout) -> str:
         """Join one tensor per task to a tensor in the layout *target*."""
-        inside = COMPACT if target == STACKED else target
-        width = channels.width(inside)
+        row_layout = COMPACT if target == STACKED else target
+        width = channels.width(row_layout)
         if channels.common and target.name == FUSED and len(channels.spaces) == 1:
             shape = (self.rows.total, width, *self.builder.shape(tensors[0])[2:])
             return self.builder.add("StackRows", *tensors, shape=shape, columns=width)
         if channels.common and target != STACKED:
-            return spread(self.builder, self.rows.join(tensors), channels.columns(inside, 0), width)
+            return spread(self.builder, self.rows.join(tensors), channels.columns(row_layout, 0), width)
         parts = [
-            spread(self.builder, tensor, channels.columns(inside, task), width) for task, tensor in enumerate(tensors)
+            spread(self.builder, tensor, channels.columns(row_layout, task), width)
+            for task, tensor in enumerate(tensors)
         ]
         return side_by_side(self.builder, parts) if target == STACKED else self.rows.join(parts)

@@ -1,8 +1,9 @@
-"""The form ``split``: what tasks share is computed for all their rows at once, the rest task by task.
+"""The form ``split``: shared output channels are computed for all rows of the sharing tasks at once, others by task.
 
-Output channels of one set of tasks form a class. Its inputs fall into cells by the tasks that have both: for a class of
-all tasks, the shared inputs (U, every row) and each task's own (Y_t, that task's rows); for a task's own class, all its
-inputs (X_t and Z_t). Nothing is multiplied by zero and no weight is stored twice.
+Output channels of one set of tasks form a class. It has a cell of weights for each set of tasks that have both the
+outputs and some inputs. With the paper's letters (see ``whole.Mts``): a class of all tasks has a cell for the shared
+inputs (U, for every row), and one for each task's own inputs (Y_t, for that task's rows); a task's own class has one
+cell for all its inputs (X_t and Z_t). Nothing is multiplied by zero and no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Tasks = frozenset[int]
 
 
 class Cell(NamedTuple):
-    """A part of a layer: some input and some output parts, for the rows of the tasks that share these weights."""
+    """The weights of a layer from some input parts to some output parts, for the rows of the tasks that share them."""
 
     tasks: Tasks
     outs: tuple[BlockPart, ...]
@@ -52,17 +53,17 @@ class CellWriter:
         self.room, self.layer, self.affine = room, layer, affine
         self.value = layer.inputs[0]
         self.inputs, self.outputs = room.channels(self.value), room.channels(layer.output)
-        self.all = frozenset(range(self.outputs.tasks))
+        self.all_tasks = frozenset(range(self.outputs.tasks))
 
     def cells(self, tasks: Tasks, outs: tuple[BlockPart, ...]) -> dict[Tasks, Cell]:
-        """The cells for the output parts *outs* that *tasks* share, by the subset of tasks that has the inputs too."""
+        """The cells of the output parts *outs* that *tasks* share: subset of tasks that has the inputs, too -> cell."""
         if self.layer.op.depthwise:
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
         cell_inputs: dict[Tasks, list[BlockPart]] = {}
         for part in self.inputs.parts:
-            if both := part.tasks & tasks:
-                cell_inputs.setdefault(both, []).append(part)
-        return {both: Cell(both, outs, tuple(ins)) for both, ins in cell_inputs.items()}
+            if sharers := part.tasks & tasks:
+                cell_inputs.setdefault(sharers, []).append(part)
+        return {sharers: Cell(sharers, outs, tuple(ins)) for sharers, ins in cell_inputs.items()}
 
     def values_agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
         """Whether *tasks* have the same *values* for all channels of *parts*."""
@@ -101,7 +102,7 @@ class CellWriter:
         return self.room.rows.split(self._group_tasks(cells, shift=shift))
 
     def stack_own(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
-        """Write the cells as ``write_own`` does, as one tensor of all their rows, padded with zeros to the widest."""
+        """Like ``write_own``, but return one tensor of all rows, padded with channels of zeros to the widest cell."""
         if self._match_for_grouping(cells):
             return self._group_tasks(cells, shift=shift)
         width = max(cell.width for cell in cells.values())
@@ -125,10 +126,10 @@ class CellWriter:
     def _group_tasks(self, cells: Mapping[int, Cell], *, shift: bool) -> str:
         """Write the cells as one convolution with a group per task.
 
-        Every task has one row, so that grouping is a view.
+        As every task has one row, its rows become groups by a mere view.
         """
         room, tasks = self.room, sorted(cells)
-        columns = self.inputs.columns(COMPACT, 0, cells[0].ins)
+        columns = self.inputs.columns(COMPACT, 0, cells[0].ins)  # the same in all tasks (``_match_for_grouping``)
         source = room.select(room.get(self.value, COMPACT).tensors[0], columns)
         weight = np.stack([self._weight(cells[task], task, fold=True) for task in tasks])
         bias = np.stack([self._cell_values(self.affine.shifts, cells[task], task) for task in tasks])
@@ -186,17 +187,17 @@ def _has_one_shape(writer: CellWriter, classes: Classes) -> bool:
     """
     own = [tasks for tasks in classes if _is_own(writer, tasks)]
     shared = set(classes) - set(own)
-    return len(writer.outputs.spaces) == 1 and shared <= {writer.all} and len(own) in (0, len(writer.all))
+    return len(writer.outputs.spaces) == 1 and shared <= {writer.all_tasks} and len(own) in (0, len(writer.all_tasks))
 
 
 def _is_own(writer: CellWriter, tasks: Tasks) -> bool:
-    """Whether *tasks* is a single one of several."""
-    return len(tasks) == 1 and tasks != writer.all
+    """Whether *tasks* is a single task, of several that the family has."""
+    return len(tasks) == 1 and tasks != writer.all_tasks
 
 
 def _write_compact(writer: CellWriter, classes: Classes) -> PlacedValue:
     """Write the layer in the layout compact: shared columns, then own ones."""
-    tensors = [_shared_rows(writer, writer.all, classes[writer.all])] if writer.all in classes else []
+    tensors = [_shared_rows(writer, writer.all_tasks, classes[writer.all_tasks])] if writer.all_tasks in classes else []
     if own := _own_cells(writer, classes):
         tensors.append(writer.stack_own(own, shift=True))
     return PlacedValue(COMPACT, (side_by_side(writer.room.builder, tensors),))
@@ -205,24 +206,24 @@ def _write_compact(writer: CellWriter, classes: Classes) -> PlacedValue:
 def _write_apart(writer: CellWriter, classes: Classes) -> PlacedValue:
     """Write the layer task by task: sets of tasks overlap, or some task has no channels of its own."""
     room = writer.room
-    pieces: dict[int, list[str]] = {task: [] for task in writer.all}
-    order: dict[int, list[BlockPart]] = {task: [] for task in writer.all}
+    pieces: dict[int, list[str]] = {task: [] for task in writer.all_tasks}
+    parts: dict[int, list[BlockPart]] = {task: [] for task in writer.all_tasks}  # those in *pieces*, in order
     for tasks, outs in classes.items():
         if not _is_own(writer, tasks):
             for task, tensor in zip(
                 sorted(tasks), room.rows.split(_shared_rows(writer, tasks, outs), tasks), strict=True
             ):
                 pieces[task].append(tensor)
-                order[task] += outs
+                parts[task] += outs
     own = _own_cells(writer, classes)
     for task, tensor in zip(sorted(own), writer.write_own(own, shift=True), strict=True) if own else ():
         pieces[task].append(tensor)
-        order[task] += own[task].outs
+        parts[task] += own[task].outs
     tensors = []
-    for task in sorted(writer.all):
-        places = np.argsort(members(order[task], task))
-        wanted = places[writer.outputs.order(task)]
-        tensors.append(select(room.builder, side_by_side(room.builder, pieces[task]), wanted))
+    for task in sorted(writer.all_tasks):
+        column_of = np.argsort(members(parts[task], task))  # channel of the model -> its column in the joined pieces
+        columns = column_of[writer.outputs.order(task)]
+        tensors.append(select(room.builder, side_by_side(room.builder, pieces[task]), columns))
     return PlacedValue(APART, tuple(tensors))
 
 
@@ -240,6 +241,7 @@ def _shared_rows(writer: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) 
     cells = writer.cells(tasks, outs)
     common = cells.pop(tasks, None)
     own = {min(sharers): cell for sharers, cell in cells.items() if len(sharers) == 1}
+    # either every task has own inputs or none has, and no inputs are shared by some of several tasks only
     complete = len(own) == len(cells) in (0, len(tasks))
     shift_in_common = common is not None and writer.values_agree(writer.affine.shifts, outs, tasks)
     shift_in_own = not shift_in_common and len(own) == len(tasks)
@@ -264,28 +266,32 @@ def _add_by_task(
     written += [(sharers, writer.write(cell, shift=shift and len(sharers) == 1)) for sharers, cell in cells.items()]
     for sharers, tensor in written:
         for task, term in zip(sorted(sharers), rows.split(tensor, sharers), strict=True):
-            before = sums.get(task)
-            sums[task] = term if before is None else add("Add", before, term, shape=writer.room.builder.shape(term))
+            partial_sum = sums.get(task)
+            shape = writer.room.builder.shape(term)
+            sums[task] = term if partial_sum is None else add("Add", partial_sum, term, shape=shape)
     return rows.join([sums[task] for task in sorted(tasks)])
 
 
 class Half(Form):
-    """Compute all outputs from the shared inputs at once, and from own inputs grouped by task."""
+    """Add two convolutions: of the shared inputs, to the outputs of all tasks, and of own inputs, grouped by task."""
 
     name = "half"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
-        """Write the shared inputs for all outputs, and add the own inputs' part; as ``Split`` if that is impossible."""
+        """Write both convolutions and their sum; fall back to ``Split`` where that is impossible."""
         affine, used = leading_affine(room, layer, chain)
         writer = CellWriter(room, layer, affine)
         parts = writer.inputs.parts
-        common = tuple(part for part in parts if part.tasks == writer.all)
-        own = {task: tuple(part for part in parts if task in part.tasks and part not in common) for task in writer.all}
+        common = tuple(part for part in parts if part.tasks == writer.all_tasks)
+        own = {
+            task: tuple(part for part in parts if task in part.tasks and part not in common)
+            for task in writer.all_tasks
+        }
         if layer.op.depthwise or not common or not all(own.values()) or len(writer.outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
         from_shared = _from_shared_inputs(writer, common)
-        outs = {task: tuple(part for part in writer.outputs.parts if task in part.tasks) for task in writer.all}
-        cells = {task: Cell(frozenset({task}), outs[task], own[task]) for task in writer.all}
+        outs = {task: tuple(part for part in writer.outputs.parts if task in part.tasks) for task in writer.all_tasks}
+        cells = {task: Cell(frozenset({task}), outs[task], own[task]) for task in writer.all_tasks}
         from_own = writer.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", from_shared, from_own, shape=room.builder.shape(from_shared))
         all_columns_owned = bool(writer.outputs.owned(COMPACT).all())
@@ -293,16 +299,16 @@ class Half(Form):
 
 
 def _from_shared_inputs(writer: CellWriter, common: tuple[BlockPart, ...]) -> str:
-    """Write what the shared inputs, *common*, contribute to all outputs; each row keeps the columns of its own task."""
+    """Write the products of the shared inputs, *common*, for all outputs; keep each row's columns of its own task."""
     outputs, layer, scales = writer.outputs, writer.layer, writer.affine.scales
     fold = all_agree(outputs, scales)
     weight = np.zeros(
         (outputs.width(STITCHED), sum(part.width for part in common), *layer.op.window.kernel), kernel(layer, 0).dtype
     )
-    for task in writer.all:
+    for task in writer.all_tasks:
         own_kernel = scale_outputs(kernel(layer, task), scales[task]) if fold else kernel(layer, task)
         weight[outputs.columns(STITCHED, task)] = own_kernel[np.ix_(outputs.order(task), members(common, task))]
-    source = writer.room.part(writer.value, writer.all, common)
+    source = writer.room.part(writer.value, writer.all_tasks, common)
     origin = kernel_origin(writer.room, layer, outputs.parts, common, folded=writer.affine.layers if fold else 0)
     stitched = conv(writer.room, layer, source, weight, None, origin=origin)
     compacted = writer.room.convert_directly(outputs, PlacedValue(STITCHED, (stitched,), clean=False), COMPACT)

@@ -40,7 +40,7 @@ from weft_stitch.packing import LARGEST, Activation, align_up, pack
 
 
 class Mts(Form):
-    """One convolution from all blocks to all blocks, with zeros where no task has the pair (the form of the paper).
+    """One convolution from all blocks to all blocks, with zeros where no task has the pair (the paper's form).
 
     Its matrix has the shared U first, X_t beside U, Y_t below it, and Z_t on the diagonal. Its weights take (stitched
     inputs) x (stitched outputs) x taps, zero blocks included. A row's columns of other tasks' blocks contain garbage,
@@ -56,14 +56,14 @@ class Mts(Form):
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
         fold = all_agree(outputs, affine.scales)
         weight = _stitched_matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
-        into_bias = fold and all_agree(outputs, affine.shifts)
+        shift_in_bias = fold and all_agree(outputs, affine.shifts)
         groups = weight.shape[0] if layer.op.depthwise else 1
-        bias = merge_values(outputs, affine.shifts) if into_bias else None
+        bias = merge_values(outputs, affine.shifts) if shift_in_bias else None
         origin = kernel_origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
         tensor = conv(room, layer, source.tensors[0], weight, bias, groups, origin)
         if not fold:
             tensor = apply_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
-        if not into_bias:
+        if not shift_in_bias:
             tensor = apply_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
         zeros_stay = layer.op.depthwise and source.clean and (bias is None or not bias.any())
         return Lowered(PlacedValue(STITCHED, (tensor,), clean=zeros_stay), used)
@@ -210,8 +210,8 @@ def _stored_numbers(room: Room, layer: FamilyLayer) -> int:
 
 def fused_layout(room: Room, channels: Channels) -> Layout:
     """The layout of *channels* for the form ``fused``; few channels, as those of a picture, get a smaller alignment."""
-    most = 1 << (max(channels.widths) - 1).bit_length()
-    return Layout(FUSED, min(room.align, most))
+    next_power_of_two = 1 << (max(channels.widths) - 1).bit_length()
+    return Layout(FUSED, min(room.align, next_power_of_two))
 
 
 def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> str:
@@ -220,8 +220,8 @@ def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> s
         return ""
     values = room.family.values
     others = [value for value in chain[0].inputs if value in values and room.has(value)]
-    same = [value for value in others if values[value] == values[chain[0].output]]
-    return same[0] if len(same) == 1 else ""
+    same_size = [value for value in others if values[value] == values[chain[0].output]]
+    return same_size[0] if len(same_size) == 1 else ""
 
 
 def _activation(op: Op) -> Activation | None:

@@ -1,1 +1,1 @@
-"""Which form a layer takes (``planner``) and which models run together (``grouping``), by model or clock."""
+"""Chooses the form of each layer (``planner``) and the models that run together (``grouping``)."""

@@ -1,8 +1,8 @@
-"""Models stitched in groups, so that memory and latency stay within limits: ``stitch_groups``.
+"""Stitches models in groups, so that memory and latency stay within limits: ``stitch_groups``.
 
-``grouping`` finds the groups; here is what they cost. A group may be planned for speed, within its part of the memory,
-or stored with every weight once (``split``), in slabs, which are fast, or not, which takes less memory. All are tried,
-as one may meet limits that others do not.
+``grouping`` searches the groups; this module costs them. A group may be planned for speed, within its part of the
+memory, or store every weight once (form ``split``), with slabs, which are faster, or without, which takes less memory.
+All these styles are tried, as one may meet limits that others do not.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def stitch_groups(
     Layers are planned for the described machine; *cost* judges whole groups. With *form* ``planned``, several styles
     (forms and slabs) are tried. Raises ``LimitsUnmet`` if no style is within the limits.
     """
-    wish = Objective(limits.memory_bytes, limits.seconds)
+    objective = Objective(limits.memory_bytes, limits.seconds)
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
     candidates: list[tuple[Grouping, _GroupStitcher]] = []
-    refused: list[StitchError] = []
+    other_errors: list[StitchError] = []
     unmet: list[LimitsUnmet] = []
     for style_form, style_slabs in dict.fromkeys(styles):
         stitcher = _GroupStitcher(
@@ -63,13 +63,13 @@ def stitch_groups(
         except LimitsUnmet as error:
             unmet.append(error)
         except StitchError as error:
-            refused.append(error)
+            other_errors.append(error)
     if not candidates and unmet:
         smallest = min((error.smallest for error in unmet), key=lambda cost: cost.bytes)
-        raise LimitsUnmet(wish, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
+        raise LimitsUnmet(objective, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
     if not candidates:
-        raise refused[0]
-    best, stitcher = min(candidates, key=lambda candidate: wish.rank(candidate[0].cost))
+        raise other_errors[0]
+    best, stitcher = min(candidates, key=lambda candidate: objective.rank(candidate[0].cost))
     ordered = sorted(best.groups, key=lambda models: (-len(models), models))
     groups = tuple(stitcher.stitched(models) for models in ordered)
     _check_memory(limits, groups)
@@ -79,13 +79,14 @@ def stitch_groups(
 def _check_memory(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
     """Check the memory of the final groups; ``StitchError`` if it is above the limit.
 
-    They were costed by equal-sized models, which may share more than these.
+    During the search a group is costed once for all models of equal kinds, and others of the kind may share less.
     """
     counts = [count(stitched.counted) for stitched in groups]
-    taken = sum(cost.weight_bytes + cost.table_bytes for cost in counts) + max(cost.activation_bytes for cost in counts)
-    if limits.memory_bytes is not None and taken > limits.memory_bytes:
+    total_bytes = max(cost.activation_bytes for cost in counts)
+    total_bytes += sum(cost.weight_bytes + cost.table_bytes for cost in counts)
+    if limits.memory_bytes is not None and total_bytes > limits.memory_bytes:
         allowed = size(limits.memory_bytes)
-        raise StitchError(f"the groups found take {size(taken)}, and {allowed} are allowed; raise the memory cap")
+        raise StitchError(f"the groups found take {size(total_bytes)}, and {allowed} are allowed; raise the memory cap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,8 @@ class _GroupStitcher:
     sharing: Sharing
     form: str
     limits: BudgetLimits
-    judge: GraphCost
+    graph_cost: GraphCost
+    """Gives the seconds of a group's whole graph."""
     dynamic: bool
     slabs: bool
     progress: Callable[[str], None]
@@ -117,7 +119,7 @@ class _GroupStitcher:
         self.progress(f"{len(models)} of {self.family.tasks} models, {self.form}")
         stitched = self.stitched(models)
         counts = count(stitched.counted)
-        (seconds,) = self.judge.seconds([stitched.counted])
+        (seconds,) = self.graph_cost.seconds([stitched.counted])
         return GroupCost(seconds, counts.weight_bytes + counts.table_bytes, counts.activation_bytes)
 
     def stitched(self, models: tuple[int, ...]) -> Stitched:
@@ -127,21 +129,23 @@ class _GroupStitcher:
         """
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
-        free = assemble(family, sharing, form=self.form, **settings)
-        allowed = self._allowed_weights(models, free)
-        if self.form != PLANNED or allowed is None or free.graph.weight_bytes <= allowed:
-            return free
+        fastest = assemble(family, sharing, form=self.form, **settings)
+        allowed_bytes = self._allowed_weights(models, fastest)
+        if self.form != PLANNED or allowed_bytes is None or fastest.graph.weight_bytes <= allowed_bytes:
+            return fastest
         try:
-            return assemble(family, sharing, **settings, weight_cap_bytes=allowed)
+            return assemble(family, sharing, **settings, weight_cap_bytes=allowed_bytes)
         except StitchError:
-            return free
+            return fastest
 
     def _allowed_weights(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
-        """Bytes of weights that a group may have: the memory limit by its part of all weights; None without a limit."""
+        """Bytes of weights that a group may have, in proportion to its part of all weights; None without a limit."""
         if self.limits.memory_bytes is None:
             return None
         counts = count(stitched.counted)
         group_weights = sum(self.family.nets[model].weights for model in models)
         all_weights = sum(net.weights for net in self.family.nets) or 1  # models may consist of pools only
-        left = (self.limits.memory_bytes - counts.activation_bytes) * group_weights / all_weights - counts.table_bytes
-        return max(0, int(left))
+        weight_budget = (
+            self.limits.memory_bytes - counts.activation_bytes
+        ) * group_weights / all_weights - counts.table_bytes
+        return max(0, int(weight_budget))

@@ -1,11 +1,11 @@
 """Which models to stitch together: ``group`` cuts many into groups that run one after another.
 
-Stitching all of them need not be best: some forms do more work the more models there are, and memory may be short.
+Stitching all of them is not always best: some forms do more work the more models there are, and memory may be short.
 The latencies of the groups add up, and so do their weights; of their activations the largest counts. This is Algorithm
 1 of the paper (Wang et al., "Stitching Weight-Shared Deep Neural Networks for Efficient Multitask Inference on GPU",
-SECON 2022) with its gaps filled: equal models are a dynamic program over group sizes that starts at one, few unequal
-ones a dynamic program over the models that are left, in which equal groups are costed once and hopeless ones not at
-all, and many are dealt out in snake order into every number of groups.
+SECON 2022) with its gaps filled. Equal models are grouped by dynamic programming over group sizes, from one on. Few
+unequal models are grouped by dynamic programming over subsets, in which equal groups are costed once, and groups that
+cannot be best not at all. Many unequal models are dealt out in snake order, into every number of groups.
 """
 
 from __future__ import annotations
@@ -122,19 +122,21 @@ class Lattice:
     subtracts the group's number from the subset's.
     """
 
-    def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
-        """*whole*: the counts of all models. *cost*: returns the cost of a subset as one group."""
-        self._whole, self._cost = whole, cost
-        self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
-        self._full = math.prod(amount + 1 for amount in whole) - 1
+    def __init__(self, all_amounts: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
+        """*all_amounts*: the counts of all models. *cost*: returns the cost of a subset as one group."""
+        self._all_amounts, self._cost = all_amounts, cost
+        # kind -> the place value of its digit, by which a subset's number grows with one more model of the kind
+        self._units = [math.prod(amount + 1 for amount in all_amounts[:kind]) for kind in range(len(all_amounts))]
+        self._full = math.prod(amount + 1 for amount in all_amounts) - 1
 
-    def best(self, wish: Objective) -> list[Cut]:
+    def best(self, objective: Objective) -> list[Cut]:
         """Return the best cut as a list of one; if none is within the limits, the smallest and the fastest cut."""
-        if wish.latency_only:
+        if objective.latency_only:
             return [self._fastest_cut()]
         costed = _group_costs(self)
-        if (best := _LatticeSearch(self, wish, costed).best()) is not None:
+        if (best := _LatticeSearch(self, objective, costed).best()) is not None:
             return [best]
+        # without limits: the first objective ranks by latency, the second by bytes
         extremes = (_LatticeSearch(self, goal, costed).best() for goal in (Objective(), Objective(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
@@ -145,20 +147,20 @@ class Lattice:
 
     def amounts(self, number: int) -> Amounts:
         """The amounts of the subset *number*."""
-        return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._whole, strict=True))
+        return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._all_amounts, strict=True))
 
     def cost(self, number: int) -> GroupCost:
         """The cost of the subset *number* as one group."""
         return self._cost(self.amounts(number))
 
-    def groups(self, left: int) -> list[int]:
-        """The groups to take out of the subset *left*: with a model of its last kind, so each cut is tried once."""
-        amounts = self.amounts(left)
+    def groups(self, remaining: int) -> list[int]:
+        """Numbers of the groups to take from *remaining*: with a model of its last kind, so each cut is tried once."""
+        amounts = self.amounts(remaining)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
         groups = [0]
         for kind in range(last):
             unit = self._units[kind]
-            if amount := amounts[kind]:
+            if amount := amounts[kind]:  # each choice of 0 to *amount* models of this kind
                 groups = [group + taken for taken in range(0, (amount + 1) * unit, unit) for group in groups]
         unit = self._units[last]
         return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
@@ -170,8 +172,8 @@ class Lattice:
         -> the value of both.
         """
         least = [0.0] * (self.full + 1)
-        for left in range(1, self.full + 1):
-            least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
+        for subset in range(1, self.full + 1):
+            least[subset] = min([join(values[group], least[subset - group]) for group in self.groups(subset)])
         return least
 
     def _fastest_cut(self) -> Cut:
@@ -184,28 +186,29 @@ class Lattice:
         first_groups = [0] * (self.full + 1)  # the first group of the fastest cut
         floors = [0.0] * (self.full + 1)  # a lower bound on the latency as one group
         seconds = [math.inf] * (self.full + 1)  # the latency as one group, where that is the fastest cut
-        for left in range(1, self.full + 1):
-            options = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
-            least[left], first_groups[left] = min(options)
-            floors[left] = max(floors[part] for part in self._parts(left))
-            if floors[left] < least[left]:
-                floors[left] = self.cost(left).seconds
-                if floors[left] < least[left]:
-                    least[left], first_groups[left], seconds[left] = floors[left], left, floors[left]
+        for subset in range(1, self.full + 1):
+            options = [(seconds[group] + least[subset - group], group) for group in self.groups(subset)]
+            least[subset], first_groups[subset] = min(options)
+            floors[subset] = max(floors[part] for part in self._parts(subset))
+            if floors[subset] < least[subset]:
+                floors[subset] = self.cost(subset).seconds
+                if floors[subset] < least[subset]:
+                    least[subset] = seconds[subset] = floors[subset]
+                    first_groups[subset] = subset
         return self._trace_cut(first_groups)
 
     def _parts(self, number: int) -> list[int]:
-        """The subsets with one model fewer, for each kind that is present."""
+        """The numbers of the subsets with one model fewer, one for each kind that is present."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
     def _trace_cut(self, first_groups: Sequence[int]) -> Cut:
         """Build the cut of all models from *first_groups*, the first group of the best cut of every subset."""
-        cut, left = Cut(NOTHING, ()), self.full
-        while left:
-            group = first_groups[left]
+        cut, remaining = Cut(NOTHING, ()), self.full
+        while remaining:
+            group = first_groups[remaining]
             cut = Cut(cut.cost.then(self.cost(group)), (*cut.groups, self.amounts(group)))
-            left -= group
+            remaining -= group
         return cut
 
 
@@ -234,13 +237,13 @@ def _group_costs(lattice: Lattice) -> _GroupCosts:
 class _LatticeSearch:
     """Depth-first search for the best cut, pruned by the bounds and by Pareto dominance."""
 
-    def __init__(self, lattice: Lattice, wish: Objective, costed: _GroupCosts) -> None:
-        self._lattice, self._wish = lattice, wish
-        self._costs, self._bounds = costed
+    def __init__(self, lattice: Lattice, objective: Objective, costed: _GroupCosts) -> None:
+        self._lattice, self._objective = lattice, objective
+        self._costs, self._bounds = costed.costs, costed.bounds
         self._ordered_groups: dict[int, list[int]] = {}
         """Subset -> its groups, the most promising first."""
         self._seen: dict[int, list[GroupCost]] = {}
-        """Subset left -> the Pareto-optimal costs with which it was reached."""
+        """Remaining subset -> the Pareto-optimal costs with which it was reached."""
         self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
         """The best cut so far, as cost and groups; None before the first."""
 
@@ -252,35 +255,35 @@ class _LatticeSearch:
         cost, groups = self._best_cut
         return Cut(cost, tuple(self._lattice.amounts(group) for group in groups))
 
-    def _extend(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
-        """Add every group out of the subset *left* to the cut *groups*, which costs *cost*."""
-        if not left:
+    def _extend(self, remaining: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
+        """Add every group out of the subset *remaining* to the cut *groups*, which costs *cost*."""
+        if not remaining:
             self._best_cut = cost, groups
             return
-        seen = self._seen.setdefault(left, [])
+        seen = self._seen.setdefault(remaining, [])
         if any(other.covers(cost) for other in seen):
             return
-        self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
-        for group in self._order_groups(left):
+        self._seen[remaining] = [*(other for other in seen if not cost.covers(other)), cost]
+        for group in self._order_groups(remaining):
             extended = cost.then(self._costs[group])
-            if self._can_improve(extended.then(self._bounds[left - group])):
-                self._extend(left - group, extended, (*groups, group))
+            if self._can_improve(extended.then(self._bounds[remaining - group])):
+                self._extend(remaining - group, extended, (*groups, group))
 
     def _can_improve(self, bound: GroupCost) -> bool:
         """Whether *bound* is within the limits and better than the best cut so far."""
-        if not self._wish.met(bound):
+        if not self._objective.met(bound):
             return False
-        return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
+        return self._best_cut is None or self._objective.rank(bound) < self._objective.rank(self._best_cut[0])
 
-    def _order_groups(self, left: int) -> list[int]:
-        """The groups out of *left*, those with the best bounds first."""
-        if left not in self._ordered_groups:
+    def _order_groups(self, remaining: int) -> list[int]:
+        """The groups out of *remaining*, those with the best bounds first."""
+        if remaining not in self._ordered_groups:
             ranked = [
-                (self._wish.rank(self._costs[group].then(self._bounds[left - group])), group)
-                for group in self._lattice.groups(left)
+                (self._objective.rank(self._costs[group].then(self._bounds[remaining - group])), group)
+                for group in self._lattice.groups(remaining)
             ]
-            self._ordered_groups[left] = [group for _, group in sorted(ranked)]
-        return self._ordered_groups[left]
+            self._ordered_groups[remaining] = [group for _, group in sorted(ranked)]
+        return self._ordered_groups[remaining]
 
 
 FEW = 15
@@ -308,36 +311,36 @@ def group(
     target_s: float | None = None,
     few: int = FEW,
 ) -> Grouping:
-    """Cut models into groups; ``LimitsUnmet`` if no grouping is within the limits.
+    """Divide models into groups; ``LimitsUnmet`` if no grouping is within the limits.
 
-    Models of equal *kinds* (structure, widths, batch) are interchangeable, so that *costs* is called once for equal
-    groups. With *target_s* the grouping of fewest bytes that meets it is chosen, else that of least latency.
-    *cap_bytes* limits weights and activations. Above *few* unequal models, only some groupings are tried.
+    *kinds*: a key for each model; models of equal keys (structure, widths, batch) are interchangeable, so that *costs*
+    is called once for equal groups. With *target_s* the grouping of fewest bytes that meets it is chosen, else that of
+    least latency. *cap_bytes* limits weights and activations. Above *few* unequal models, some groupings are tried.
     """
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
-    wish = Objective(cap_bytes, target_s)
+    objective = Objective(cap_bytes, target_s)
     costed = _CostedModels(kinds, costs)
     if len(costed.members) == 1:
-        cuts = _cut_equal_models(costed, wish)
+        cuts = _cut_equal_models(costed, objective)
     elif len(kinds) <= few:
-        cuts = Lattice(costed.all, costed.cost).best(wish)
+        cuts = Lattice(costed.all, costed.cost).best(objective)
     else:
         cuts = _snake_cuts(costed)
-    return costed.numbered(_choose_cut(cuts, wish))
+    return costed.numbered(_choose_cut(cuts, objective))
 
 
-def _choose_cut(cuts: Sequence[Cut], wish: Objective) -> Cut:
+def _choose_cut(cuts: Sequence[Cut], objective: Objective) -> Cut:
     """The best cut within the limits; of equal ones that of fewest groups. ``LimitsUnmet`` if there is none."""
-    fitting = [cut for cut in cuts if wish.met(cut.cost)]
+    fitting = [cut for cut in cuts if objective.met(cut.cost)]
     if fitting:
-        return min(fitting, key=lambda cut: (wish.rank(cut.cost), len(cut.groups), cut.groups))
+        return min(fitting, key=lambda cut: (objective.rank(cut.cost), len(cut.groups), cut.groups))
     costs = [cut.cost for cut in cuts]
-    raise LimitsUnmet(wish, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
+    raise LimitsUnmet(objective, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
 
 
 class _CostedModels:
-    """Models by kind, with a cache of group costs."""
+    """Models by kind, with a cache of the costs of groups."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
         names = dict.fromkeys(kinds)
@@ -352,27 +355,31 @@ class _CostedModels:
     def cost(self, amounts: Amounts) -> GroupCost:
         """The cost of a group with these amounts."""
         if amounts not in self._costed:
-            models = [number for mine, amount in zip(self.members, amounts, strict=True) for number in mine[:amount]]
+            pairs = zip(self.members, amounts, strict=True)
+            models = [number for members, amount in pairs for number in members[:amount]]
             self._costed[amounts] = self._costs(tuple(sorted(models)))
         return self._costed[amounts]
 
     def numbered(self, cut: Cut) -> Grouping:
-        """The grouping of *cut*: each group gets models by number, larger groups first."""
-        left = [list(models) for models in self.members]
+        """The grouping of *cut* by models' numbers, which are given out in ascending order, to larger groups first."""
+        unassigned = [list(models) for models in self.members]
         groups = []
         for amounts in sorted(cut.groups, key=lambda counts: (-sum(counts), counts)):
-            chosen = [left[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
+            chosen = [unassigned[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
             groups.append(tuple(sorted(chosen)))
         return Grouping(tuple(groups), cut.cost)
 
 
-def _cut_equal_models(costed: _CostedModels, wish: Objective) -> list[Cut]:
-    """The best cuts of equal models. Chosen sizes whose costs were interpolated are costed, until no such is chosen."""
+def _cut_equal_models(costed: _CostedModels, objective: Objective) -> list[Cut]:
+    """The best cuts of equal models.
+
+    Costs of most group sizes are interpolated. Chosen sizes are then costed, until no interpolated one is chosen.
+    """
     (models,) = costed.all
     samples = {size: costed.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
     lattice = Lattice((models,), lambda amounts: interpolate(samples, *amounts))
     while True:
-        cuts = lattice.best(wish)
+        cuts = lattice.best(objective)
         interpolated = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
         if not interpolated:
             return cuts
@@ -386,28 +393,28 @@ def interpolate(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
     sizes = sorted(samples)
     after = bisect_left(sizes, size)
     low, high = sizes[after - 1], sizes[after]
-    share = (size - low) / (high - low)
+    fraction = (size - low) / (high - low)
     pairs = zip(samples[low], samples[high], strict=True)
-    return GroupCost(*(smaller + share * (larger - smaller) for smaller, larger in pairs))
+    return GroupCost(*(smaller + fraction * (larger - smaller) for smaller, larger in pairs))
 
 
 def _snake_cuts(costed: _CostedModels) -> list[Cut]:
     """One cut for every number of groups: models are dealt out by latency, back and forth over the groups."""
-    alone = [
+    single_model_costs = [
         costed.cost(tuple(int(other == kind) for other in range(len(costed.all)))) for kind in range(len(costed.all))
     ]
     kinds = [kind for kind, amount in enumerate(costed.all) for _ in range(amount)]
-    kinds.sort(key=lambda kind: (-alone[kind].seconds, kind))
+    kinds.sort(key=lambda kind: (-single_model_costs[kind].seconds, kind))
     return [_deal(costed, kinds, count) for count in range(1, len(kinds) + 1)]
 
 
 def _deal(costed: _CostedModels, kinds: Sequence[int], count: int) -> Cut:
     """Deal *kinds*, one entry per model, out to *count* groups in snake order."""
-    dealt: list[Counter[int]] = [Counter() for _ in range(count)]
+    group_counts: list[Counter[int]] = [Counter() for _ in range(count)]
     for number, kind in enumerate(kinds):
-        turn, index = divmod(number, count)
-        dealt[index if turn % 2 == 0 else count - 1 - index][kind] += 1
-    groups = tuple(tuple(members[kind] for kind in range(len(costed.all))) for members in dealt)
+        round_number, index = divmod(number, count)
+        group_counts[index if round_number % 2 == 0 else count - 1 - index][kind] += 1
+    groups = tuple(tuple(counts[kind] for kind in range(len(costed.all))) for counts in group_counts)
     cost = NOTHING
     for amounts in groups:
         cost = cost.then(costed.cost(amounts))

@@ -1,8 +1,8 @@
 """Which form each layer takes: ``plan`` finds the mixture that costs least, by a model or by the clock.
 
-Every segment is costed in every form alone, and so is the way of every value from layout to layout. What is left is a
-shortest path along the segments, whose states are the layouts in which the values still needed exist. The mixture
-found and every form used throughout are then costed as whole graphs, and the fastest is kept.
+Every segment is costed by itself in every form, and so is every conversion of a value between layouts. The plan is then
+a shortest path along the segments; a state of the path is the layouts in which the values still needed exist. The
+best mixture of forms, and each form used for all layers, are then costed as whole graphs, and the fastest is kept.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool 
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The cheapest way to reach a state of the search."""
+    """The cheapest options found that lead to a state of the search."""
 
     price: float
     """Seconds, plus bytes of weights times the price of a byte."""
@@ -169,13 +169,15 @@ class _FormSearch:
     cost: GraphCost
     forms: tuple[str, ...]
     slabs: bool
+    """Whether convolutions in slabs are allowed."""
     rows: tuple[int, ...]
+    """Number of rows of each model."""
     dynamic: bool
     align: int
     progress: Progress
-    known: dict[object, list[float]] = field(default_factory=dict)
-    """Signatures of graphs -> their seconds."""
-    moves: dict[tuple[str, Layout, Layout], float] = field(default_factory=dict)
+    graph_seconds: dict[object, list[float]] = field(default_factory=dict)
+    """Signatures of graphs that were costed together -> their seconds."""
+    conversion_seconds: dict[tuple[str, Layout, Layout], float] = field(default_factory=dict)
     """Value, source and target layout -> seconds of the conversion."""
 
     def __post_init__(self) -> None:
@@ -189,16 +191,17 @@ class _FormSearch:
     def cheapest(self, cap: int | None) -> tuple[Option, ...]:
         """The fastest option for each segment, within *cap* bytes of weights in total (None: no cap).
 
-        The price of a byte is raised until the weights fit. Raises ``StitchError`` if they never do.
+        Lagrangian relaxation: bytes get a price in seconds, which is bisected to the least at which the weights fit.
+        Raises ``StitchError`` if they never do.
         """
         best = self._walk(0.0)
         if cap is None or best.weight_bytes <= cap:
             return best.options
         low, high = 0.0, max(best.price, 1e-9) / max(1, best.weight_bytes)
-        while (light := self._walk(high)).weight_bytes > cap:
+        while (fitting := self._walk(high)).weight_bytes > cap:
             if high > 1.0:
                 raise StitchError(
-                    f"the weights take {light.weight_bytes} bytes at least, and {cap} are allowed; "
+                    f"the weights take {fitting.weight_bytes} bytes at least, and {cap} are allowed; "
                     "allow more, or stitch the models in groups"
                 )
             low, high = high, high * 8
@@ -206,8 +209,8 @@ class _FormSearch:
             middle = (low + high) / 2
             path = self._walk(middle)
             low, high = (low, middle) if path.weight_bytes <= cap else (middle, high)
-            light = path if path.weight_bytes <= cap else light
-        return light.options
+            fitting = path if path.weight_bytes <= cap else fitting
+        return fitting.options
 
     def within(self, cap: int) -> tuple[Option, ...] | None:
         """The options of ``cheapest``; None if no choice is below the cap."""
@@ -221,23 +224,25 @@ class _FormSearch:
 
         Those whose weights take more than *cap* bytes are left out, except the first mixture.
         """
-        different: dict[object, tuple[str, Sequence[Option]]] = {}
+        distinct: dict[object, tuple[str, Sequence[Option]]] = {}
         for mixture in (*mixtures, *self._single_form_options().values()):
             forms = self._forms(mixture)
             name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
-            different.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
-        named = list(different.values())
+            distinct.setdefault((*forms.items(), self._layers_in_slabs(mixture)), (name, mixture))
+        named = list(distinct.values())
         graphs = [self._graph(options) for _, options in named]
-        kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
-        self.progress(f"comparing {len(kept)} whole graphs")
-        times = dict(zip(kept, cost.seconds([graphs[at] for at in kept]), strict=True))
-        uniform = {named[at][0]: times[at] for at in kept if named[at][0] != MIXED}
-        return [self._plan(*named[at], times[at], uniform, count(graphs[at]).weight_bytes) for at in kept]
+        fitting = [index for index, graph in enumerate(graphs) if not index or cap is None or graph.weight_bytes <= cap]
+        self.progress(f"comparing {len(fitting)} whole graphs")
+        times = dict(zip(fitting, cost.seconds([graphs[index] for index in fitting]), strict=True))
+        uniform = {named[index][0]: times[index] for index in fitting if named[index][0] != MIXED}
+        return [
+            self._plan(*named[index], times[index], uniform, count(graphs[index]).weight_bytes) for index in fitting
+        ]
 
     def _plan(
         self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
     ) -> Plan:
-        """The plan of the chosen *options*; *uniform*: seconds of the plans of a single form."""
+        """The plan of the chosen *options*. *uniform*: form -> seconds of the plan that uses it for all layers."""
         seconds = {**uniform, name: own_s}
         return Plan(
             name, self._forms(options), self._layers_in_slabs(options), seconds, self._table(options), weight_bytes
@@ -278,9 +283,9 @@ class _FormSearch:
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
         """Seconds of *graphs*; graphs that differ only in the values of weights are costed once."""
         key = tuple(signature(graph) for graph in graphs)
-        if key not in self.known:
-            self.known[key] = self.cost.seconds(graphs)
-        return self.known[key]
+        if key not in self.graph_seconds:
+            self.graph_seconds[key] = self.cost.seconds(graphs)
+        return self.graph_seconds[key]
 
     def _walk(self, byte_price: float) -> _Path:
         """The cheapest options if each byte of weights costs *byte_price* seconds: a beam search over segments."""
@@ -291,16 +296,16 @@ class _FormSearch:
             following: dict[State, _Path] = {}
             for state, path in paths.items():
                 for option in options:
-                    reached, seconds = self._after(state, option, needed)
+                    reached, seconds = self._apply_option(state, option, needed)
                     price = path.price + seconds + byte_price * option.weight_bytes
                     if reached not in following or price < following[reached].price:
                         following[reached] = _Path(price, (*path.options, option))
             cheapest = sorted(following, key=lambda state: following[state].price)[:_STATES]
             paths = {state: following[state] for state in cheapest}
-        ends = {state: path.price + self._end(state) for state, path in paths.items()}
+        ends = {state: path.price + self._output_seconds(state) for state, path in paths.items()}
         return paths[min(ends, key=lambda state: ends[state])]
 
-    def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
+    def _apply_option(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
         """The state after *option*, and the seconds of the option with its layout conversions.
 
         *needed*: the values that later segments or outputs read; the state drops all others.
@@ -313,7 +318,7 @@ class _FormSearch:
         still_needed = [entry for entry in layouts_of.items() if entry[0] in needed]
         return tuple(sorted(still_needed, key=lambda entry: entry[0])), seconds
 
-    def _end(self, state: State) -> float:
+    def _output_seconds(self, state: State) -> float:
         """Seconds to convert the values that leave the graph to one tensor per task."""
         return sum(self._conversion_seconds(value, layouts, APART) for value, layouts in state)
 
@@ -326,11 +331,11 @@ class _FormSearch:
         if target in sources:
             return 0.0
         for source in sources:
-            if (value, source, target) not in self.moves:
+            if (value, source, target) not in self.conversion_seconds:
                 graph = self.cutter.conversion(value, source, target)
                 moving = any(step.op not in VIEWS for step in graph.steps)
-                self.moves[value, source, target] = self._seconds([graph])[0] if moving else 0.0
-        return min(self.moves[value, source, target] for source in sources)
+                self.conversion_seconds[value, source, target] = self._seconds([graph])[0] if moving else 0.0
+        return min(self.conversion_seconds[value, source, target] for source in sources)
 
     def _single_form_options(self) -> dict[str, list[Option]]:
         """Form -> its options for all segments, for each form that every layer can take."""

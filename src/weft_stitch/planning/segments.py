@@ -1,8 +1,8 @@
-"""A family cut where forms may change: ``FormSegment``, and the graph of one alone, for the planner to cost.
+"""Cuts a family where forms may change, into segments (``FormSegment``) that the planner costs one by one (``Cutter``).
 
-A segment is a layer that takes a form and what follows it up to the next (normalisations, activations, pools, sums),
-which works in the layout that the form leaves. ``piece`` lowers one with its inputs given in chosen layouts, and
-``conversion`` is the graph that takes a value from one layout to another.
+A segment is a layer that takes a form and the layers after it up to the next such layer (normalisations, activations,
+pools, sums), which work in the layout that the form leaves. ``Cutter.piece`` lowers one segment with its inputs in
+chosen layouts; ``Cutter.conversion`` is the graph that converts a value from one layout to another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft_stitch.lowering import formed_layers, lower_layers
 READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT, "separate": APART}
 """Form -> the layout in which it reads its input without conversion; that of ``fused`` depends on the value."""
 _NO_SEGMENT = -1
-"""In place of the segment that computes a value: the value is an input of the models. It is below all segments."""
+"""Stands for the segment of a value that is an input of the models. It must be below all segments' numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,13 +79,13 @@ def segments(family: Family) -> tuple[FormSegment, ...]:
 def _segment(family: Family, group: Sequence[FamilyLayer], formed_names: Iterable[str]) -> FormSegment:
     """The segment of the layers *group*, with its inputs and outputs."""
     written = {layer.output for layer in group}
-    inside = {id(layer) for layer in group}
+    own_layers = {id(layer) for layer in group}
     inputs = dict.fromkeys(value for layer in group for value in layer.inputs if value not in written)
-    outside = {value for layer in family.layers if id(layer) not in inside for value in layer.inputs}
-    outside |= {*family.outputs, *(value for bridge in family.bridges for value in bridge.values())}
-    outputs = tuple(layer.output for layer in group if layer.output in outside)
-    first = group[0] if group[0].name in formed_names else None
-    return FormSegment(tuple(group), first, tuple(inputs), outputs)
+    read_elsewhere = {value for layer in family.layers if id(layer) not in own_layers for value in layer.inputs}
+    read_elsewhere |= {*family.outputs, *(value for bridge in family.bridges for value in bridge.values())}
+    outputs = tuple(layer.output for layer in group if layer.output in read_elsewhere)
+    formed = group[0] if group[0].name in formed_names else None
+    return FormSegment(tuple(group), formed, tuple(inputs), outputs)
 
 
 class Cutter:
@@ -96,6 +96,7 @@ class Cutter:
     ) -> None:
         self._family, self._sharing, self._batches = family, tidy(sharing), tuple(batches)
         self._wiring, self._align = wire(family), align
+        # forms are checked with the rows of the final graph, though segments are costed with known numbers of rows
         self._refusal_batches = (DYNAMIC,) * family.tasks if dynamic else self._batches
 
     def refusal(self, layer: FamilyLayer, form: str) -> str:
@@ -107,10 +108,11 @@ class Cutter:
         """The graph of *segment* in *form*, each input in the layout that suits it best."""
         reads = {value: self._preferred_layout(segment, form, value) for value in segment.inputs}
         lowered = self._lower(segment, form, reads)
-        # other inputs, such as a residual, are best read in the layout that the form leaves
-        others, written = set(segment.inputs) - set(segment.layers[0].inputs), next(iter(lowered.writes.values()), None)
-        if written is not None and any(reads[value] != written for value in others):
-            lowered = self._lower(segment, form, reads | dict.fromkeys(others, written))
+        # inputs of later layers, such as a residual, are best read in the layout that the form leaves
+        later_inputs = set(segment.inputs) - set(segment.layers[0].inputs)
+        output_layout = next(iter(lowered.writes.values()), None)
+        if output_layout is not None and any(reads[value] != output_layout for value in later_inputs):
+            lowered = self._lower(segment, form, reads | dict.fromkeys(later_inputs, output_layout))
         return lowered
 
     def _preferred_layout(self, segment: FormSegment, form: str, value: str) -> Layout:
@@ -134,8 +136,10 @@ class Cutter:
         """The graph of *segment* in *form*, with its inputs in the layouts *reads*."""
         builder = Builder(f"{segment.name} in {form}")
         family = self._family
-        alone = Family(family.nets, segment.layers, family.values, segment.inputs, dict.fromkeys(segment.outputs, ()))
-        room = self._room(builder, alone)
+        segment_family = Family(
+            family.nets, segment.layers, family.values, segment.inputs, dict.fromkeys(segment.outputs, ())
+        )
+        room = self._room(builder, segment_family)
         for value in segment.inputs:
             self._add_input(room, value, reads[value])
         lower_layers(room, form)
