@@ -59,7 +59,7 @@ KINDS = {
 """Kind of page -> the beginning of the text of links to such pages, in the order of the links."""
 
 MOST_FILES = 100
-"""HTML files of a folder that are searched for pages, so that a folder of thousands costs no time."""
+"""Largest number of HTML files that are searched for pages, so that a folder with thousands costs no time."""
 
 MOST_LINKS = 12  # links in the head of a page: about two lines of them
 
@@ -67,6 +67,7 @@ _HEAD_BYTES = 16384
 """Number of bytes at the beginning of a file that are searched for the kind of page."""
 
 _MARK = re.compile(r'<meta name="weft-page" content="(\w+)" data-beside="([^"]*)">')
+"""The tag with a page's kind and its links to other pages."""
 _PART = re.compile(r"/\*weft:([\w.]+)\*/")
 
 
@@ -126,7 +127,7 @@ def link_pages(path: Path) -> None:
 
 
 def _pages(folder: Path) -> dict[Path, str]:
-    """Return the pages of a folder and their kinds, in the order of ``KINDS``."""
+    """Return page -> kind for the pages of weft in a folder, in the order of ``KINDS``."""
     pages: dict[Path, str] = {}
     with suppress(OSError):
         for path in islice(sorted(folder.glob("*.html")), MOST_FILES):

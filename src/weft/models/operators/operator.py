@@ -19,6 +19,7 @@ CLASSICAL = "ai.onnx.ml:"
 """Prefix of classical machine learning."""
 
 EVERY_INPUT = tuple(range(32))
+"""``Operator.sized_by`` of operators whose output shapes or run times depend on the values of all inputs."""
 
 
 @dataclass(frozen=True, slots=True)

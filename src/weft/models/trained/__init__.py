@@ -1,8 +1,8 @@
 """Networks with exits that the project trained, with their answers on the whole test sets.
 
 The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers on
-the test set, NAME.samples.npz a few test images, and NAME.json a card with its origin. An installed weft has those of
-``mnist-vit``; ``weft.models.stored`` fetches the others.
+the test set, NAME.samples.npz a few test images, and NAME.json a card with its origin. An installed weft has the files
+of ``mnist-vit``; ``weft.models.stored`` fetches the others.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class TestRecord(NamedTuple):
     prediction: NDArray[np.uint8]
     """(images, exits): the class with this value."""
     correct: NDArray[np.bool_]
+    """(images, exits): whether the prediction is the label."""
     label: NDArray[np.uint8]
     """(images,): the true class."""
 

@@ -12,6 +12,7 @@ from weft.models.zoo.graph import GraphBuilder, GraphValue, Pair
 ROW, COLUMN = (1, 7), (7, 1)
 
 Steps = Sequence[tuple[int, Pair]]
+"""Convolutions one after another: channels and kernel of each."""
 Branches = Mapping[str, Steps]
 """Name of a branch -> its convolutions."""
 
@@ -96,6 +97,7 @@ def _inception_a(g: GraphBuilder, x: GraphValue, name: str, pool_width: int) -> 
 
 
 def _inception_b(g: GraphBuilder, x: GraphValue, name: str, inner: int) -> GraphValue:
+    """A module with branches of 1x1 and factorized 7x7 convolutions, which have *inner* channels inside."""
     branches: Branches = {
         "branch1x1": [(192, 1)],
         "branch7x7": [(inner, 1), (inner, ROW), (192, COLUMN)],
@@ -105,6 +107,7 @@ def _inception_b(g: GraphBuilder, x: GraphValue, name: str, inner: int) -> Graph
 
 
 def _inception_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A module whose 3x3 convolutions fork into a 1x3 and a 3x1 convolution."""
     return concat(
         g,
         name,

@@ -532,7 +532,7 @@ def _attention(case: RowCase) -> OutputOwners:
 
 
 def _feature_rows(case: RowCase) -> OutputOwners:
-    """Operators of ai.onnx.ml on a matrix (rows, features); a vector, which is a single row, is refused."""
+    """Operators on a matrix (rows, features), as in ai.onnx.ml; a vector, which is a single row, is refused."""
     if case.rank() < 2:
         raise Mixed
     return _keep_rows_apart({0: 0})(case)
