@@ -123,11 +123,11 @@ def _count_classes(model: Model) -> int:
 
 def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: int) -> _HeadLayers:
     """The layers of a head: an optional convolution, average pooling and a fully connected layer."""
-    like = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
+    reference = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
     layers: list[Layer] = []
     channels = place.channels
     if kind == "conv":
-        convolution = _convolution(f"{name}/conv", model, place, like)
+        convolution = _convolution(f"{name}/conv", model, place, reference)
         layers.append(convolution)
         channels = convolution.output_elements // place.positions
     values = place.positions * channels
@@ -138,25 +138,25 @@ def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: i
             "GlobalAveragePool",
             input_elements=values,
             output_elements=channels,
-            activation_bits=like.activation_bits,
+            activation_bits=reference.activation_bits,
         )
     )
-    layers.append(_product(f"{name}/fc", "Gemm", Gemm(1, channels, classes), like))
+    layers.append(_product(f"{name}/fc", "Gemm", Gemm(1, channels, classes), reference))
     return _HeadLayers(place.after, name, tuple(layers))
 
 
-def _convolution(name: str, model: Model, place: _ExitPlace, like: Layer) -> Layer:
-    """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *like*."""
+def _convolution(name: str, model: Model, place: _ExitPlace, reference: Layer) -> Layer:
+    """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *reference*."""
     budget = model.macs // _CONV_SHARE
     image = any(layer.kind == "conv" and layer.gemm and layer.gemm.kernel > 1 for layer in model.layers[: place.after])
     per_channel = place.positions * place.channels
     kernel = 9 if image and budget // (9 * per_channel) >= _FEWEST_CHANNELS else 1
     channels = max(1, round(budget / (kernel * per_channel)))
-    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, channels, kernel=kernel), like)
+    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, channels, kernel=kernel), reference)
 
 
-def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
-    """A layer with weights and a bias, with the bit widths of *like*."""
+def _product(name: str, op: str, gemm: Gemm, reference: Layer) -> Layer:
+    """A layer with weights and a bias, with the bit widths of *reference*."""
     return Layer(
         name,
         "conv" if op == "Conv" else "gemm",
@@ -166,8 +166,8 @@ def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
         parameters=(gemm.k + 1) * gemm.n,
         input_elements=gemm.m * gemm.k // gemm.kernel,
         output_elements=gemm.m * gemm.n,
-        weight_bits=like.weight_bits,
-        activation_bits=like.activation_bits,
+        weight_bits=reference.weight_bits,
+        activation_bits=reference.activation_bits,
     )
 
 

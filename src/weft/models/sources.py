@@ -31,7 +31,7 @@ def load_model(
     """Import a model by name or path.
 
     shapes: input -> shape, for files and packaged models. parameters: for zoo models; a model ignores parameters that
-    it does not have (such as the sequence length for a resnet). exits: the number of exits to add, with heads of the kind
+    it does not have (such as the sequence length for a resnet). exits: the number of exits to add, with heads of kind
     *exit_head* (``weft.models.exits``); or the names of a file's outputs that are exits, from shallow to deep, the last
     being the end. By default, the exits in the file's metadata.
     """

@@ -79,7 +79,7 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
     files = _model_files(name, model)
     first, *others = files
     with _reading(model.path):
-        digests = {place: digest_of(file) for place, file in files.items()}
+        digests = {relative_path: digest_of(file) for relative_path, file in files.items()}
     settings: dict[str, Any] = {
         "batch_timeout_ms": model.config.batch_timeout_ms,
         "grain_ms": model.config.grain_ms,
@@ -89,7 +89,7 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
         name=name,
         file=first,
         sha256=digests[first],
-        others={place: digests[place] for place in others},
+        others={relative_path: digests[relative_path] for relative_path in others},
         bytes=sum(file.stat().st_size for file in files.values()),
         **settings | more,
     )
@@ -174,8 +174,8 @@ def strangers(folder: Path, plan: Plan) -> list[str]:
 
 def _write_model(model: PlannedModel, served: ModelToServe, fresh: Path, older: Path) -> None:
     """Write a model and its settings into the folder *fresh*; *older*: the folder of the plan that it replaces."""
-    for place, file in _model_files(model.name, served).items():
-        _link_or_copy(file, fresh / place, older / place, model.digests.get(place, ""))
+    for relative_path, file in _model_files(model.name, served).items():
+        _link_or_copy(file, fresh / relative_path, older / relative_path, model.digests.get(relative_path, ""))
     settings = served.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     write_text(fresh / MODELS / model.name / MODEL_SETTINGS_FILE, as_toml(settings))
 
@@ -208,9 +208,9 @@ def _with_copied_files(workload: Workload, fresh: Path) -> dict[str, Any]:
         row.pop("profiles", None)
         for key in _BESIDE_THE_WORKLOAD:
             if file_name := getattr(stream, key):
-                place = f"{DATA}/{index}-{Path(file_name).name}"
-                _link_or_copy(Path(workload.folder) / file_name, fresh / place, fresh / place, "")
-                row[key] = place
+                relative_path = f"{DATA}/{index}-{Path(file_name).name}"
+                _link_or_copy(Path(workload.folder) / file_name, fresh / relative_path, fresh / relative_path, "")
+                row[key] = relative_path
     return raw
 
 
@@ -242,12 +242,12 @@ def changed_models(folder: str | Path, plan: Plan) -> list[str]:
     """Return the changes of the models in a plan's folder since it was written, as sentences."""
     home, changes = Path(folder), []
     for model in plan.models:
-        for place, digest in model.digests.items():
+        for relative_path, digest in model.digests.items():
             try:
-                if digest_of(home / place) != digest:
-                    changes.append(f"{place} has changed since the plan was written")
+                if digest_of(home / relative_path) != digest:
+                    changes.append(f"{relative_path} has changed since the plan was written")
             except OSError as problem:
-                changes.append(f"{place} cannot be read: {problem.strerror or problem}")
+                changes.append(f"{relative_path} cannot be read: {problem.strerror or problem}")
     return [
         *changes,
         *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/")),

@@ -174,7 +174,7 @@ def measured_for(
     measured = _measured(request, target, cache_folder, seconds, notify, fresh)
     check_exits(request, measured.hosts)
     check_deadlines(request, measured.hosts)
-    remarks = (f"{left.words} was left out: {left.why}." for left in measured.left_out)
+    remarks = (f"{division.words} was left out: {division.why}." for division in measured.left_out)
     return replace(request, remarks=(*request.remarks, *remarks)), measured
 
 
@@ -274,7 +274,10 @@ def _final_plan(
         models=tuple(_plan_model(request, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,
-        options=(*_options(chosen, ranking.finalists), *(_not_measured(request, left) for left in measured.left_out)),
+        options=(
+            *_options(chosen, ranking.finalists),
+            *(_not_measured(request, division) for division in measured.left_out),
+        ),
         reasons=reasons(request, chosen, ranking, shared_weights(request.models)),
     )
     return MadePlan(plan, request, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
@@ -305,10 +308,10 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
     return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
 
 
-def _not_measured(request: PlanRequest, left: LeftOutShape) -> PlanOption:
+def _not_measured(request: PlanRequest, division: LeftOutShape) -> PlanOption:
     """Return all options of a division as one, whose policy is the default because none was tried."""
-    settings = PlanSettings(lanes=left.shape.lanes, threads=left.shape.threads, isolation=request.isolation)
-    return PlanOption(label=left.words, settings=settings, left_out=left.why)
+    settings = PlanSettings(lanes=division.shape.lanes, threads=division.shape.threads, isolation=request.isolation)
+    return PlanOption(label=division.words, settings=settings, left_out=division.why)
 
 
 def _not_finalist_text(trial: OptionTrial) -> str:

@@ -296,5 +296,5 @@ def _curve(trace: Trace, transfers: Intervals) -> tuple[Floats, Floats, Floats]:
     before = np.cumsum(np.concatenate([[0.0], change]))[: len(time_s)]
     # fetches without a gap between them make one straight line: a tiny change of slope is a rounding error
     bends = np.abs(turn) > 1e-6 * np.maximum(np.abs(slope), np.abs(slope - turn))
-    shown = bends | (jump != 0)
-    return time_s[shown], before[shown], (before + jump)[shown]
+    significant = bends | (jump != 0)
+    return time_s[significant], before[significant], (before + jump)[significant]

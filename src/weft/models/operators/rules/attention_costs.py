@@ -198,7 +198,7 @@ def projected(
     if len(query.shape) not in (3, 4, 5):
         return [draft(node, "unknown")]
     if key is None or len(key.shape) == 5:
-        batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, whole=key is None)
+        batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, packed=key is None)
         keys, dv = rows if key is None else key.shape[1], d
     else:
         batch, heads, rows, d = _sizes_by_head(query, node, q_heads)
@@ -211,18 +211,18 @@ def projected(
 
 
 def _unpack_sizes(
-    tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, whole: bool
+    tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, packed: bool
 ) -> tuple[int, int, int, int]:
     """(batch, heads, positions, width of a head) of queries.
 
-    *whole*: the tensor holds queries, keys and values; otherwise only keys and values share another tensor.
+    *packed*: the tensor holds queries, keys and values; otherwise only keys and values share another tensor.
     """
     if len(tensor.shape) == 5:
         batch, rows, heads, _, width = tensor.shape
         return batch, heads, rows, width
     batch, rows, width = _axes(tensor, 3)
     heads, shared = _head_count(node, q_heads), _head_count(node, kv_heads)
-    return batch, heads, rows, width // (heads + 2 * shared if whole else heads)
+    return batch, heads, rows, width // (heads + 2 * shared if packed else heads)
 
 
 def _sizes_by_head(tensor: Tensor, node: ImportedNode, heads: str) -> tuple[int, int, int, int]:

@@ -34,9 +34,9 @@ def named(draft: LayerDraft, part: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
 
 
-def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
-    """A product with packed weights of *bits* bits in input *place*; *k* and *n* are the sizes before packing."""
-    data, stored = need(node, 0), need(node, place)
+def packed(node: ImportedNode, k: int, n: int, bits: int, index: int = 1) -> list[LayerDraft]:
+    """A product with packed weights of *bits* bits in input *index*; *k* and *n* are the sizes before packing."""
+    data, stored = need(node, 0), need(node, index)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
     # The packed weight is no activation: only the data is left as an input.
@@ -71,13 +71,13 @@ def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
 def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
     """MatMulNBitsMlp: the weights of the gate and of the gated values as one product of twice the columns."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
-    return packed(node, k, 2 * n, bits, place=3)
+    return packed(node, k, 2 * n, bits, index=3)
 
 
 def nbits_qkv(node: ImportedNode) -> list[LayerDraft]:
     """MatMulNBitsQkv: the projections to queries, keys and values as one product."""
     k, q, kv, bits = (node.attributes.integer(name, 1) for name in ("K", "Nq", "Nkv", "bits"))
-    return packed(node, k, q + 2 * kv, bits, place=3)
+    return packed(node, k, q + 2 * kv, bits, index=3)
 
 
 def moe(node: ImportedNode) -> list[LayerDraft]:
@@ -92,18 +92,18 @@ def q_moe(node: ImportedNode) -> list[LayerDraft]:
     return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
 
 
-def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
+def _experts(node: ImportedNode, weight_inputs: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
     """The layers of a mixture of experts.
 
-    places: layer -> index of the input with its weights, in the order of computing. bits: layer -> bits of a packed
-    weight; layers without an entry are not packed.
+    weight_inputs: layer -> index of the input with its weights, in the order of computing. bits: layer -> bits of a
+    packed weight; layers without an entry are not packed.
     """
     data = need(node, 0)
     # rows of all experts' products together
     tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
     drafts = []
-    for name, place in places.items():
-        stored = node.input(place)
+    for name, index in weight_inputs.items():
+        stored = node.input(index)
         if stored is None:
             continue
         if len(stored.shape) != 3:

@@ -29,23 +29,23 @@ class Mixed(Exception):
     """An element would depend on several samples; the message may say why."""
 
 
-def joined(*parts: Owners | None) -> Owners | None:
-    """Owners of elements that are computed from one element of each part, with broadcasting.
+def joined(*operands: Owners | None) -> Owners | None:
+    """Owners of elements that are computed from one element of each operand, with broadcasting.
 
     Raises ``Mixed`` if the owners differ.
     """
     owners: Owners | None = None
-    for part in parts:
-        if owners is not None and part is not None:
+    for operand in operands:
+        if owners is not None and operand is not None:
             try:
-                clash = (owners != part) & (owners != 0) & (part != 0)
+                clash = (owners != operand) & (owners != 0) & (operand != 0)
             except ValueError as error:
                 raise Mixed from error
             if np.any(clash):
                 raise Mixed
-            owners = np.maximum(owners, part)
-        elif part is not None:
-            owners = part
+            owners = np.maximum(owners, operand)
+        elif operand is not None:
+            owners = operand
     return owners
 
 
@@ -151,9 +151,9 @@ class RowRule(NamedTuple):
 # Element by element
 
 
-def _broadcast(case: RowCase, *parts: Owners | None) -> OutputOwners:
-    """Owners of an output that is computed element by element from *parts*, with the rank of the first output."""
-    owners, shape = joined(*parts), case.output_shapes[0]
+def _broadcast(case: RowCase, *operands: Owners | None) -> OutputOwners:
+    """Owners of an output that is computed element by element from *operands*, with the rank of the first output."""
+    owners, shape = joined(*operands), case.output_shapes[0]
     if owners is None or shape is None or len(shape) < owners.ndim:
         return owners
     return owners.reshape((1,) * (len(shape) - owners.ndim) + owners.shape)
@@ -291,8 +291,8 @@ def _follow_quantised_concat(case: RowCase) -> OutputOwners:
     """QLinearConcat: inputs from index 2 are triples of tensor, scale and zero point; only the tensors are moved."""
     tensors = range(2, len(case.owners), 3)
     case.require_rows_only_in(tensors)
-    parts = [case.node.input[number] for number in tensors]
-    node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
+    names = [case.node.input[number] for number in tensors]
+    node = make_node("Concat", names, case.node.output, axis=case.attributes.integer("axis", 0))
     outputs = case.compute(node, {index: _broadcast_owners(case, number) for index, number in enumerate(tensors)})
     return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
