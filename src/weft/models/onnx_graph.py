@@ -130,8 +130,8 @@ def write_model(path: str | os.PathLike[str], model: OnnxModel, error: type[Inpu
     """
     data = os.path.basename(os.path.realpath(path)) + ".data"
     stored = sum(math.prod(tensor.dims) * dtype_bits(tensor.data_type) // 8 for tensor in model.graph.initializer)
-    with replacing(path, error) as beside:
-        save(model, beside, outside=stored > MOST_BYTES_IN_FILE, data=data)
+    with replacing(path, error) as draft:
+        save(model, draft, outside=stored > MOST_BYTES_IN_FILE, data=data)
 
 
 def copied(message: Message) -> Message:

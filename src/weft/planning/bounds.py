@@ -91,6 +91,7 @@ def lane_shares(request: PlanRequest, arrangement: Arrangement) -> dict[str, flo
 def lane_speed(host: Host) -> float:
     """Return the largest combined speed of the lanes running together, in units of one lane alone."""
     lanes = host.together()
+    # *count* lanes have a share of a core each, and lose at least *least_loss* of their speed to each other lane.
     least_loss = min((loss for row in lanes.losses for loss in row), default=0.0)
     return max(
         count * lanes.share(count) * max(LEAST_SPEED, 1 - (count - 1) * least_loss)

@@ -27,7 +27,7 @@ class ServedFile(NamedTuple):
 
 
 def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, Any]:
-    """Return the settings of its model that a stream states; raises WorkloadError if the file has no such exits."""
+    """Return the model settings that a stream states; raises WorkloadError if the file has no such exits."""
     if isinstance(stream.exits, int):
         raise WorkloadError(
             f"{stream.model}: exits = {stream.exits} places exits in a simulated model, and a plan serves the file as "

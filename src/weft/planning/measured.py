@@ -182,6 +182,7 @@ class _CacheFiles:
 
 
 def _unless_damaged(read: Callable[[Path], Cached], file: Path) -> Cached | None:
+    """Return the content of a cache file; None if it is missing or damaged."""
     try:
         return read(file)
     except DeviceError:

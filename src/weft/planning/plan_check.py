@@ -152,6 +152,7 @@ def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
 
 
 def _version_changes(plan: Plan, here: dict[str, str]) -> list[str]:
+    """Return the differences between the present versions of weft, Python and ONNX Runtime and the plan's."""
     return [
         f"{name} is {here.get(name, 'not known')}, planned was with {number}"
         for name, number in plan.versions.items()

@@ -201,7 +201,7 @@ def _measured(
                 "which takes another time; leave the device out to measure it so"
             )
         for model in request.models:
-            host.model(model.name)
+            host.model(model.name)  # raises an error if it was not measured
     fitting = [host for host in target.measured if host.lanes * host.threads <= request.cores]
     if not fitting:
         least = min(host.lanes * host.threads for host in target.measured)

@@ -177,11 +177,13 @@ def _exit_assumptions(request: PlanRequest) -> Iterator[str]:
     for index, stream in enumerate(request.workload.stream):
         if rates := request.workload.exit_rates(index):
             shares = " / ".join(f"{rate:.0%}" for rate in rates)
-            loaded = "" if stream.exit_floor is None else ", and more while requests press"
-            yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{loaded}."
+            under_load = "" if stream.exit_floor is None else ", and more while requests press"
+            name = stream.served_name
+            yield f"Of {name}'s requests {shares} are taken to leave by its exits, the end last{under_load}."
 
 
 def _deadline_text(ranking: Ranking) -> str:
+    """Whether the winner keeps the deadlines, as the beginning of a sentence; if not, which share it misses."""
     winner, *others = ranking.finalists
     if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"

@@ -389,6 +389,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _set_axis(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
+    """Set scale, ticks and limits of one axis as *axis* describes them, after the marks are drawn."""
     line = axes.xaxis if name == "x" else axes.yaxis
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if name == "x" else (axes.set_yscale, axes.set_ylim)
     if axis.scale != "linear":

@@ -194,6 +194,7 @@ def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colou
 
 
 def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
+    """Draw a bar for each interval of a lane, with layer names where they fit; *bottom*: of the lane, in data units."""
     fills = _fills(trace, lane, colours)
     # a darker seam separates bars while there are few; a light one would look like idle time
     few = len(np.unique(lane.spans)) <= READABLE_SPANS
@@ -287,6 +288,7 @@ def _busy_share(lane: DrawnLane, scale: Scale) -> float:
 
 
 def _draw_buffer(axes: Axes, trace: Trace, buffer: Occupancy, scale: Scale) -> None:
+    """Draw the bytes in the weight buffer over the window, with its capacity."""
     times, held = _window_curve(buffer, scale)
     if len(times) <= 4 * MOST_BARS:
         axes.fill_between(times, held, color=HELD, alpha=0.55, linewidth=0)
@@ -372,6 +374,7 @@ def _title(trace: Trace) -> str:
 
 
 def _time_text(seconds: float) -> str:
+    """Return a time in the largest unit of which it is at least one."""
     if seconds == 0:
         return "0"
     usable = ((unit, per_second) for unit, per_second in UNITS if seconds * per_second >= 1)

@@ -88,6 +88,7 @@ def _import_model(
     shapes: Mapping[str, tuple[int, ...]],
     exits: Sequence[str] | None,
 ) -> Model:
+    """Import a model in memory; *folder*: the folder of its external data. The other arguments: ``import_onnx``."""
     proto = without_rounding(_without_functions(proto))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
@@ -206,8 +207,8 @@ def _default_shape(name: str, kind: Any, inference: Inference) -> tuple[int, ...
         dims[0] = 1
     if None in dims:
         letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-        wanted = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
-        raise ShapeNeeded(f"input {name!r} is {describe_dimensions(dimensions_of(kind))} in the file", name, wanted)
+        example = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
+        raise ShapeNeeded(f"input {name!r} is {describe_dimensions(dimensions_of(kind))} in the file", name, example)
     return tuple(size for size in dims if size is not None)
 
 

@@ -188,6 +188,7 @@ class Inference:
                 for tensor in results
             )
         values = _fold_constants(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
+        # Inputs whose values are in the results: of a dequantisation the first, without its scale and zero point.
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(origin for tensor in origins for origin in tensor.stored))
         weight_bits = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
@@ -395,6 +396,7 @@ def write_defaults(model: OnnxModel) -> None:
 
 
 def _write_node_defaults(nodes: Iterable[OnnxNode], versions: Mapping[str, int]) -> None:
+    """Set absent attributes of nodes and of their nested graphs' nodes; *versions*: domain -> opset."""
     for node in nodes:
         for graph in bodies(node):
             _write_node_defaults(graph.node, versions)

@@ -104,10 +104,10 @@ class Trained:
         record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
         stored = self.samples()
         for target, content in ((model, _read(self.path())), (record, _read(self.record_path()))):
-            with replacing(target, ModelError) as beside:
-                beside.write_bytes(content)
-        with replacing(samples, ModelError) as beside:
-            np.savez_compressed(beside, image=stored.inputs(), label=stored.label)
+            with replacing(target, ModelError) as draft:
+                draft.write_bytes(content)
+        with replacing(samples, ModelError) as draft:
+            np.savez_compressed(draft, image=stored.inputs(), label=stored.label)
         return model, record, samples
 
     def card(self) -> TrainedCard:

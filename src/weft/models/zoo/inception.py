@@ -71,8 +71,8 @@ def inception_v3(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     x = reduced(g, x, "mixed6a", {"branch3x3": [(384, 3)], "branch3x3x2": [(64, 1), (96, 3), (96, 3)]})
     for name, inner in (("mixed6b", 128), ("mixed6c", 160), ("mixed6d", 160), ("mixed6e", 192)):
         x = _inception_b(g, x, name, inner)
-    seven: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
-    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": seven})
+    branch_7x7: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
+    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": branch_7x7})
     for name in ("mixed7b", "mixed7c"):
         x = _inception_c(g, x, name)
     g.classifier(x, "fc", classes)
@@ -204,10 +204,10 @@ def _residual(
     g: GraphBuilder, x: GraphValue, name: str, branches: Branches, scale: float, activation: str = "relu"
 ) -> GraphValue:
     """A residual block: the branches, a 1x1 convolution to the width of *x*, times *scale* (section 3.3), plus *x*."""
-    up = g.conv(concat(g, name, *chains(g, x, name, branches)), f"{name}.up", x.width, activation="none")
+    branch_sum = g.conv(concat(g, name, *chains(g, x, name, branches)), f"{name}.up", x.width, activation="none")
     if scale != 1:
-        up = g.node("Mul", f"{name}.scale", up, g.constant(f"scale_{scale}", scale))
-    return g.activation(g.node("Add", f"{name}.add", up, x), name, activation)
+        branch_sum = g.node("Mul", f"{name}.scale", branch_sum, g.constant(f"scale_{scale}", scale))
+    return g.activation(g.node("Add", f"{name}.add", branch_sum, x), name, activation)
 
 
 # Parts of all of them

@@ -95,15 +95,15 @@ def write(
     if sum(map(_size, _declared_weights(proto))) > single_file_bytes:
         _write_with_data(proto, target, progress)
         return
-    with replacing(target, ModelError) as beside:
-        save(materialise(proto, progress=progress), beside)
+    with replacing(target, ModelError) as draft:
+        save(materialise(proto, progress=progress), draft)
 
 
 def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) -> None:
     """Write a model to *target*, and its weights to a second file."""
     model = _copy(proto)
     location = target.name + ".data"
-    with replacing(target.with_name(location), ModelError) as beside, beside.open("wb") as file:
+    with replacing(target.with_name(location), ModelError) as draft, draft.open("wb") as file:
         for tensor, data in _draw_weights(model, progress):
             file.seek(-file.tell() % ALIGNMENT_BYTES, 1)  # forward to the next multiple
             entries = {"location": location, "offset": file.tell(), "length": data.nbytes}
@@ -111,8 +111,8 @@ def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) 
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = TensorProto.EXTERNAL
             file.write(data.data)
-    with replacing(target, ModelError) as beside:
-        save(model, beside)
+    with replacing(target, ModelError) as draft:
+        save(model, draft)
 
 
 def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:

@@ -56,7 +56,7 @@ class Surveyed(NamedTuple):
 
 
 def read_first_numbers(path: Path) -> FirstNumbers:
-    """Read the numbers from a file; DeviceError if it holds none."""
+    """Read the numbers from a file; DeviceError if they are not valid."""
     try:
         return FirstNumbers.model_validate(read_json(path, DeviceError))
     except ValidationError as error:

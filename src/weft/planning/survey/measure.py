@@ -422,7 +422,7 @@ class _Survey:
         with always busy lanes misses deadlines.
         """
         # enough that requests of every model wait at all times
-        clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
+        clients = [lanes + model.max_batch + (index == 0) for index, model in enumerate(alone.values())]
         streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
         full = self._measure_load(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
@@ -455,11 +455,12 @@ class _Survey:
     def _one_lane(
         self, server: ServerProcess, alone: Mapping[str, HostModel], busy_streams: Sequence[dict[str, Any]]
     ) -> _OneLane:
+        """Measure the remaining quantities on a single lane; *busy_streams*: as ``_first_numbers`` returns them."""
         by_batch = {subject.name: self._by_batch(server, subject, alone[subject.name]) for subject in self.subjects}
         rounds = [self._measure_load(server, busy_streams, "all models on one lane")]
         gaps_s = self._gaps(rounds)
         overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
-        in_turns = {name: self._in_turns(model, name, rounds) for name, model in by_batch.items()}
+        in_turns = {name: self._scaled_to_runs(model, name, rounds) for name, model in by_batch.items()}
         return _OneLane(by_batch, in_turns, overheads, _Together(rounds, {}, gaps_s, self._held_bytes(server)))
 
     @property
@@ -477,7 +478,7 @@ class _Survey:
         return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """Return latencies of single requests minus the times of segments and gaps, without the first fifth."""
+        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
@@ -499,7 +500,7 @@ class _Survey:
             run_s = median(sum(span.took_s for span in run) for run in whole_runs)
             self.repeats_s.setdefault(subject.name, []).append(run_s)
 
-    def _in_turns(self, model: HostModel, name: str, measurements: Sequence[_Measurement]) -> HostModel:
+    def _scaled_to_runs(self, model: HostModel, name: str, measurements: Sequence[_Measurement]) -> HostModel:
         """Scale the times of the model's segments by the mean ratio of measured to known times in *measurements*.
 
         Where models alternate, they find cold caches and take longer.
@@ -541,7 +542,7 @@ class _Survey:
         models = dict(one_lane.in_turns)
         for name, measurements in together.single.items():
             alone = one_lane.alone[name]
-            in_rounds = self._in_turns(alone, name, measurements)
+            in_rounds = self._scaled_to_runs(alone, name, measurements)
             models[name] = _scaled(models[name], np.array(in_rounds.times_s[1]) / np.array(alone.times_s[1]))
         return models
 

@@ -249,7 +249,7 @@ def _head_count(node: ImportedNode, name: str) -> int:
 
 
 def _scores_and_context(node: ImportedNode, sizes: AttentionSizes) -> list[LayerDraft]:
-    """The two products of an attention, queries times keys and scores times values; no layers if one is empty."""
+    """The core of an attention, two products: queries times keys and scores times values; no layers if one is empty."""
     batch, heads, queries, keys, d, dv = sizes
     scores = sized_gemm(queries, d, keys, batch * heads)
     context = sized_gemm(queries, keys, dv, batch * heads)

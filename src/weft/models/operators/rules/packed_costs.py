@@ -127,7 +127,7 @@ def _experts(node: ImportedNode, weight_inputs: dict[str, int], bits: dict[str, 
 def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     """AttnLSTM: an LSTM with attention to a memory in every step.
 
-    The products of each step (query, scores, context, attention layer) are counted together as ``looks``.
+    The products of each step (query, scores, context, attention layer) are counted together as the layer ``looks``.
     """
     query, memory, attention_layer = node.input(8), node.input(11), node.input(13)
     steps = recurrent(node, gates=4)
@@ -137,10 +137,12 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     batch, length, depth = memory.shape
     rows = need(node, 0).shape[0] * batch
     layer_macs = (depth + hidden) * attention_layer.shape[-1] if attention_layer is not None else 0
-    looks = sized_gemm(rows, hidden * size + length * (size + depth) + layer_macs, 1, directions)
+    step_products = sized_gemm(rows, hidden * size + length * (size + depth) + layer_macs, 1, directions)
     keys = sized_gemm(batch * length, depth, size, directions)
     attention = [
-        named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm
+        named(draft(node, "matmul", gemm=gemm), part)
+        for gemm, part in ((keys, "memory"), (step_products, "looks"))
+        if gemm
     ]
     return chained([*attention, *steps])
 

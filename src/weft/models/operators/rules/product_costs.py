@@ -54,11 +54,12 @@ def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     groups = node.attributes.integer("group", 1)
     if len(weight.shape) < 3 or len(data.shape) < 2:
         raise ModelError(f"a transposed convolution weight has at least 3 axes, not {_shape_text(weight.shape)}")
-    channels, outs, *window = weight.shape
+    channels, out_channels, *window = weight.shape
     if groups < 1 or channels % groups:
         raise ModelError(f"{channels} input channels do not split into {groups} groups")
     _check_equal(data.shape[1], channels, "input channels", data, weight)
-    gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, outs * math.prod(window), groups)
+    columns = out_channels * math.prod(window)
+    gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, columns, groups)
     return _convolution(node, gemm, weight, node.input(bias))
 
 

@@ -146,12 +146,12 @@ def resize(
         or t.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize",
         "resizing with antialiasing, a kept aspect ratio or a region",
     )
-    axes, corners = t.get("axes") or range(x.dim()), t.get("coordinate_transformation_mode") == "align_corners"
-    for number, axis in enumerate(axes):
+    align_corners = t.get("coordinate_transformation_mode") == "align_corners"
+    for number, axis in enumerate(t.get("axes") or range(x.dim())):
         size = x.shape[axis]
         scale = scales[number] if scales else sizes[number] / size if sizes else 1.0
         length = math.floor(size * scale) if scales else sizes[number] if sizes else size
-        t.refuse(corners and size * scale != length, "aligned corners of a size that is rounded")
+        t.refuse(align_corners and size * scale != length, "aligned corners of a size that is rounded")
         if (length, scale) != (size, 1.0):
             x = _resample(t, x, axis, _compute_taps(t, size, length, scale))
     return x
