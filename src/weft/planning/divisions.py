@@ -2,7 +2,7 @@
 
 If all times of a run are multiplied by a factor, it is the same run at a load that is lower by this factor, but with
 tighter deadlines. So a division whose lanes take ``MARGIN`` longer for every model, alone and together, carries at
-least 9 % less, which is more than the 5 % that a plan counts as equal. Where that does not follow, nothing is left out.
+least 9 % less, which is more than the 5 % that a plan counts as equal. If this does not follow, nothing is left out.
 """
 
 from __future__ import annotations

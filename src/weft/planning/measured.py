@@ -36,7 +36,7 @@ from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 SECONDS = 1.5
 """Duration of the measurement of all models together; a third of it for each model alone and batch size."""
 MEASURED, CUT = "measured", "cut"
-"""Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
+"""Folders of the cache: measured hosts by ``measurement_key``, and models as cut by the server."""
 _FORMAT = 3
 """Part of the digest: to be raised whenever the measured quantities or the method change."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
@@ -122,7 +122,7 @@ def measured_hosts(
     }
     files = {shape: _CacheFiles(cache / MEASURED, key) for shape, key in keys.items()}
     cached = {} if fresh else {shape: file.read() for shape, file in files.items()}
-    # Division -> its first numbers, where they are known.
+    # Division -> its first numbers, if they are known.
     firsts = {shape: first for shape, (first, _) in cached.items() if first is not None}
     hosts = {shape: host for shape, (_, host) in cached.items() if host is not None}
 

@@ -47,7 +47,7 @@ def drift(
 ) -> list[str]:
     """Return the reasons why a plan may no longer hold, as sentences; none if it holds.
 
-    machine, versions: compared with the plan's; by default those of this machine and installation.
+    machine, versions: compared with the plan's; by default, of this machine and installation.
     """
     try:
         plan = read_plan(folder)

@@ -35,7 +35,7 @@ OBJECTIVES = {
     "memory": "deadlines met, then memory, then load",
     "latency": "deadlines met, then the smallest p99 for its deadline",
 }
-"""Objective -> the criteria by which options are ranked, in turn."""
+"""Objective -> the criteria that rank options, the most important first."""
 DEADLINES = ("strict", "soft")
 """strict: the server gives up late requests, as clients of ``weft bench`` ask for; soft: it answers them late."""
 IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
@@ -327,7 +327,7 @@ def _shapes(
     dimensions: Mapping[str, Sequence[Dimension] | None],
     known: Shapes,
 ) -> dict[str, tuple[int, ...]]:
-    """Return input -> shape of a request's tensor, for shapes that are given or follow from those of other inputs.
+    """Return input -> shape of a request's tensor, for shapes that are stated or follow from other inputs.
 
     known: the shapes in the model's settings. Samples and the stream's own shapes take precedence. WorkloadError if a
     dimension besides the batch stays open.

@@ -23,7 +23,7 @@ LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece
 """Name of a variant -> factor of the longest segment's length."""
 NO_BETTER = "does no better than another length of segments"
 WHOLE = 2.0
-"""Multiple of a model's time that is set as its segment length, so that the server certainly does not cut it."""
+"""Multiple of a model's time that is set as its segment length, so that the server does not cut the model at all."""
 
 
 def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:

@@ -34,7 +34,7 @@ def stitched_from(models: Sequence[RequestedModel], home: str) -> str:
 
 
 def _with_task(config: ModelConfig, model: RequestedModel, settings: dict[str, Any]) -> ModelConfig:
-    """The settings of a stitched file with those of one of its models."""
+    """The settings of a stitched file, completed with the settings of one of its models."""
     deadline = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
     task = config.tasks.get(model.name, TaskConfig()).model_copy(update=deadline)
     shapes = {**config.shapes, **model.config.shapes}

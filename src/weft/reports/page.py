@@ -42,7 +42,7 @@ from weft.base.files import write_text
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
 """Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any background.
 
-``colours.css`` has them too, and those for a dark background.
+``colours.css`` has the same colours, and others for a dark background.
 """
 
 DATA_MARK = "/*weft-data*/"

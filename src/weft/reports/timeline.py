@@ -41,7 +41,7 @@ UPPER, LOWER, TALL = 1.12, 0.0, 0.88
 """Bottoms of the two lanes, and their height, in data units of the lanes' axes."""
 HATCH = 6 * "/"
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
-"""Units of time, and how many of each are a second."""
+"""Units of time, and the number of each in a second."""
 
 
 class DrawnLane(NamedTuple):

@@ -59,7 +59,7 @@ class Stream(BaseModel):
     """The time from arrival to the end of the last layer; None: requests to a real server that are never late."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 16
     batch_timeout_ms: NotNegative = 2.0
-    """How long the first request of a batch waits for others."""
+    """The longest time for which the first request of a batch waits for others."""
     priority: Literal[1, 3, 9] = 1
     """The weight of a request under prema."""
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16

@@ -22,7 +22,7 @@ EXITS = "weft.exits"
 
 
 def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the outputs that are exits: *exits*, by default those in the file's metadata.
+    """The names of the outputs that are exits: *exits*, by default the names in the file's metadata.
 
     Raises ModelError for an unknown or repeated name. Fewer than two names in the file mean no exits.
     """
@@ -91,7 +91,7 @@ class Subnets:
         return tuple(map(Exit, self.names[:-1], accumulate(counts)))
 
     def _no_layer_message(self, number: int, drafts: Collection[LayerDraft]) -> str:
-        """The error message for exit *number*, which needs no layer besides those of the exit before."""
+        """The error message for exit *number*, which adds no layer to the layers of the exit before."""
         name = self.names[number]
         if not number:
             return f"the exit {name!r} needs no layer: it hands out an input or a constant"

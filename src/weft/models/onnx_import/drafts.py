@@ -45,7 +45,7 @@ class LayerDraft:
     writes: tuple[Tensor, ...]
     stored: tuple[Stored, ...] = ()
     sealed: bool = False
-    """Whether the layer is in the body of an If, Loop or Scan, so that it is not fused with layers outside."""
+    """Whether the layer is in the body of an If, Loop or Scan, so that no layer outside is fused with it."""
     step: int = -1
     """Index of the layer's node in the whole graph."""
     segment: int = 0

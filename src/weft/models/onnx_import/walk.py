@@ -358,7 +358,7 @@ has about ten."""
 
 
 def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[LayerDraft]:
-    """Fuse biases, activations and norms into the products before them; *outputs*: what the graph returns."""
+    """Fuse biases, activations and norms into the products before them; *outputs*: the graph's outputs."""
     readers: dict[int, list[int]] = defaultdict(list)
     for index, layer_draft in enumerate(drafts):
         for tensor in layer_draft.reads:
@@ -371,7 +371,7 @@ def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[Laye
             continue
         group = _find_group(drafts, index, readers, exposed)
         absorbed.update(group)
-        # At the place of the last member, since by then all tensors that members read have been computed.
+        # At the position of the last member, before which all tensors that members read are computed.
         fused[group[-1]] = _merge_group([drafts[member] for member in group])
     return [fused.get(index, draft) for index, draft in enumerate(drafts) if index not in absorbed or index in fused]
 

@@ -312,7 +312,7 @@ def rms_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor) -> TorchTensor:
 def skip_norm(norm: Meaning) -> Meaning:
     """The meaning of a norm of a sum *x* + *skip* + bias; with four outputs the last is the sum.
 
-    The parameters are those of *norm*, then an optional bias.
+    Inputs after *skip*: the parameters of *norm*, then an optional bias.
     """
 
     def meaning(t: TorchNode, x: TorchTensor, skip: TorchTensor, *parameters: TorchTensor) -> Any:

@@ -139,7 +139,7 @@ Follow = Callable[[RowCase], OutputOwners]
 
 
 class RowRule(NamedTuple):
-    """A row rule: the function *follow* from the owners of inputs to those of outputs."""
+    """A row rule: the function *follow* computes the owners of outputs from the owners of inputs."""
 
     follow: Follow
     reads: tuple[int, ...] = ()
@@ -303,7 +303,7 @@ def _follow_quantised_concat(case: RowCase) -> OutputOwners:
 def _reduction_rule(axes: Callable[[RowCase], Iterable[int]], *inputs: int) -> Follow:
     """Make the row rule of an operator that combines all elements along some axes, as a sum or a softmax does.
 
-    A row rule maps the samples that each element of the inputs depends on to those of the outputs. Combined elements
+    A row rule maps the owners of the inputs' elements to the owners of the outputs' elements. Combined elements
     must depend on the same sample. *axes*: returns the axes for a node. *inputs*: the indices of the inputs that are
     combined (default: the first); no other input may depend on samples.
     """

@@ -1,4 +1,4 @@
-"""Rules for output shapes: those that many operators share, and those of single operators that move or select values.
+"""Rules for output shapes: shared by many operators, and of single operators that move or select values.
 
 A rule takes a node's inputs and attributes and returns a shape, or None if it does not know the shape.
 """
@@ -27,7 +27,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> Shape:
 
 
 def operand(shape: Shape, attributes: Attributes, side: str) -> Shape:
-    """The shape of a factor as it enters the product; *side*: "A" or "B".
+    """The shape of a factor after the transpositions of a product; *side*: "A" or "B".
 
     The attribute ``transA`` transposes it; ``transBatchA`` first moves its first axis to the last but one.
     """
