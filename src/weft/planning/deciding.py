@@ -82,7 +82,7 @@ class Decision:
 
 
 def decide(order: Sequence[Criterion], scores: Sequence[Scores], simplicity: Callable[[int], Any]) -> Decision:
-    """Compare options by each criterion in turn, each time leaving out beaten options; the simplest remaining option wins.
+    """Compare options by each criterion in turn, each time leaving out beaten ones; the simplest that remains wins.
 
     simplicity: index -> sort key, the simplest first; of equal keys, the earlier index wins.
     """

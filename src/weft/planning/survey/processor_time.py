@@ -71,7 +71,7 @@ def _own_ticks(folder: Path) -> int:
 
 
 def clock_mhz(cores: Path = CORES) -> float | None:
-    """Return the present clock of the fastest core, which is the one at work; None where the system does not report it."""
+    """Return the present clock of the fastest core, which is at work; None where the system does not report it."""
     texts = [read_text(file).strip() for file in cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     return max((int(text) / 1e3 for text in texts if text.isdigit()), default=None)
 
