@@ -397,7 +397,9 @@ def test_what_requests_take_besides_segments_is_measured_after_pauses(monkeypatc
     seen = SimpleNamespace(all_spans=spans, spans=spans, result=SimpleNamespace(streams=[SimpleNamespace()]))
     seen.result.streams[0].latency_s = latencies_s
     sent = []
-    monkeypatch.setattr(_Survey, "_watch", lambda self, server, streams, what, seconds: sent.extend(streams) or seen)
+    monkeypatch.setattr(
+        _Survey, "_measure_load", lambda self, server, streams, what, seconds: sent.extend(streams) or seen
+    )
     served = {"net": {"segments": ["all"], "times_s": {"1": [0.004]}, "shapes": {"x": [1, 2]}}}
     survey_of_one = _Survey((), (1,), 1, 1.0, Path(), None, None, served=served)
     assert survey_of_one._overhead(None, Subject("net"), [0.001, 0.002]) == pytest.approx([0.001, 0.0015])

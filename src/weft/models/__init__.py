@@ -4,7 +4,7 @@ Its modules: ``layer.py`` (``Layer``, ``Gemm``, ``Exit``, ``Model``: frozen coun
 import of any ONNX file as a ``Model`` (shapes, nested graphs, fusion; ``cuts.py``: its exits and block ends);
 ``operators/``, the table of operators: cost, shapes, rows, values, meaning in torch, stitching of each; ``zoo/``,
 well-known networks as ONNX graphs; ``trained/`` and ``classifiers/``, networks that the project trained (``training/``
-builds them); ``stored.py``, which of them are in the wheel and how the others are fetched; ``sources.py``, the model
+builds them); ``stored.py``, fetching of the networks' files that are not in the wheel; ``sources.py``, the model
 that a name stands for.
 """
 

@@ -38,8 +38,8 @@ def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int |
     if class_count < 1:
         raise ModelError(f"{model.name}: an exit head needs at least 1 class, got {class_count}")
     heads = [
-        _make_head(f"exit{number}", model, place, head, class_count)
-        for number, place in enumerate(_choose_places(model, count), start=1)
+        _make_head(f"exit{number}", model, block_end, head, class_count)
+        for number, block_end in enumerate(_choose_block_ends(model, count), start=1)
     ]
     return _insert_heads(model, heads)
 
@@ -51,13 +51,15 @@ def subnets(model: Model) -> tuple[range, ...]:
 
 
 def exit_shares(model: Model) -> tuple[float, ...]:
-    """Fraction of the model's MACs up to each exit, and last up to the end (1)."""
-    done = list(accumulate((layer.macs for layer in model.layers), initial=0))
-    return tuple(done[after] / max(1, done[-1]) for after in (*(early.after for early in model.exits), -1))
+    """Fraction of the model's MACs before each exit, and last before the end (1)."""
+    macs_before = list(accumulate((layer.macs for layer in model.layers), initial=0))
+    return tuple(
+        macs_before[after] / max(1, macs_before[-1]) for after in (*(early.after for early in model.exits), -1)
+    )
 
 
-class _Place(NamedTuple):
-    """A block end for an exit: the number of layers before, positions and channels of the activation."""
+class _ExitPlace(NamedTuple):
+    """A block end with room for an exit: the number of layers before, positions and channels of the activation."""
 
     after: int
     positions: int
@@ -72,22 +74,23 @@ class _HeadLayers(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-def _choose_places(model: Model, count: int) -> list[_Place]:
+def _choose_block_ends(model: Model, count: int) -> list[_ExitPlace]:
     """Choose *count* different block ends nearest to equal shares of the MACs, in order."""
-    done = list(accumulate((layer.macs for layer in model.layers), initial=0))
+    macs_before = list(accumulate((layer.macs for layer in model.layers), initial=0))
+    total = macs_before[-1]
     # Of block ends without MACs between them, the last counts, so that a norm or pool stays with its block.
-    last_at = {done[end]: index for index, end in enumerate(model.block_ends) if 0 < done[end] < done[-1]}
-    if len(last_at) < count:
+    end_at = {macs_before[end]: index for index, end in enumerate(model.block_ends) if 0 < macs_before[end] < total}
+    if len(end_at) < count:
         raise ModelError(
-            f"{model.name} has room for {len(last_at)} exits (ends of blocks, where one activation crosses), "
+            f"{model.name} has room for {len(end_at)} exits (ends of blocks, where one activation crosses), "
             f"not for {count}; ask for fewer, or name outputs of an ONNX file"
         )
-    chosen = _nearest(list(last_at), [done[-1] * share / (count + 1) for share in range(1, count + 1)])
-    return [_place(model, last_at[macs]) for macs in chosen]
+    chosen = _nearest(list(end_at), [total * number / (count + 1) for number in range(1, count + 1)])
+    return [_exit_place(model, end_at[macs]) for macs in chosen]
 
 
 def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
-    """For each target the nearest value that is not used yet; enough values are left for the targets that follow."""
+    """Choose a different value for each ascending target: the nearest one that leaves enough for later targets."""
     chosen: list[int] = []
     first = 0
     for number, target in enumerate(targets):
@@ -100,14 +103,14 @@ def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
     return chosen
 
 
-def _place(model: Model, index: int) -> _Place:
+def _exit_place(model: Model, index: int) -> _ExitPlace:
     """The block end number *index* of a model; its shape is guessed from the layer before if it is unknown."""
     after = model.block_ends[index]
     if model.block_shapes:
-        return _Place(after, *model.block_shapes[index])
+        return _ExitPlace(after, *model.block_shapes[index])
     before = model.layers[after - 1]
     channels = before.gemm.n * before.gemm.groups if before.gemm else max(1, before.output_elements)
-    return _Place(after, max(1, before.output_elements // channels), channels)
+    return _ExitPlace(after, max(1, before.output_elements // channels), channels)
 
 
 def _count_classes(model: Model) -> int:
@@ -118,13 +121,13 @@ def _count_classes(model: Model) -> int:
     return last.n * last.groups
 
 
-def _make_head(name: str, model: Model, place: _Place, kind: str, classes: int) -> _HeadLayers:
+def _make_head(name: str, model: Model, place: _ExitPlace, kind: str, classes: int) -> _HeadLayers:
     """The layers of a head: an optional convolution, average pooling and a fully connected layer."""
-    like = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
+    reference = next(layer for layer in reversed(model.layers[: place.after]) if layer.macs)
     layers: list[Layer] = []
     channels = place.channels
     if kind == "conv":
-        convolution = _convolution(f"{name}/conv", model, place, like)
+        convolution = _convolution(f"{name}/conv", model, place, reference)
         layers.append(convolution)
         channels = convolution.output_elements // place.positions
     values = place.positions * channels
@@ -135,25 +138,25 @@ def _make_head(name: str, model: Model, place: _Place, kind: str, classes: int) 
             "GlobalAveragePool",
             input_elements=values,
             output_elements=channels,
-            activation_bits=like.activation_bits,
+            activation_bits=reference.activation_bits,
         )
     )
-    layers.append(_product(f"{name}/fc", "Gemm", Gemm(1, channels, classes), like))
+    layers.append(_product(f"{name}/fc", "Gemm", Gemm(1, channels, classes), reference))
     return _HeadLayers(place.after, name, tuple(layers))
 
 
-def _convolution(name: str, model: Model, place: _Place, like: Layer) -> Layer:
-    """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *like*."""
+def _convolution(name: str, model: Model, place: _ExitPlace, reference: Layer) -> Layer:
+    """The convolution of a head with about 1/``_CONV_SHARE`` of the model's MACs, and the bit widths of *reference*."""
     budget = model.macs // _CONV_SHARE
     image = any(layer.kind == "conv" and layer.gemm and layer.gemm.kernel > 1 for layer in model.layers[: place.after])
     per_channel = place.positions * place.channels
     kernel = 9 if image and budget // (9 * per_channel) >= _FEWEST_CHANNELS else 1
     channels = max(1, round(budget / (kernel * per_channel)))
-    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, channels, kernel=kernel), like)
+    return _product(name, "Conv", Gemm(place.positions, place.channels * kernel, channels, kernel=kernel), reference)
 
 
-def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
-    """A layer with weights and a bias, with the bit widths of *like*."""
+def _product(name: str, op: str, gemm: Gemm, reference: Layer) -> Layer:
+    """A layer with weights and a bias, with the bit widths of *reference*."""
     return Layer(
         name,
         "conv" if op == "Conv" else "gemm",
@@ -163,13 +166,13 @@ def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
         parameters=(gemm.k + 1) * gemm.n,
         input_elements=gemm.m * gemm.k // gemm.kernel,
         output_elements=gemm.m * gemm.n,
-        weight_bits=like.weight_bits,
-        activation_bits=like.activation_bits,
+        weight_bits=reference.weight_bits,
+        activation_bits=reference.activation_bits,
     )
 
 
 def _insert_heads(model: Model, heads: Sequence[_HeadLayers]) -> Model:
-    """The model with the heads inserted as exits. Block ends move along; the end of each head is a new one."""
+    """The model with the heads inserted as exits; block ends are renumbered, and the end of each head is a new one."""
     used_names = {layer.name for layer in model.layers}
     if clash := next((layer.name for head in heads for layer in head.layers if layer.name in used_names), None):
         raise ModelError(f"{model.name} has a layer called {clash!r} already, the name of an exit's layer")

@@ -1,4 +1,4 @@
-"""Models as the scheduler sees them: layers in execution order and how much work each one is.
+"""Models as the scheduler sees them: layers in execution order, each with its amount of work.
 
 Nothing here reads files (see ``onnx_import``) or knows a device (see ``weft.devices.costs``). Counts are
 for one sample; a batch is applied where a profile is made.
@@ -99,7 +99,7 @@ class Model:
     name: str
     layers: tuple[Layer, ...]
     inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    """Name and shape of every input for which the work was counted."""
+    """Name and shape of every input; the work of the layers is counted for these shapes."""
     unknown_ops: tuple[str, ...] = ()
     """Operators without a cost rule; their cost is only their activation traffic."""
     guesses: tuple[str, ...] = ()
@@ -118,7 +118,9 @@ class Model:
 
     def __post_init__(self) -> None:
         self._check_exits()
-        if self.block_ends and any(here >= there for here, there in pairwise((0, *self.block_ends, len(self.layers)))):
+        if self.block_ends and any(
+            before >= after for before, after in pairwise((0, *self.block_ends, len(self.layers)))
+        ):
             raise ModelError(f"{self.name}: block_ends must ascend within {len(self.layers)} layers")
         if self.block_shapes and len(self.block_shapes) != len(self.block_ends):
             raise ModelError(
@@ -130,17 +132,17 @@ class Model:
         if len(set(names)) < len(names) or not all(names):
             raise ModelError(f"{self.name}: exits need names, each its own; got {', '.join(map(repr, names))}")
         last = len(self.layers) - 1
-        for place in self.exits:
-            if not 1 <= place.after <= last:
+        for early in self.exits:
+            if not 1 <= early.after <= last:
                 raise ModelError(
-                    f"{self.name}: exit {place.name!r} is after {place.after} layers, must be 1 to {last}; "
+                    f"{self.name}: exit {early.name!r} is after {early.after} layers, must be 1 to {last}; "
                     "the end needs no exit"
                 )
-        for here, there in pairwise(self.exits):
-            if here.after >= there.after:
+        for previous, following in pairwise(self.exits):
+            if previous.after >= following.after:
                 raise ModelError(
-                    f"{self.name}: exit {there.name!r} (after {there.after} layers) must come after "
-                    f"{here.name!r} (after {here.after}); list exits from shallow to deep"
+                    f"{self.name}: exit {following.name!r} (after {following.after} layers) must come after "
+                    f"{previous.name!r} (after {previous.after}); list exits from shallow to deep"
                 )
 
     @property

@@ -130,8 +130,8 @@ def write_model(path: str | os.PathLike[str], model: OnnxModel, error: type[Inpu
     """
     data = os.path.basename(os.path.realpath(path)) + ".data"
     stored = sum(math.prod(tensor.dims) * dtype_bits(tensor.data_type) // 8 for tensor in model.graph.initializer)
-    with replacing(path, error) as beside:
-        save(model, beside, outside=stored > MOST_BYTES_IN_FILE, data=data)
+    with replacing(path, error) as draft:
+        save(model, draft, outside=stored > MOST_BYTES_IN_FILE, data=data)
 
 
 def copied(message: Message) -> Message:
@@ -149,9 +149,9 @@ def empty_model() -> OnnxModel:
 
 def fill(field: Any, values: Iterable[Any]) -> None:
     """Replace the content of a repeated protobuf *field*; *values* may be an iterator over the same field."""
-    kept = list(values)
+    new_values = list(values)
     del field[:]
-    field.extend(kept)
+    field.extend(new_values)
 
 
 def metadata(model: OnnxModel) -> dict[str, str]:
@@ -228,7 +228,7 @@ def read_tensor(tensor: Any, folder: Path | None) -> Array:
 
 
 def move_outside(tensor: Any, file: str, offset: int) -> bytes:
-    """Declare that a tensor's data is at *offset* of the external *file*; return the data, for the caller to write."""
+    """Declare that a tensor's data is at byte *offset* of the external *file*; return the data to write there."""
     data: bytes = tensor.raw_data
     set_external_data(tensor, file, offset=offset, length=len(data))
     tensor.ClearField("raw_data")
@@ -426,7 +426,7 @@ def last_uses(nodes: Iterable[OnnxNode]) -> dict[str, int]:
 
 
 def needed_places(nodes: Sequence[OnnxNode], names: Iterable[str]) -> list[int]:
-    """Indices, in order, of the nodes that the values *names* need; *nodes* are in execution order."""
+    """Indices, ascending, of the nodes that compute the values *names*; *nodes* must be in execution order."""
     needed, indices = set(names), list[int]()
     for index in range(len(nodes) - 1, -1, -1):
         if any(name in needed for name in nodes[index].output if name):
@@ -436,7 +436,7 @@ def needed_places(nodes: Sequence[OnnxNode], names: Iterable[str]) -> list[int]:
 
 
 def needed_nodes(nodes: Sequence[Any], names: Iterable[str]) -> list[Any]:
-    """The nodes that the values *names* need, in order."""
+    """The nodes that compute the values *names*, in order."""
     return [nodes[index] for index in needed_places(nodes, names)]
 
 

@@ -1,4 +1,4 @@
-"""The model that a name stands for: in the zoo, trained by the project, in an installed package, or a file."""
+"""Models by name: of the zoo, trained by the project, in an installed package, or a file."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def load_model(
 ) -> Model:
     """Import a model by name or path.
 
-    shapes: input -> shape, for files and packaged models. parameters: for zoo models; a model ignores those that it
-    does not have (such as the sequence length for a resnet). exits: the number of exits to add, with heads of the kind
+    shapes: input -> shape, for files and packaged models. parameters: for zoo models; a model ignores parameters that
+    it does not have (such as the sequence length for a resnet). exits: the number of exits to add, with heads of kind
     *exit_head* (``weft.models.exits``); or the names of a file's outputs that are exits, from shallow to deep, the last
-    being the end. By default, exits are those that the file's metadata names.
+    being the end. By default, the exits in the file's metadata.
     """
     exit_count = exits if isinstance(exits, int) else None
     exit_names = tuple(exits) if exits is not None and not isinstance(exits, int) else None

@@ -19,7 +19,7 @@ STITCHED_KEY = "weft.stitched"
 """Model metadata: JSON, the models in a file and the names of their inputs and outputs in the graph. The key is also in
 ``weft.runtime.metadata``, which can be imported without onnx."""
 
-_BETWEEN = ".onnx/"
+_SEPARATOR = ".onnx/"
 
 Tasks = Mapping[str, tuple[str, ...]]
 """Model -> its inputs in the graph."""
@@ -28,8 +28,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def file_and_task(name: str) -> tuple[str, str]:
     """Split ``pets.onnx/cats`` into the file and the model in it; the model is '' if the name has none."""
-    file, between, task = name.rpartition(_BETWEEN)
-    return (f"{file}.onnx", task) if between else (name, "")
+    file, separator, task = name.rpartition(_SEPARATOR)
+    return (f"{file}.onnx", task) if separator else (name, "")
 
 
 def tasks_of(model: OnnxModel) -> Tasks:
@@ -44,7 +44,7 @@ def tasks_of(model: OnnxModel) -> Tasks:
 
 
 def only(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """Input shapes for a request of the model *task* alone: inputs of other models have 0 rows.
+    """Return input shapes for a request of the model *task* alone: inputs of other models have 0 rows.
 
     *given*: shapes that replace these. Raises ModelError if the file has no such model.
     """

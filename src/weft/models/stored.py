@@ -52,21 +52,21 @@ def pixels(image: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def folder() -> Path:
     """The folder of fetched files: the environment variable WEFT_DATA, or ``~/.cache/weft/data``."""
-    given = os.environ.get("WEFT_DATA")
-    return Path(given) if given else Path.home() / ".cache/weft/data"
+    path = os.environ.get("WEFT_DATA")
+    return Path(path) if path else Path.home() / ".cache/weft/data"
 
 
 def place(file: str) -> Path:
-    """The path of *file* (relative to the package): the one that came with weft, else the place of a fetched file."""
+    """The path of *file* (relative to the package): the file that came with weft, else the path of a fetched file."""
     shipped = _shipped_path(file)
     return shipped if shipped.exists() else folder() / file
 
 
 def _shipped_path(file: str) -> Path:
     """The path of a file that comes with weft; if its first folder is now a package of its own, below that package."""
-    room, _, inside = file.partition("/")
-    tool = registered("modules").get(room)
-    return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), inside)
+    top_folder, _, rest = file.partition("/")
+    tool = registered("modules").get(top_folder)
+    return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), rest)
 
 
 def located(file: str) -> Path:
@@ -94,7 +94,7 @@ def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: No
     paths = []
     for file, sha256 in FETCHED[name].items():
         path = place(file)
-        if not path.exists() or _sum(path.read_bytes()) != sha256:
+        if not path.exists() or _digest(path.read_bytes()) != sha256:
             _store(path, _read(source, file), sha256)
         done(path)
         paths.append(path)
@@ -123,7 +123,7 @@ def _read(source: str, file: str) -> bytes:
 
 def _store(path: Path, content: bytes, sha256: str) -> None:
     """Check the digest of a file and write it; a partly written file never has the final name."""
-    if _sum(content) != sha256:
+    if _digest(content) != sha256:
         raise ModelError(f"{path.name}: not the file that this weft knows: its SHA-256 differs")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
@@ -137,5 +137,5 @@ def _store(path: Path, content: bytes, sha256: str) -> None:
             unfinished.unlink()
 
 
-def _sum(content: bytes) -> str:
+def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

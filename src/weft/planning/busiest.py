@@ -13,7 +13,7 @@ from weft.simulation.requests import Case, RequestRun
 WINDOW_S = 1.0
 """Length of the window, so short that segments of a few milliseconds can be seen across a page."""
 MOST_SPANS = 4000
-"""Limit of spans, as more cannot be distinguished on a page; the window is shortened to this number."""
+"""Largest number of spans in the window, as more cannot be distinguished on a page; more shorten the window."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -37,7 +37,9 @@ class RequestMark:
     """A request that arrived in the stretch, and whether it was late."""
 
     model: int
+    """Index into ``BusyStretch.models``."""
     arrival_s: float
+    """Seconds from the beginning of the stretch."""
     late: bool
 
 
@@ -80,8 +82,9 @@ def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
         )
         for row in inside.tolist()
     )
-    first = [case.terms[model_of.index(place)].programs for place in range(len(names))]
-    segments = tuple(case.setting.programs[program].names for program in first)
+    # the first program of each model, which is that of batch 1
+    programs = [case.terms[model_of.index(model)].programs for model in range(len(names))]
+    segments = tuple(case.setting.programs[program].names for program in programs)
     marks = _marks(case, run, model_of, begins_s, length_s)
     return BusyStretch(begins_s, length_s, lanes, names, segments, spans, marks)
 
@@ -94,18 +97,19 @@ def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
     """Return the start of the window with the most computation, to a tenth of the window."""
     last_s = float(ends_s.max(initial=0.0))
     edges = np.arange(0.0, max(WINDOW_S, last_s) + WINDOW_S, WINDOW_S / 10)
-    work = np.histogram(starts_s, edges, weights=ends_s - starts_s)[0]
-    sums = np.convolve(work, np.ones(10), "valid")
-    return float(edges[int(sums.argmax())]) if len(sums) else 0.0
+    busy_s = np.histogram(starts_s, edges, weights=ends_s - starts_s)[0]  # per tenth of a window, by the starts
+    window_sums_s = np.convolve(busy_s, np.ones(10), "valid")
+    return float(edges[int(window_sums_s.argmax())]) if len(window_sums_s) else 0.0
 
 
 def _assign_lanes(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
     """Assign each segment to the first free lane, as the executor does."""
-    free = [0.0] * lanes
+    free_s = [0.0] * lanes
     assigned = []
-    for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
-        lane = min(range(lanes), key=lambda place: (free[place] > start + 1e-12, place))
-        free[lane] = max(free[lane], end)
+    for start_s, end_s in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
+        # 1e-12: a segment that starts when another ends may be rounded to start before
+        lane = min(range(lanes), key=lambda lane: (free_s[lane] > start_s + 1e-12, lane))
+        free_s[lane] = max(free_s[lane], end_s)
         assigned.append(lane)
     return assigned
 
@@ -116,8 +120,8 @@ def _marks(
     """Return the requests that arrived in the window; *model_of*: stream -> index of its model."""
     marks = []
     for stream, arrival, end, *_ in run.tally.answers:
-        at_s = arrival * run.tick_s - begins_s
-        if 0 <= at_s < length_s:
-            late = end < 0 or end - arrival > case.terms[stream].deadline
-            marks.append(RequestMark(model_of[stream], at_s, late))
+        arrival_s = arrival * run.tick_s - begins_s
+        if 0 <= arrival_s < length_s:
+            late = end < 0 or end - arrival > case.terms[stream].deadline  # a dropped request has a negative end
+            marks.append(RequestMark(model_of[stream], arrival_s, late))
     return tuple(marks[:MOST_SPANS])

@@ -24,13 +24,13 @@ NOT_HERE: dict[str, str] = {
     "aimt": "a host fetches nothing ahead: it is fair",
     "priority": "edf, where no stream has a priority",
 }
-"""Policy that does the same as another on a host -> why; ``priority`` only where all priorities are equal."""
+"""Policy that does the same as another on a host -> the reason; ``priority`` only if all priorities are equal."""
 
 MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin": 40},)}
 """Policy -> options that are tried besides its defaults."""
 
 SMALL_BATCH = 2
-"""A batch limit that is tried besides the largest useful one: most of the gain of batching at the least delay."""
+"""A batch limit that is tried besides the largest one: much of the gain of batching at the least delay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +58,9 @@ class Arrangement:
         words = ", ".join([*options, *late])
         threads = f" x {settings.threads} threads" if settings.threads > 1 else ""
         lanes = f"{settings.lanes} lane{'s' * (settings.lanes > 1)}{threads}"
-        where = [lanes] if settings.device is None else []
-        how = ", ".join([*where, self.batching, *([self.cut] if self.cut else [])])
-        return f"{settings.policy}{f' ({words})' if words else ''}, {how}"
+        division = [lanes] if settings.device is None else []
+        details = ", ".join([*division, self.batching, *([self.cut] if self.cut else [])])
+        return f"{settings.policy}{f' ({words})' if words else ''}, {details}"
 
     @property
     def simplicity(self) -> tuple[Any, ...]:
@@ -87,8 +87,8 @@ class Arrangement:
     def models(self) -> dict[str, ModelChoice]:
         """The settings of each model."""
         return {
-            name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name], done=self.done.get(name, AS_GIVEN))
-            for name, most in self.batches.items()
+            name: ModelChoice(max_batch=limit, grain_ms=self.grain_ms[name], done=self.done.get(name, AS_GIVEN))
+            for name, limit in self.batches.items()
         }
 
     def serving(self, workload: Workload) -> Workload:
@@ -100,39 +100,41 @@ class Arrangement:
         return workload.model_copy(update={"stream": streams})
 
 
-def arrangements(asked: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
+def arrangements(request: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
     """Return all candidates on these hosts, in the order in which to try them."""
-    grain_ms = {model.name: model.config.grain_ms for model in asked.models}
-    done = {model.name: model.preparation.done for model in asked.models if model.preparation}
+    grain_ms = {model.name: model.config.grain_ms for model in request.models}
+    done = {model.name: model.preparation.done for model in request.models if model.preparation}
     candidates = [
-        Arrangement(host, _settings(asked, host, choice), batches, grain_ms, done=done)
+        Arrangement(host, _settings(request, host, policy_settings), batches, grain_ms, done=done)
         for host in hosts
-        for batches in batch_limits(host, asked)
-        for choice in _policy_choices(asked, batches)
+        for batches in batch_limits(host, request)
+        for policy_settings in _policy_choices(request, batches)
     ]
     return sorted(candidates, key=_order)
 
 
-def _settings(asked: PlanRequest, host: Host, choice: Mapping[str, Any]) -> PlanSettings:
-    if asked.device is not None:
-        return PlanSettings(device=asked.device, **choice)
-    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **choice)
+def _settings(request: PlanRequest, host: Host, policy_settings: Mapping[str, Any]) -> PlanSettings:
+    """Return a server's settings: its policy, and the division of its cores or its GPU."""
+    if request.device is not None:
+        return PlanSettings(device=request.device, **policy_settings)
+    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=request.isolation, **policy_settings)
 
 
-def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
-    """Return the batch limits to try, each model -> limit: the largest useful batches, ``SMALL_BATCH``, and 1."""
+def batch_limits(host: Host, request: PlanRequest) -> list[dict[str, int]]:
+    """Return the different batch limits to try (model -> limit): the largest measured, ``SMALL_BATCH``, and 1."""
     largest = {
-        model.name: _upper_limit(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models
+        model.name: _upper_limit(model.config.max_batch, host.model(model.name).max_batch) for model in request.models
     }
     distinct: list[dict[str, int]] = []
-    for most in (max(largest.values()), SMALL_BATCH, 1):
-        limits = {name: min(most, size) for name, size in largest.items()}
+    for limit in (max(largest.values()), SMALL_BATCH, 1):
+        limits = {name: min(limit, size) for name, size in largest.items()}
         if limits not in distinct:
             distinct.append(limits)
     return distinct
 
 
 def _upper_limit(set_by_user: int | None, measured: int) -> int:
+    """Return the largest batch of a model: as measured, or less if the user's setting is less."""
     return measured if set_by_user is None else min(set_by_user, measured)
 
 
@@ -141,22 +143,24 @@ def request_policies(workload: Workload) -> list[str]:
 
     Policies that refill running batches are tried only where requests leave early.
     """
-    leave = any(stream.leaves for stream in workload.stream)
+    exits_used = any(stream.leaves for stream in workload.stream)
     priorities = {stream.priority for stream in workload.stream}
-    copies = {*NOT_HERE} - ({"priority"} if len(priorities) > 1 else set())
-    able = [
-        name for name, kind in POLICIES.items() if kind.traits.serves_requests and (leave or not kind.traits.refills)
+    duplicates = {*NOT_HERE} - ({"priority"} if len(priorities) > 1 else set())
+    names = [
+        name
+        for name, policy in POLICIES.items()
+        if policy.traits.serves_requests and (exits_used or not policy.traits.refills) and name not in duplicates
     ]
-    return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
+    return sorted(names, key=lambda name: name != FAVOURITE)
 
 
-def _policy_choices(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _policy_choices(request: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Yield the settings of policies, their options and their rules for late requests.
 
     With batch limits of 1, policies that wait for batches or refill batches are left out.
     """
-    late_rules = SOFT if asked.deadlines == "soft" else ("weave",)
-    for policy in request_policies(asked.workload):
+    late_rules = SOFT if request.deadlines == "soft" else ("weave",)
+    for policy in request_policies(request.workload):
         if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
             continue
         for options in ({}, *MORE_OPTIONS.get(policy, ())):

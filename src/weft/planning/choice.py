@@ -1,4 +1,4 @@
-"""Selection of the best candidate: those whose bounds rule them out are skipped, the others simulated and ranked.
+"""Selection of the best candidate. Candidates that cannot win by their bounds are skipped, the others simulated.
 
 An objective is a list of criteria, the most important first. A challenger is compared with the best so far, criterion
 by criterion. To compare loads, one simulation suffices: whether the challenger sustains one step more than the best.
@@ -26,12 +26,13 @@ Verdict = Literal[-1, 0, 1]
 """Result of comparing a challenger with the best so far: -1 better, 0 equal, 1 worse."""
 
 Progress = Callable[[int, int], None]
+"""Called with the number of options done and the number of all options."""
 
 
 class Criterion(Protocol):
     """A quantity by which candidates are compared."""
 
-    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
+    def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
         """Return why the bounds of a challenger prove it worse; empty if it may be better or equal."""
         ...
 
@@ -45,11 +46,12 @@ class DeadlinesKept:
     """Prefer the option that keeps the deadlines at the asked load; if neither does, the option that misses fewer."""
 
     implied: bool = False
-    """Whether the next criterion includes this one: an option that carries the best's load keeps the deadlines."""
+    """Whether the next criterion is the load. It then includes this one once the best option keeps its deadlines:
+    carrying that option's load means keeping the deadlines."""
 
-    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
+    def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
         least = trial.bound.missed * CHANCE
-        allowed = trial.asked.limit if best.holds else best.missed * (1 + ERROR["missed"])
+        allowed = trial.request.limit if best.holds else best.missed * (1 + ERROR["missed"])
         return f"misses at least {least:.0%} of a stream's deadlines" if least > allowed else ""
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
@@ -63,8 +65,8 @@ class DeadlinesKept:
 class LoadCarried:
     """Prefer the option that keeps the deadlines at a larger multiple of the asked load."""
 
-    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
-        # A step below the best is equal to it: the simpler of the two is taken in the end.
+    def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
+        # An option one load step below the best counts as equal: the final comparison takes the simpler of the two.
         if trial.highest >= best.level() - 1:
             return ""
         return f"cannot carry more than {trial.bound.factor:.2f} times the load"
@@ -79,7 +81,7 @@ class LoadCarried:
 class MemoryHeld:
     """Prefer the option that needs less memory."""
 
-    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
+    def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
         return "needs more memory" if self.compare(trial, best) > 0 else ""
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
@@ -87,9 +89,9 @@ class MemoryHeld:
 
 
 class ShortestWait:
-    """Prefer the option with the smaller ratio of p99 to deadline, taken over the stream where it is largest."""
+    """Prefer the option with the smaller ratio of p99 to deadline, in the stream in which this ratio is largest."""
 
-    def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
+    def why_worse(self, trial: OptionTrial, best: OptionTrial) -> str:
         if trial.bound.latency <= best.latency * (1 + ERROR["wait"]):
             return ""
         return f"takes {trial.bound.latency:.0%} of a deadline with nothing else running"
@@ -126,24 +128,24 @@ class Chosen:
 
 
 def choose(
-    asked: PlanRequest,
+    request: PlanRequest,
     options: Sequence[Arrangement],
     memory_of: Callable[[Arrangement], int],
     progress: Progress | None = None,
 ) -> Chosen:
     """Return the best option by the objective (of equal options the first); raises InputError if none fits memory.
 
-    memory_of: bytes that an option needs.
+    memory_of: returns the bytes that an option needs.
     """
-    order = ORDERS[asked.objective] if asked.has_rates else _without_load(asked.objective)
+    order = ORDERS[request.objective] if request.has_rates else _without_load(request.objective)
     best: OptionTrial | None = None
     beaten: list[OptionTrial] = []
     left_out: list[LeftOut] = []
     for done, arrangement in enumerate(options):
         if progress:
             progress(done, len(options))
-        trial = trial_of(asked, arrangement, memory_of(arrangement))
-        if why := _too_large(asked, trial) or (_rejection_text(order, trial, best) if best else ""):
+        trial = trial_of(request, arrangement, memory_of(arrangement))
+        if why := _too_large(request, trial) or (_rejection_text(order, trial, best) if best else ""):
             left_out.append(LeftOut(arrangement, why))
         elif best is None or _beats(order, trial, best):
             beaten += [best] if best else []
@@ -153,25 +155,25 @@ def choose(
     if best is None:
         least_bytes = min(map(memory_of, options), default=0)
         raise InputError(
-            f"memory_bytes = {asked.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
+            f"memory_bytes = {request.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
             f"allow {ceil(least_bytes / 2**20)}m or more"
         )
-    simpler = list(islice(_simpler(asked, best, beaten), SIMPLE))
-    nearest = sorted((trial for trial in beaten if trial not in simpler), key=lambda trial: _distance(asked, trial))
+    simpler = list(islice(_simpler(request, best, beaten), SIMPLE))
+    nearest = sorted((trial for trial in beaten if trial not in simpler), key=lambda trial: _distance(request, trial))
     return Chosen(best, (*simpler, *nearest), tuple(left_out))
 
 
-def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
+def _simpler(request: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
     """Yield options that are simpler than the best and within a load step of it, the simplest first.
 
     Finding each may take a simulation, so the caller should take no more than it needs.
     """
-    if asked.objective == "latency" or not asked.has_rates:
+    if request.objective == "latency" or not request.has_rates:
         return
     for trial in sorted(beaten, key=lambda trial: trial.arrangement.simplicity):
         if trial.arrangement.simplicity > best.arrangement.simplicity:
             return
-        fits = asked.objective != "memory" or MemoryHeld().compare(trial, best) <= 0
+        fits = request.objective != "memory" or MemoryHeld().compare(trial, best) <= 0
         if fits and trial.sustained(best.level() - 1):
             yield trial
 
@@ -188,7 +190,7 @@ def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: Option
     The first criterion may decide; a later criterion only if no option can beat the best by any earlier criterion.
     """
     for criterion in order:
-        if why := criterion.hopeless(trial, best):
+        if why := criterion.why_worse(trial, best):
             return why
         # by this criterion, no option is better than a best option that keeps its deadlines, only equal
         if not (isinstance(criterion, DeadlinesKept) and best.holds):
@@ -197,6 +199,7 @@ def _rejection_text(order: Sequence[Criterion], trial: OptionTrial, best: Option
 
 
 def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> bool:
+    """Return whether a challenger is better by the first criterion that tells it from the best."""
     for criterion in order:
         verdict = criterion.compare(trial, best)
         if verdict:
@@ -204,22 +207,22 @@ def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) ->
     return False
 
 
-def _too_large(asked: PlanRequest, trial: OptionTrial) -> str:
+def _too_large(request: PlanRequest, trial: OptionTrial) -> str:
     """Return why an option does not fit the memory limit; empty if it fits."""
-    if asked.memory_bytes is None or trial.memory_bytes <= asked.memory_bytes:
+    if request.memory_bytes is None or trial.memory_bytes <= request.memory_bytes:
         return ""
     return f"needs {trial.memory_bytes / 2**20:.0f} MiB of memory"
 
 
-def _distance(asked: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:
+def _distance(request: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:
     """Sort key of options that lost, the best first, by results that need no further simulation."""
-    if asked.objective == "latency" or not asked.has_rates:
+    if request.objective == "latency" or not request.has_rates:
         return (trial.seen_latency,)
-    return (float(trial.memory_bytes), *trial.nearness) if asked.objective == "memory" else trial.nearness
+    return (float(trial.memory_bytes), *trial.nearness) if request.objective == "memory" else trial.nearness
 
 
-def _verdict(mine: float, other: float, tolerance: float = 0.0) -> Verdict:
+def _verdict(challenger: float, best: float, tolerance: float = 0.0) -> Verdict:
     """Compare two values, the smaller the better; differences up to the relative *tolerance* are equal."""
-    if abs(mine - other) <= tolerance * max(abs(mine), abs(other)):
+    if abs(challenger - best) <= tolerance * max(abs(challenger), abs(best)):
         return 0
-    return -1 if mine < other else 1
+    return -1 if challenger < best else 1

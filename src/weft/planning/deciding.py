@@ -23,7 +23,8 @@ ORDERS: dict[str, tuple[Criterion, ...]] = {
 """Objective -> criteria, the most important first."""
 
 ERROR: Mapping[Criterion, float] = {"missed": 0.05, "load": 0.05, "wait": 0.05, "memory": 0.02}
-"""Relative differences that count as equal: a step of the load (``trials.STEP``), and the variation of memory."""
+"""Criterion -> relative difference up to which results count as equal: a step of the load (``trials.STEP``), and for
+memory its variation between measurements."""
 
 
 def criteria(objective: str, has_rates: bool) -> tuple[Criterion, ...]:
@@ -49,10 +50,10 @@ class Scores(NamedTuple):
         """Whether this option is better by more than the error, with every set of requests that both have."""
         margin = 1 + ERROR[criterion]
         pairs = zip(getattr(self, criterion), getattr(than, criterion), strict=False)
-        return all(mine < theirs and mine * margin < theirs for mine, theirs in pairs)
+        return all(value < other and value * margin < other for value, other in pairs)
 
     def first(self, order: Sequence[Criterion]) -> tuple[float, ...]:
-        """The results with the first set of requests, from which the numbers in a plan are."""
+        """The results with the first set of requests, which a plan reports, in the order of the criteria."""
         return tuple(getattr(self, criterion)[0] for criterion in order)
 
 
@@ -81,12 +82,12 @@ class Decision:
 
 
 def decide(order: Sequence[Criterion], scores: Sequence[Scores], simplicity: Callable[[int], Any]) -> Decision:
-    """Compare options by each criterion in turn, each time leaving out beaten options; the simplest that is left wins.
+    """Compare options by each criterion in turn, each time leaving out beaten ones; the simplest that remains wins.
 
     simplicity: index -> sort key, the simplest first; of equal keys, the earlier index wins.
     """
     remaining = list(range(len(scores)))
-    beaten: list[tuple[Criterion, dict[int, list[int]]]] = []
+    beaten: list[tuple[Criterion, dict[int, list[int]]]] = []  # criterion, and option -> options better by it
     for criterion in order:
         winners_of = {
             option: winners

@@ -1,8 +1,8 @@
-"""Divisions of the cores that need not be measured in full, because one that was is better in every respect.
+"""Divisions of the cores that need not be measured in full, since a measured division is better in every respect.
 
-A run whose times are all longer by a factor is the same run at a load that is lower by it, and with tighter deadlines.
-So a division whose lanes take ``MARGIN`` longer for every model, alone and together, carries at least 9 % less, which
-is more than the 5 % that a plan counts as equal. Where that does not follow, nothing is left out.
+If all times of a run are multiplied by a factor, it is the same run at a load that is lower by this factor, but with
+tighter deadlines. So a division whose lanes take ``MARGIN`` longer for every model, alone and together, carries at
+least 9 % less, which is more than the 5 % that a plan counts as equal. If this does not follow, nothing is left out.
 """
 
 from __future__ import annotations
@@ -16,55 +16,58 @@ from weft.planning.standalone_times import times_alone
 from weft.planning.survey.first_numbers import FirstNumbers
 
 MARGIN = 0.1
-"""By how much more time, and less throughput, of every model a division is apart from a better one."""
+"""Relative difference in time and throughput of every model from which a division is clearly worse than a better one.
+"""
 BY_LOAD = ("deadlines", "load")
-"""Objectives by which the division that carries less loses; by others, memory or the waits of requests decide."""
+"""Objectives by which the division with the lower load loses; by others, memory or waiting times decide."""
 
 
-def why_left_out(asked: PlanRequest, first: FirstNumbers, full: Iterable[tuple[FirstNumbers, Host]]) -> str:
+def why_left_out(request: PlanRequest, candidate: FirstNumbers, full: Iterable[tuple[FirstNumbers, Host]]) -> str:
     """Return why a division need not be measured further, in words; empty if it may be part of the best option.
 
-    first: its first numbers. full: the divisions that were measured in full.
+    candidate: its first numbers. full: the divisions that were measured in full, with their first numbers.
     """
-    if asked.objective not in BY_LOAD or not asked.has_rates or any(leaving for _, _, leaving in asked.sent):
+    if request.objective not in BY_LOAD or not request.has_rates or any(leaving for _, _, leaving in request.sent):
         return ""  # early exits shorten requests by other shares than cuts for other numbers of threads
     for better, host in full:
-        fits = asked.memory_bytes is None or (host.memory_bytes or inf) <= asked.memory_bytes
-        if fits and is_apart(first, better) and _needs_no_lane(asked, first, better, host):
+        fits = request.memory_bytes is None or (host.memory_bytes or inf) <= request.memory_bytes
+        if fits and is_apart(candidate, better) and _needs_no_lane(request, candidate, better, host):
             return (
-                f"{first.answered_per_s:.0f} requests/s where {better.words} has {better.answered_per_s:.0f}, "
+                f"{candidate.answered_per_s:.0f} requests/s where {better.words} has {better.answered_per_s:.0f}, "
                 "and no model is faster; not measured further"
             )
     return ""
 
 
-def is_apart(first: FirstNumbers, better: FirstNumbers) -> bool:
+def is_apart(candidate: FirstNumbers, better: FirstNumbers) -> bool:
     """Return whether every model takes longer and is answered less often than with a *better* division.
 
     Times that may be too long, because other processes ran, are taken as short as they may be. A single request has the
     same time with any number of lanes of as many threads.
     """
-    if better.lanes > first.lanes:
-        return False  # its models run beside each other, and take longer then
-    slower = 1 - MARGIN if first.threads == better.threads else 1 + MARGIN
+    if better.lanes > candidate.lanes:
+        return False  # models of the division with more lanes slow each other down, which single times do not show
+    least_ratio = 1 - MARGIN if candidate.threads == better.threads else 1 + MARGIN
     return all(
-        first.alone_s[name] / (1 + first.too_long) >= slower * alone_s
-        and first.per_s[name] * (1 + first.too_long) * (1 + MARGIN) <= better.per_s[name]
+        candidate.alone_s[name] / (1 + candidate.too_long) >= least_ratio * alone_s
+        and candidate.per_s[name] * (1 + candidate.too_long) * (1 + MARGIN) <= better.per_s[name]
         for name, alone_s in better.alone_s.items()
     )
 
 
-def _needs_no_lane(asked: PlanRequest, first: FirstNumbers, better: FirstNumbers, host: Host) -> bool:
+def _needs_no_lane(request: PlanRequest, candidate: FirstNumbers, better: FirstNumbers, host: Host) -> bool:
     """Return whether further lanes, or shorter segments, could not help requests that wait for a segment's end.
 
     Every request of the better division has time for the longest segment of any model before its own run. Of models
     that batch, the throughput of more lanes is known with full batches only, which deadlines may not allow.
     """
-    if first.lanes > better.lanes and max(*first.max_batch.values(), *better.max_batch.values()) > 1:
+    if candidate.lanes > better.lanes and max(*candidate.max_batch.values(), *better.max_batch.values()) > 1:
         return False
-    if first.lanes == better.lanes and all(first.longest_s[name] >= better.longest_s[name] for name in first.longest_s):
+    if candidate.lanes == better.lanes and all(
+        candidate.longest_s[name] >= better.longest_s[name] for name in candidate.longest_s
+    ):
         return True
     segment_s = max(max(model.times_at(1)) * model.tail for model in host.models.values())
     return all(
-        times_alone(host, sent.name).quantile_s(0.99) + segment_s <= sent.stream.deadline_s for sent in asked.sent
+        times_alone(host, sent.name).quantile_s(0.99) + segment_s <= sent.stream.deadline_s for sent in request.sent
     )

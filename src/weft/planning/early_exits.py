@@ -27,7 +27,7 @@ class ServedFile(NamedTuple):
 
 
 def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, Any]:
-    """Return the model settings in the keys of a stream; raises WorkloadError if the file has no such exits."""
+    """Return the model settings that a stream states; raises WorkloadError if the file has no such exits."""
     if isinstance(stream.exits, int):
         raise WorkloadError(
             f"{stream.model}: exits = {stream.exits} places exits in a simulated model, and a plan serves the file as "
@@ -75,15 +75,15 @@ def with_leaving(workload: Workload, served: Mapping[str, ServedFile]) -> Worklo
 
 
 def _exit_keys(stream: Stream, file: ServedFile) -> dict[str, Any]:
-    """Return the keys of a stream that its model's settings determine: the exit record and the thresholds."""
+    """Return the keys of a stream that follow from its model's settings: the exit record and the thresholds."""
     config = file.config
     path = file.path.parent.absolute() / str(config.exit_record)
     record = {} if stream.leaves or config.exit_record is None else {"exit_record": str(path)}
     if not record and stream.exit_record is None:
         return {}
     floor = {} if config.exit_floor is None else {"exit_floor": config.exit_floor}
-    given = "exit_threshold" in config.model_fields_set
-    threshold = {"exit_threshold": min(1.0, config.exit_threshold)} if given else {}
+    is_set = "exit_threshold" in config.model_fields_set
+    threshold = {"exit_threshold": min(1.0, config.exit_threshold)} if is_set else {}
     return {**record, **threshold, **floor}
 
 
@@ -93,6 +93,7 @@ def soonest_rates(workload: Workload) -> tuple[tuple[float, ...], ...]:
 
 
 def _soonest_rates(workload: Workload, index: int, stream: Stream) -> tuple[float, ...]:
+    """Return ``soonest_rates`` of a stream; only with a record and an exit floor, its threshold can sink."""
     record = workload.record(index) if stream.exit_floor is not None else None
     if record is None or stream.exit_floor is None:
         return workload.exit_rates(index)

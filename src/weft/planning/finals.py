@@ -36,10 +36,11 @@ FINALISTS, ENTRANTS = 5, 8
 SETS = 3
 """Number of sets of requests with which finalists are compared."""
 NEAR = 0.9
-"""Finalists whose largest load with the first set is below this part of the best are not simulated with other sets: the
-largest load of an option differs by less between sets."""
+"""Share of the best finalist's largest load with the first set. Finalists below it are not simulated with other sets,
+since the largest load of an option differs by less between sets."""
 FINE, WIDEST = 1.03, 100
-"""Factor between two loads that are tried, and the largest number of such steps up and down from the first load."""
+"""Factor between neighbouring loads of the search for the largest load, and the most steps up or down from its start.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ class Finalist:
     reports: tuple[RequestReport, ...]
     """Simulations at the asked load, one per set of requests; the first is the longest, and the plan reports it."""
     factors: tuple[float, ...] = ()
-    """The largest multiple of the asked load that keeps the deadlines, with each set of requests or only the first;
+    """The largest multiples of the asked load that keep the deadlines, one per set of requests or only for the first;
     empty if no stream has a rate."""
     at_best: tuple[bool, float] | None = None
     """At the largest load of the best candidate: whether the deadlines are kept, and the share that is missed."""
@@ -70,17 +71,17 @@ class Finalist:
     @property
     def keeps_deadlines(self) -> bool:
         """Whether the option keeps the deadlines at the asked load, with the first set of requests."""
-        return keeps(self.report, self.trial.asked.limit)
+        return keeps(self.report, self.trial.request.limit)
 
     @property
     def prediction(self) -> Prediction:
         """The results in the form that a plan stores."""
-        return prediction(self.trial.asked, self.report, self.trial.memory_bytes, self.factor)
+        return prediction(self.trial.request, self.report, self.trial.memory_bytes, self.factor)
 
     @property
     def scores(self) -> Scores:
         """The values that are compared between finalists."""
-        limit = self.trial.asked.limit
+        limit = self.trial.request.limit
         return Scores(
             missed=tuple(0.0 if keeps(report, limit) else report.worst_missed for report in self.reports),
             load=tuple(1 / factor if factor else inf for factor in self.factors),
@@ -104,10 +105,10 @@ class Ranking:
         return self.finalists[0]
 
 
-def rank(asked: PlanRequest, finalists: Sequence[Finalist]) -> Ranking:
+def rank(request: PlanRequest, finalists: Sequence[Finalist]) -> Ranking:
     """Order finalists by the criteria of the request."""
     decision = decide(
-        criteria(asked.objective, asked.has_rates),
+        criteria(request.objective, request.has_rates),
         [finalist.scores for finalist in finalists],
         lambda index: finalists[index].trial.arrangement.simplicity,
     )
@@ -122,7 +123,7 @@ def _ranking(finalists: Sequence[Finalist], decision: Decision) -> Ranking:
 
 
 def finals(
-    asked: PlanRequest,
+    request: PlanRequest,
     trials: Sequence[OptionTrial],
     progress: Callable[[str, int, int], None] | None = None,
     helpers: Helpers | None = None,
@@ -135,33 +136,36 @@ def finals(
     on_progress = progress or (lambda label, done, of: None)
     finalists: list[Finalist] = []
     loads: list[PendingResult[float | None]] = []
-    for entrant in _predict_finalists(asked, trials[:ENTRANTS], helpers, on_progress):
+    for entrant in _predict_finalists(request, trials[:ENTRANTS], helpers, on_progress):
         twin = next((number for number, finalist in enumerate(finalists) if _same_results(finalist, entrant)), None)
         if twin is not None:
             finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, entrant.trial))
             continue
         finalists.append(entrant)
-        if asked.has_rates:
-            near = loads[0].result() if loads else None
-            loads.append(helpers.begin(_largest_load, entrant.trial, entrant.at_best, trials[0].factor, near, USUAL))
+        if request.has_rates:
+            start = loads[0].result() if loads else None
+            loads.append(helpers.begin(_largest_load, entrant.trial, entrant.at_best, trials[0].factor, start, USUAL))
         if len(finalists) == FINALISTS:
             break
-    loaded = [_with_simplest_first(finalist) for finalist in _add_largest_loads(finalists, loads, on_progress)]
-    return rank(asked, _with_more_sets(loaded, helpers) if asked.has_rates else loaded)
+    finalists = [_with_simplest_first(finalist) for finalist in _add_largest_loads(finalists, loads, on_progress)]
+    return rank(request, _with_more_sets(finalists, helpers) if request.has_rates else finalists)
 
 
 def _predict_finalists(
-    asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, on_progress: Callable[[str, int, int], None]
+    request: PlanRequest,
+    entrants: Sequence[OptionTrial],
+    helpers: Helpers,
+    on_progress: Callable[[str, int, int], None],
 ) -> Iterator[Finalist]:
     """Yield each entrant, simulated at the asked load and at the largest load of the best entrant.
 
     The first ``FINALISTS`` runs begin at once, in parallel; further runs only when the caller asks for their results.
     """
-    largest = entrants[0].factor if asked.has_rates else 0.0
+    best_load = entrants[0].factor if request.has_rates else 0.0
     lengths = (LONG, *[USUAL] * (SETS - 1))
 
     def begin(trial: OptionTrial) -> PendingResult[tuple[tuple[RequestReport, ...], tuple[bool, float] | None]]:
-        return helpers.begin(_simulate_finalist, asked, trial.arrangement, largest, lengths)
+        return helpers.begin(_simulate_finalist, request, trial.arrangement, best_load, lengths)
 
     begun = [begin(trial) for trial in entrants[:FINALISTS]]
     for number, trial in enumerate(entrants):
@@ -181,7 +185,7 @@ def _add_largest_loads(
 
 
 def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Finalist]:
-    """Return the finalists; finalists near the best also get their largest loads with the other sets of requests."""
+    """Return the finalists, those within ``NEAR`` of the best also with their largest loads for the other sets."""
     best = max(finalist.factor or 0.0 for finalist in finalists)
     begun = {
         index: [helpers.begin(_load_near, finalist.trial, finalist.factor, number, USUAL) for number in range(1, SETS)]
@@ -195,28 +199,28 @@ def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Fin
 
 
 def _simulate_finalist(
-    asked: PlanRequest, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
+    request: PlanRequest, arrangement: Arrangement, best_load: float, lengths: Sequence[RunLength]
 ) -> tuple[tuple[RequestReport, ...], tuple[bool, float] | None]:
     """Simulate an option at the asked load with each set of requests.
 
-    lengths: the length of the run with each set. largest: another load to simulate, as a multiple of the asked load; 0:
-    none. Return the reports, and for the load *largest* whether deadlines are kept and the missed share (None without).
+    lengths: the length of the run with each set. best_load: another load to simulate, as a multiple of the asked load;
+    0: none. Return the reports, and for *best_load* whether deadlines are kept and the missed share (None without).
     """
     reports = tuple(
-        simulated(asked, arrangement, 1.0, length, seed=_seed(asked, number))[1].report
+        simulated(request, arrangement, 1.0, length, seed=_seed(request, number))[1].report
         for number, length in enumerate(lengths)
     )
-    return reports, kept_at(asked, arrangement, largest, lengths[-1], seed=_seed(asked)) if largest else None
+    return reports, kept_at(request, arrangement, best_load, lengths[-1], seed=_seed(request)) if best_load else None
 
 
-def _seed(asked: PlanRequest, number: int = 0) -> int:
-    """Return the seed of a set of requests."""
-    return asked.workload.seed + FRESH_SEED + number
+def _seed(request: PlanRequest, number: int = 0) -> int:
+    """Return the seed of set *number* of the requests."""
+    return request.workload.seed + FRESH_SEED + number
 
 
-def long_run(asked: PlanRequest, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
+def long_run(request: PlanRequest, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
     """Simulate the run that a plan reports: the first set of requests at the asked load."""
-    return simulated(asked, arrangement, 1.0, length, seed=_seed(asked), record=True)
+    return simulated(request, arrangement, 1.0, length, seed=_seed(request), record=True)
 
 
 def _same_results(first: Finalist, other: Finalist) -> bool:
@@ -247,48 +251,50 @@ def longest_wait(report: RequestReport) -> float:
 
 
 def _largest_load(
-    trial: OptionTrial, at_middle: tuple[bool, float] | None, middle: float, near: float | None, length: RunLength
+    trial: OptionTrial, at_best: tuple[bool, float] | None, best_load: float, start: float | None, length: RunLength
 ) -> float | None:
     """Search the largest multiple of the asked load that an option sustains; None if it sustains none.
 
-    middle: the largest load of the best candidate. at_middle: whether this option keeps the deadlines at this load, and
-    the missed share. near: the largest load of the first finalist, where the search begins; None if unknown.
+    best_load: the largest load of the best candidate. at_best: ``Finalist.at_best`` of this option, so that this load
+    need not be simulated again. start: the largest load of the first finalist, where the search begins; None: unknown.
     """
-    asked, arrangement = trial.asked, trial.arrangement
-    if trial.highest < LOWEST or at_middle is None:
+    request, arrangement = trial.request, trial.arrangement
+    if trial.highest < LOWEST or at_best is None:
         return None
-    (kept_at_middle, _), seed = at_middle, _seed(asked)
+    (kept_at_best, _), seed = at_best, _seed(request)
 
     def sustained(step: int) -> bool:
-        return kept_at_middle if step == 0 else kept_at(asked, arrangement, middle * FINE**step, length, seed=seed)[0]
+        if step == 0:
+            return kept_at_best
+        return kept_at(request, arrangement, best_load * FINE**step, length, seed=seed)[0]
 
-    most = floor(log(trial.bound.factor * SLACK / middle) / log(FINE)) if trial.bound.factor < inf else WIDEST
+    most = floor(log(trial.bound.factor * SLACK / best_load) / log(FINE)) if trial.bound.factor < inf else WIDEST
     least = -WIDEST
-    start = round(log(near / middle) / log(FINE)) if near else 0
-    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, start, 1 if near else 2)
-    return float(middle * FINE**step) if step > least else None
+    first_step = round(log(start / best_load) / log(FINE)) if start else 0
+    step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, first_step, 1 if start else 2)
+    return float(best_load * FINE**step) if step > least else None
 
 
-def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) -> float:
-    """Search the largest multiple of the asked load that an option sustains with another set of requests.
+def _load_near(trial: OptionTrial, start: float, number: int, length: RunLength) -> float:
+    """Search the largest multiple of the asked load that an option sustains with set *number* of the requests.
 
-    near: its largest load with the first set, where the search begins. Return 0 if the option sustains no load.
+    start: its largest load with the first set, where the search begins. Return 0 if the option sustains no load.
     """
-    seed = _seed(trial.asked, number)
+    seed = _seed(trial.request, number)
 
     def sustained(step: int) -> bool:
-        return kept_at(trial.asked, trial.arrangement, near * FINE**step, length, seed=seed)[0]
+        return kept_at(trial.request, trial.arrangement, start * FINE**step, length, seed=seed)[0]
 
     step = largest_step(sustained, -WIDEST, WIDEST, 0, 1)
-    return near * FINE**step if step > -WIDEST else 0.0
+    return start * FINE**step if step > -WIDEST else 0.0
 
 
-def prediction(asked: PlanRequest, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
+def prediction(request: PlanRequest, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
     """Return a run at the asked load and the largest load in the form that a plan stores."""
     return Prediction(
-        streams=stream_predictions(asked.workload, report),
+        streams=stream_predictions(request.workload, report),
         load=round(report.load or 0.0, 4),
         sustainable_factor=None if factor is None else round(factor, 4),
-        sustainable_per_s=None if factor is None else round(factor * asked.per_s, 3),
+        sustainable_per_s=None if factor is None else round(factor * request.per_s, 3),
         memory_bytes=memory_bytes,
     )

@@ -75,11 +75,11 @@ def source_digests(path: str | Path) -> dict[str, str]:
 
 
 def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
-    """Describe a model that will be served under *name*; *more*: further fields of ``PlannedModel``."""
+    """Describe a model to be served under *name*, with digests of its files; *more*: further fields of the result."""
     files = _model_files(name, model)
     first, *others = files
     with _reading(model.path):
-        digests = {place: digest_of(file) for place, file in files.items()}
+        digests = {relative_path: digest_of(file) for relative_path, file in files.items()}
     settings: dict[str, Any] = {
         "batch_timeout_ms": model.config.batch_timeout_ms,
         "grain_ms": model.config.grain_ms,
@@ -89,7 +89,7 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
         name=name,
         file=first,
         sha256=digests[first],
-        others={place: digests[place] for place in others},
+        others={relative_path: digests[relative_path] for relative_path in others},
         bytes=sum(file.stat().st_size for file in files.values()),
         **settings | more,
     )
@@ -98,9 +98,9 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
 def _model_files(name: str, model: ModelToServe) -> dict[str, Path]:
     """Return path in the plan's folder -> file: the model first, then files that the model or its settings refer to."""
     home, path, config = f"{MODELS}/{name}/1", model.path, model.config
-    named = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
+    file_names = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
     with _reading(path):
-        referenced = [*external_files(path), *(path.parent / name for name in named)]
+        referenced = [*external_files(path), *(path.parent / file_name for file_name in file_names)]
     others = {f"{home}/{file.relative_to(path.parent).as_posix()}": file for file in referenced}
     return {f"{home}/{MODEL_FILE}": path, **others}
 
@@ -122,14 +122,14 @@ def write_plan(
     """
     ServerConfig(**plan.settings.model_dump())
     target = Path(folder)
-    kept = _settings_added(target)
+    user_settings = _settings_added(target)
     with replacing_folder(target, PlanError) as fresh:
         for model in plan.models:
-            _place_model(model, models[model.name], fresh, target)
+            _write_model(model, models[model.name], fresh, target)
         planned = plan.settings.model_dump(mode="json", exclude_none=True)
-        settings = {"models": [MODELS], **planned, **AS_MEASURED, **kept}
+        settings = {"models": [MODELS], **planned, **AS_MEASURED, **user_settings}
         write_text(fresh / SETTINGS_FILE, as_toml(settings))
-        write_text(fresh / WORKLOAD_FILE, as_toml(_place_workload(workload, fresh)))
+        write_text(fresh / WORKLOAD_FILE, as_toml(_with_copied_files(workload, fresh)))
         if host is not None:
             write_host(host, fresh / HOST_FILE)
         if report:
@@ -149,21 +149,21 @@ def _settings_added(folder: Path) -> dict[str, Any]:
         return {}
     if not folder.is_dir():
         raise PlanError(f"{folder} is not a folder; name another place for the plan")
-    held = sorted(os.listdir(folder))
-    if not held:
+    names = sorted(os.listdir(folder))
+    if not names:
         return {}
-    if PLAN_FILE not in held:
-        raise PlanError(f"{folder} holds {held[0]} and no plan; name an empty folder or a new one")
-    before = read_plan(folder)
-    if strange := strangers(folder, before):
+    if PLAN_FILE not in names:
+        raise PlanError(f"{folder} holds {names[0]} and no plan; name an empty folder or a new one")
+    older_plan = read_plan(folder)
+    if strange := strangers(folder, older_plan):
         raise PlanError(f"{folder} holds {strange[0]}, which is not of its plan; move it away, or name another folder")
-    planned = {"models", *type(before.settings).model_fields}
-    settings = read_toml(folder / SETTINGS_FILE, str(folder / SETTINGS_FILE)) if SETTINGS_FILE in held else {}
+    planned = {"models", *type(older_plan.settings).model_fields}
+    settings = read_toml(folder / SETTINGS_FILE, str(folder / SETTINGS_FILE)) if SETTINGS_FILE in names else {}
     return {key: value for key, value in settings.items() if key not in planned}
 
 
 def strangers(folder: Path, plan: Plan) -> list[str]:
-    """Return the files and models in a plan's folder that do not belong to it."""
+    """Return the names of the files and models in a plan's folder that are not part of the plan."""
     known = {model.name for model in plan.models}
     models = sorted(os.listdir(folder / MODELS)) if (folder / MODELS).is_dir() else []
     return [
@@ -172,23 +172,23 @@ def strangers(folder: Path, plan: Plan) -> list[str]:
     ]
 
 
-def _place_model(model: PlannedModel, given: ModelToServe, fresh: Path, before: Path) -> None:
-    """Write a model and its settings into a folder, as planned."""
-    for place, file in _model_files(model.name, given).items():
-        _place(file, fresh / place, before / place, model.digests.get(place, ""))
-    settings = given.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+def _write_model(model: PlannedModel, served: ModelToServe, fresh: Path, older: Path) -> None:
+    """Write a model and its settings into the folder *fresh*; *older*: the folder of the plan that it replaces."""
+    for relative_path, file in _model_files(model.name, served).items():
+        _link_or_copy(file, fresh / relative_path, older / relative_path, model.digests.get(relative_path, ""))
+    settings = served.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     write_text(fresh / MODELS / model.name / MODEL_SETTINGS_FILE, as_toml(settings))
 
 
-def _place(file: Path, target: Path, before: Path, digest: str) -> None:
-    """Copy *file* to *target*, or link it to the equal file *before* of an older plan.
+def _link_or_copy(file: Path, target: Path, older: Path, digest: str) -> None:
+    """Copy *file* to *target*, or link *target* to the equal file *older* of an older plan.
 
     A running server does not load a linked file again. digest: expected SHA-256, not checked if empty.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    if before.is_file() and digest_of(before) == digest:
+    if older.is_file() and digest_of(older) == digest:
         try:
-            os.link(before, target)
+            os.link(older, target)
             return
         except OSError:  # a file system without links
             pass
@@ -199,18 +199,18 @@ def _place(file: Path, target: Path, before: Path, digest: str) -> None:
         raise PlanError(f"{file} has changed since it was planned; plan again")
 
 
-def _place_workload(workload: Workload, fresh: Path) -> dict[str, Any]:
-    """Return the keys of the workload's file, with models by their served names; copy the files that it names."""
+def _with_copied_files(workload: Workload, fresh: Path) -> dict[str, Any]:
+    """Return the content of the workload's file, with models by their served names; copy the files that it names."""
     raw = workload.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"folder", "device"})
     for index, stream in enumerate(workload.stream):
         row = raw["stream"][index]
         row["model"] = stream.served_name
         row.pop("profiles", None)
         for key in _BESIDE_THE_WORKLOAD:
-            if named := getattr(stream, key):
-                place = f"{DATA}/{index}-{Path(named).name}"
-                _place(Path(workload.folder) / named, fresh / place, fresh / place, "")
-                row[key] = place
+            if file_name := getattr(stream, key):
+                relative_path = f"{DATA}/{index}-{Path(file_name).name}"
+                _link_or_copy(Path(workload.folder) / file_name, fresh / relative_path, fresh / relative_path, "")
+                row[key] = relative_path
     return raw
 
 
@@ -239,15 +239,15 @@ def plan_settings(folder: str | Path, *, unchecked: bool = False) -> ServerConfi
 
 
 def changed_models(folder: str | Path, plan: Plan) -> list[str]:
-    """Return, as sentences, which models in a plan's folder have changed since it was written."""
+    """Return the changes of the models in a plan's folder since it was written, as sentences."""
     home, changes = Path(folder), []
     for model in plan.models:
-        for place, digest in model.digests.items():
+        for relative_path, digest in model.digests.items():
             try:
-                if digest_of(home / place) != digest:
-                    changes.append(f"{place} has changed since the plan was written")
+                if digest_of(home / relative_path) != digest:
+                    changes.append(f"{relative_path} has changed since the plan was written")
             except OSError as problem:
-                changes.append(f"{place} cannot be read: {problem.strerror or problem}")
+                changes.append(f"{relative_path} cannot be read: {problem.strerror or problem}")
     return [
         *changes,
         *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/")),

@@ -68,14 +68,14 @@ class PlanTarget(NamedTuple):
 
 def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget:
     """Return the target that *devices* name, or else the workload, if its device is one of this machine."""
-    given = list(devices) or ([workload.device] if device_entry(workload.device) else [])
-    if not given or given == [HOST]:
+    requested = list(devices) or ([workload.device] if device_entry(workload.device) else [])
+    if not requested or requested == [HOST]:
         return PlanTarget(None, ())
-    first = given[0]
-    if len(given) == 1 and isinstance(first, str) and is_device(first):
+    first = requested[0]
+    if len(requested) == 1 and isinstance(first, str) and is_device(first):
         device_kind(first).check(first)
         return PlanTarget(first, ())
-    hosts = tuple(device if isinstance(device, Host) else _read(device) for device in given)
+    hosts = tuple(device if isinstance(device, Host) else _read(device) for device in requested)
     device = next((host.name for host in hosts if is_device(host.name)), None)
     if device is not None and len(hosts) > 1:
         raise InputError(f"device = {device}: a plan is for one device, measured once; name that file alone")

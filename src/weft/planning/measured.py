@@ -36,7 +36,7 @@ from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 SECONDS = 1.5
 """Duration of the measurement of all models together; a third of it for each model alone and batch size."""
 MEASURED, CUT = "measured", "cut"
-"""Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
+"""Folders of the cache: measured hosts by ``measurement_key``, and models as cut by the server."""
 _FORMAT = 3
 """Part of the digest: to be raised whenever the measured quantities or the method change."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
@@ -104,7 +104,7 @@ def lane_shapes(cores: int) -> list[LaneShape]:
 
 
 def measured_hosts(
-    asked: PlanRequest,
+    request: PlanRequest,
     cache: Path,
     *,
     seconds: float = SECONDS,
@@ -112,39 +112,43 @@ def measured_hosts(
     progress: Progress | None = None,
     survey: LaneSurvey = survey_lanes,
 ) -> MeasuredMachine:
-    """Return the machine with every division of its cores, or a GPU, measured unless the cache has it.
+    """Return the machine with its divisions of the cores, or a GPU; divisions that the cache lacks are measured.
 
     fresh: measure again, and replace what the cache has.
     """
-    shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
-    keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
-    files = {shape: _Files(cache / MEASURED, key) for shape, key in keys.items()}
+    shapes = lane_shapes(request.cores) if request.device is None else [LaneShape(1, 1)]
+    keys = {
+        shape: measurement_key(request.models, shape, seconds, request.isolation, request.device) for shape in shapes
+    }
+    files = {shape: _CacheFiles(cache / MEASURED, key) for shape, key in keys.items()}
     cached = {} if fresh else {shape: file.read() for shape, file in files.items()}
+    # Division -> its first numbers, if they are known.
     firsts = {shape: first for shape, (first, _) in cached.items() if first is not None}
     hosts = {shape: host for shape, (_, host) in cached.items() if host is not None}
 
     def why(first: FirstNumbers) -> str:
-        return why_left_out(asked, first, [(firsts[shape], host) for shape, host in hosts.items() if shape in firsts])
+        return why_left_out(request, first, [(firsts[shape], host) for shape, host in hosts.items() if shape in firsts])
 
-    left = [shape for shape in shapes if shape not in hosts and not (shape in firsts and why(firsts[shape]))]
-    if left:
+    missing = [shape for shape in shapes if shape not in hosts and not (shape in firsts and why(firsts[shape]))]
+    if missing:
         for folder in (cache / MEASURED, cache / CUT):
             _make_folder(folder)
         with TemporaryDirectory() as staged:
-            stage(files_to_serve(asked.models), Path(staged))
-            subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
-            groups = sorted({shape.threads for shape in left}, reverse=True)
-            for place, threads in enumerate(groups):
+            stage(files_to_serve(request.models), Path(staged))
+            subjects = [Subject(_source(model), model.shapes, model.config.values) for model in request.models]
+            # All numbers of lanes with one number of threads are measured in one survey; most threads first.
+            groups = sorted({shape.threads for shape in missing}, reverse=True)
+            for number, threads in enumerate(groups):
                 for first, host in survey(
                     subjects,
-                    lanes=[shape.lanes for shape in left if shape.threads == threads],
-                    device=asked.device or HOST,
+                    lanes=[shape.lanes for shape in missing if shape.threads == threads],
+                    device=request.device or HOST,
                     threads=threads,
                     seconds=seconds,
                     cache=cache / CUT,
                     repository=Path(staged),
-                    isolation=asked.isolation,
-                    progress=_part_of_progress(progress, place, len(groups), threads),
+                    isolation=request.isolation,
+                    progress=_part_of_progress(progress, number, len(groups), threads),
                     left_out=lambda first: bool(why(first)),
                 ):
                     shape = LaneShape(first.lanes, threads)
@@ -152,21 +156,21 @@ def measured_hosts(
                     firsts[shape] = first
                     if host is not None:
                         hosts[shape] = host
-    without = [shape for shape in shapes if shape not in hosts]
+    left_out = [shape for shape in shapes if shape not in hosts]
     return MeasuredMachine(
         [hosts[shape] for shape in shapes if shape in hosts],
-        tuple(LeftOutShape(shape, firsts[shape].words, why(firsts[shape])) for shape in without),
+        tuple(LeftOutShape(shape, firsts[shape].words, why(firsts[shape])) for shape in left_out),
     )
 
 
-class _Files:
+class _CacheFiles:
     """The files of one measurement in the cache: its first numbers, and the host if all of it was measured."""
 
     def __init__(self, folder: Path, key: str) -> None:
         self._first, self._host = folder / f"{key}.first.json", folder / f"{key}.json"
 
     def read(self) -> tuple[FirstNumbers | None, Host | None]:
-        """Return what is there and can be read."""
+        """Return the first numbers and the host; None for a file that is missing or damaged."""
         return _unless_damaged(read_first_numbers, self._first), _unless_damaged(read_host, self._host)
 
     def write(self, first: FirstNumbers, host: Host | None) -> None:
@@ -178,6 +182,7 @@ class _Files:
 
 
 def _unless_damaged(read: Callable[[Path], Cached], file: Path) -> Cached | None:
+    """Return the content of a cache file; None if it is missing or damaged."""
     try:
         return read(file)
     except DeviceError:

@@ -13,22 +13,22 @@ from weft.planning.plan_request import PlanRequest
 from weft.reports.page import page_text
 
 
-def plan_page(plan: Plan, asked: PlanRequest, busiest: BusyStretch, measured_on: str) -> str:
+def plan_page(plan: Plan, request: PlanRequest, busiest: BusyStretch, measured_on: str) -> str:
     """Return the page of a plan; *measured_on*: the machine and time of the measurement, in words."""
     return page_text(
-        "plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on}, "weft.planning"
+        "plan.html", {**page_data(plan, request), "busiest": _stretch(busiest), "host": measured_on}, "weft.planning"
     )
 
 
-def page_data(plan: Plan, asked: PlanRequest) -> dict[str, Any]:
-    """Return the data of the page except for the picture."""
+def page_data(plan: Plan, request: PlanRequest) -> dict[str, Any]:
+    """Return the data of the page except for the picture of the busiest second."""
     return {
         "title": " + ".join(model.name for model in plan.models),
         "objective": plan.objective,
         "made": plan.made,
         "disturbed": plan.measured.in_words if plan.measured else "",
-        "limit": asked.limit,
-        "deadlines": asked.deadlines,
+        "limit": request.limit,
+        "deadlines": request.deadlines,
         "choice": plan.options[0].label,
         "settings": plan.settings.model_dump(mode="json", exclude_none=True),
         "predicted": plan.predicted.model_dump(mode="json"),

@@ -47,11 +47,11 @@ PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE = "plan.json", "weft.toml", "workload.to
 HOST_FILE, REPORT_FILE = "host.json", "report.html"
 MODELS, DATA = "models", "data"
 OF_A_PLAN = frozenset({PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPORT_FILE, MODELS, DATA})
-"""Everything that a plan's folder may hold."""
+"""Names of all files and folders in the folder of a plan."""
 
 
 def _inside(text: str) -> str:
-    """Return a path relative to the folder; it must not lead out of it."""
+    """Validate a path relative to the plan's folder; ValueError if it leads out of the folder."""
     path = PurePosixPath(text)
     if not text.isprintable() or "\\" in text or path.is_absolute() or ".." in path.parts or not path.parts:
         raise ValueError("must be a path inside the plan's folder, such as models/camera/1/model.onnx")
@@ -131,7 +131,7 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
     isolation: Name = "threads"
 
     @model_validator(mode="after")
-    def _of_cores_or_a_device(self) -> PlanSettings:
+    def _check_device(self) -> PlanSettings:
         if self.device is None and "lanes" not in self.model_fields_set:
             raise ValueError("lanes is missing")
         for key in OF_CORES:
@@ -140,8 +140,9 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
         return self
 
     @model_serializer(mode="wrap")
-    def _write(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        keys: dict[str, Any] = written(self)
+    def _serialize(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out ``OF_CORES`` if the plan is for a GPU."""
+        keys: dict[str, Any] = default(self)
         return keys if self.device is None else {key: keys[key] for key in keys if key not in OF_CORES}
 
 
@@ -248,12 +249,12 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
 
     @model_validator(mode="after")
     def _consistent(self) -> Plan:
-        for kind, given in (
+        for kind, values in (
             ("name", [model.name for model in self.models]),
             ("file", [file for model in self.models for file in model.digests]),
         ):
-            if twice := _first_repeated(given):
-                raise ValueError(f"two models have the {kind} {twice!r}")
+            if repeated := _first_repeated(values):
+                raise ValueError(f"two models have the {kind} {repeated!r}")
         return self
 
 
@@ -282,7 +283,7 @@ def parse_plan(raw: Any, where: str) -> Plan:
         raise PlanError(f"{where}: {first_problem(error, *_PARTS)}") from error
 
 
-_PARTS = (
+_PARTS = (  # the types in plan.json, in whose terms an error message names a key
     Plan, PlanMachine, Conditions, PlanBudget, PlannedModel, PlanSettings, Prediction, StreamPrediction, PlanOption,
     ModelChoice, PlanReasons,
 )  # fmt: skip

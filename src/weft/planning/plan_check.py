@@ -31,8 +31,9 @@ from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.serving.repository import Repository
 
 SAME_MEMORY = 0.05
-"""Share by which the reported memory of one machine varies, because the system reserves more or less of it."""
+"""Share by which the reported memory of a machine varies, because the system reserves more or less of it."""
 _PLANNED_KEYS = ("max_batch", "batch_timeout_ms", "grain_ms")
+"""Settings of a model that a plan sets."""
 
 SECONDS = 2.0
 """Duration of the measurement of all models in turns."""
@@ -46,7 +47,7 @@ def drift(
 ) -> list[str]:
     """Return the reasons why a plan may no longer hold, as sentences; none if it holds.
 
-    machine, versions: compared with the plan's; by default those of this machine and installation.
+    machine, versions: compared with the plan's; by default, of this machine and installation.
     """
     try:
         plan = read_plan(folder)
@@ -81,12 +82,12 @@ def _source_changes(plan: Plan) -> list[str]:
 def _settings_changes(folder: Path, plan: Plan) -> list[str]:
     """Return the settings that were edited after planning."""
     try:
-        given = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
+        present = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
     except InputError as error:
         return [str(error)]
     planned = plan.settings.model_dump(mode="json")
-    compared = {key: value for key, value in planned.items() if value or key in given}
-    changes = _differences(SETTINGS_FILE, compared, given)
+    compared = {key: value for key, value in planned.items() if value or key in present}
+    changes = _differences(SETTINGS_FILE, compared, present)
     return changes + [sentence for model in plan.models for sentence in _model_settings_changes(folder, model)]
 
 
@@ -94,19 +95,19 @@ def _model_settings_changes(folder: Path, model: PlannedModel) -> list[str]:
     """Return the settings of a model that were edited after planning."""
     where = f"{MODELS}/{model.name}/{MODEL_SETTINGS_FILE}"
     try:
-        given = read_model_config(folder / where, where=where)
+        config = read_model_config(folder / where, where=where)
     except InputError as error:
         return [str(error)]
-    known = {key: getattr(given, key) for key in _PLANNED_KEYS if getattr(given, key) is not None}
-    return _differences(where, {key: getattr(model, key) for key in known}, known)
+    present = {key: getattr(config, key) for key in _PLANNED_KEYS if getattr(config, key) is not None}
+    return _differences(where, {key: getattr(model, key) for key in present}, present)
 
 
-def _differences(where: str, planned: dict[str, Any], given: dict[str, Any]) -> list[str]:
-    """Return a sentence for each planned setting that differs in the file *where*."""
+def _differences(where: str, planned: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """Return a sentence for each planned setting that differs from the *present* one in the file *where*."""
     return [
-        f"{where}: {key} = {_shown(given.get(key))}, planned was {_shown(value)}"
+        f"{where}: {key} = {_shown(present.get(key))}, planned was {_shown(value)}"
         for key, value in planned.items()
-        if given.get(key) != value
+        if present.get(key) != value
     ]
 
 
@@ -120,10 +121,10 @@ def _workload_changes(folder: str | Path, plan: Plan) -> list[str]:
         streams = planned_workload(folder).stream
     except InputError as error:
         return [str(error)]
-    asked, predicted = [stream.model for stream in streams], [stream.model for stream in plan.predicted.streams]
-    if asked == predicted:
+    sent, predicted = [stream.model for stream in streams], [stream.model for stream in plan.predicted.streams]
+    if sent == predicted:
         return []
-    return [f"the workload asks for {', '.join(asked)}, the prediction is of {', '.join(predicted)}"]
+    return [f"the workload asks for {', '.join(sent)}, the prediction is of {', '.join(predicted)}"]
 
 
 def _machine_changes(plan: Plan, here: PlanMachine) -> list[str]:
@@ -151,6 +152,7 @@ def _memory_differs(budget: int | None, planned: int, here: int) -> bool:
 
 
 def _version_changes(plan: Plan, here: dict[str, str]) -> list[str]:
+    """Return the differences between the present versions of weft, Python and ONNX Runtime and the plan's."""
     return [
         f"{name} is {here.get(name, 'not known')}, planned was with {number}"
         for name, number in plan.versions.items()
@@ -255,7 +257,7 @@ def timed_now(
 
 
 def usual_s(model: HostModel) -> float:
-    """The median time of a whole run of one request, as it was measured."""
+    """The measured median time of a run of all segments for one request, in seconds."""
     if not model.spread:
         return model.total_s(1)
     return float(np.median(np.array(model.spread) @ np.array(model.times_s[1])))

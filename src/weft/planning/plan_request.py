@@ -35,13 +35,13 @@ OBJECTIVES = {
     "memory": "deadlines met, then memory, then load",
     "latency": "deadlines met, then the smallest p99 for its deadline",
 }
-"""Objective -> the criteria by which options are ranked, in turn."""
+"""Objective -> the criteria that rank options, the most important first."""
 DEADLINES = ("strict", "soft")
 """strict: the server gives up late requests, as clients of ``weft bench`` ask for; soft: it answers them late."""
 IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
 """Operators by which a file in 8 bits is recognised."""
 LIMIT = 0.01
-"""Deadlines count as kept if no stream misses more than this share of them."""
+"""Largest share of missed deadlines, in every stream, with which deadlines count as kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class RequestedModel:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Input -> shape of a request's tensor, for inputs with open shapes in the file."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of segments and exits that the streams of the model have."""
+    """Setting -> value, for the settings of segments and exits in the model's streams."""
     preparation: PreparedModelFile | None = None
     """How its file was changed; None: it is served as given."""
 
@@ -94,7 +94,7 @@ class SentStream(NamedTuple):
     rate: float
     """Requests per second; 0 for closed streams and traces."""
     leaving: tuple[float, ...]
-    """The share that leaves at each exit at the lowest threshold; empty if all requests run to the end."""
+    """The share of requests that leaves at each exit at the lowest threshold; empty if all requests run to the end."""
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class PlanRequest:
 
     @property
     def per_s(self) -> float:
-        """Requests per second of all streams with a rate."""
+        """Requests per second of all streams with a rate, in total."""
         return sum(rate or 0.0 for rate in self.workload.rates)
 
     @property
@@ -158,15 +158,15 @@ def ask(
     isolation: str = THREADS,
     device: str | None = None,
 ) -> PlanRequest:
-    """Check a request and find its models; models that have no file yet are written to *scratch*."""
-    here = usable_cores()
+    """Check a request and find its models; models that have no file yet are written to the folder *scratch*."""
+    machine_cores = usable_cores()
     _check_known("objective", objective, OBJECTIVES)
     _check_known("kind of deadlines", deadlines, DEADLINES)
     ServerConfig(isolation=isolation, device=device)
     if device is not None and cores is not None:
         raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
-    if cores is not None and not 1 <= cores <= here:
-        raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
+    if cores is not None and not 1 <= cores <= machine_cores:
+        raise InputError(f"cores = {cores}: this machine has {machine_cores} for us; ask for 1 to {machine_cores}")
     if not 0 < limit < 1:
         raise InputError(f"limit = {limit:g} must lie between 0 and 1, as 0.01 for one deadline in a hundred")
     for stream in workload.stream:
@@ -175,20 +175,20 @@ def ask(
     if device is not None:
         models = tuple(map(_with_gpu_grain, models))
     _check_memory(models, memory_bytes)
-    sent = with_leaving(
-        _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
+    sent_workload = with_leaving(
+        _with_inputs(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
     )
     return PlanRequest(
-        workload=sent,
+        workload=sent_workload,
         models=models,
-        cores=cores or here,
+        cores=cores or machine_cores,
         memory_bytes=memory_bytes,
         objective=objective,
         deadlines=deadlines,
         limit=limit,
         isolation=isolation,
         device=device,
-        soonest=soonest_rates(sent),
+        soonest=soonest_rates(sent_workload),
         remarks=() if device is None else tuple(_gpu_remarks(device, models)),
     )
 
@@ -227,12 +227,12 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
     models: dict[str, RequestedModel] = {}
     for stream in workload.stream:
         model = _model(stream, workload, scratch)
-        before = models.setdefault(model.name, model)
-        if before.path != model.path:
-            raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
-        if before.shapes != model.shapes:
+        earlier = models.setdefault(model.name, model)
+        if earlier.path != model.path:
+            raise ModelError(f"{earlier.source} and {model.source} are both called {model.name}; rename one file")
+        if earlier.shapes != model.shapes:
             raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
-        if before.stated != model.stated:
+        if earlier.stated != model.stated:
             raise WorkloadError(
                 f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
             )
@@ -242,24 +242,25 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
 def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
     """Return the model of a stream, with settings and shapes from its file, its settings and the stream."""
     entry = _entry(stream, workload, scratch)
-    inside = _names_inside(entry)
-    inputs = [spec._replace(name=inside[spec.name]) for spec in read_inputs(entry.path) if spec.name in inside]
-    dimensions = {inside[name]: sizes for name, sizes in read_dimensions(entry.path).items() if name in inside}
-    shapes = _shapes(stream, workload, inputs, dimensions, _set_shapes(entry, inside))
+    names = _request_names(entry)
+    inputs = [spec._replace(name=names[spec.name]) for spec in read_inputs(entry.path) if spec.name in names]
+    dimensions = {names[inner]: sizes for inner, sizes in read_dimensions(entry.path).items() if inner in names}
+    shapes = _shapes(stream, workload, inputs, dimensions, _configured_shapes(entry, names))
     for name in stream.values:
         if name not in dimensions:
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, dimensions)}")
-    given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
+    graph_shapes = {inner: list(shapes[name]) for inner, name in names.items() if name in shapes}
     # Sizes of axes are resolved in *shapes*, so only inputs are kept; a stitched file has other models' inputs, too.
-    others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in inside}
-    requests = {"shapes": {**others, **given}, "values": {**entry.config.values, **stream.values}}
+    others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in names}
+    inputs_config = {"shapes": {**others, **graph_shapes}, "values": {**entry.config.values, **stream.values}}
     stated = exit_settings(stream, entry.path, entry.config)
     stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
-    config = entry.config.model_copy(update={key: value for key, value in {**requests, **stated}.items() if value})
+    changes = {key: value for key, value in {**inputs_config, **stated}.items() if value}
+    config = entry.config.model_copy(update=changes)
     return RequestedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, stated)
 
 
-def _names_inside(entry: ModelEntry) -> dict[str, str]:
+def _request_names(entry: ModelEntry) -> dict[str, str]:
     """Return name of an input in the graph -> its name in requests; of a stitched file, only the entry's model."""
     if not entry.body:
         return {spec.name: spec.name for spec in read_inputs(entry.path)}
@@ -267,11 +268,11 @@ def _names_inside(entry: ModelEntry) -> dict[str, str]:
     return {inner: name for name, inner in task.inputs.items()}
 
 
-def _as_sent(workload: Workload, models: Sequence[RequestedModel]) -> Workload:
+def _with_inputs(workload: Workload, models: Sequence[RequestedModel]) -> Workload:
     """Return the workload with the shapes and values of its models' inputs, so that clients can send it as it is."""
-    known = {model.name: _inputs(model) for model in models}
+    inputs = {model.name: _inputs(model) for model in models}
     streams = [
-        stream if stream.samples else stream.model_copy(update=known[stream.served_name]) for stream in workload.stream
+        stream if stream.samples else stream.model_copy(update=inputs[stream.served_name]) for stream in workload.stream
     ]
     return workload.model_copy(update={"stream": tuple(streams)})
 
@@ -283,7 +284,7 @@ def _inputs(model: RequestedModel) -> dict[str, Any]:
 
 
 def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
-    """Return the model of a stream; a relative file name is relative to the workload's folder."""
+    """Return the repository's entry for a stream's model; relative file names start at the workload's folder."""
     file, task = file_and_task(stream.model)
     if file.endswith(".onnx") and file not in PACKAGED and not Path(file).is_absolute():
         source = str(Path(workload.folder) / file)
@@ -313,10 +314,10 @@ def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSp
     return {name: tensors.shape[1:] for name, tensors in samples.inputs.items()}
 
 
-def _set_shapes(entry: ModelEntry, inside: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a model's settings, by the names of inputs in requests and by names of axes."""
+def _configured_shapes(entry: ModelEntry, names: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a model's settings, by the names of inputs in requests (*names*) and by names of axes."""
     shapes = {name: tuple(shape) for name, shape in entry.config.shapes.items()}
-    return {inside.get(name, name): shape for name, shape in shapes.items() if name in inside or not entry.body}
+    return {names.get(name, name): shape for name, shape in shapes.items() if name in names or not entry.body}
 
 
 def _shapes(
@@ -326,9 +327,9 @@ def _shapes(
     dimensions: Mapping[str, Sequence[Dimension] | None],
     known: Shapes,
 ) -> dict[str, tuple[int, ...]]:
-    """Return input -> shape of a request's tensor, for shapes that are given or follow from those of other inputs.
+    """Return input -> shape of a request's tensor, for shapes that are stated or follow from other inputs.
 
-    known: the shapes in the model's settings; samples and the stream's own shapes take precedence. WorkloadError if a
+    known: the shapes in the model's settings. Samples and the stream's own shapes take precedence. WorkloadError if a
     dimension besides the batch stays open.
     """
     sampled = _sample_shapes(stream, workload, inputs)
@@ -352,9 +353,9 @@ def _check_memory(models: Sequence[RequestedModel], memory_bytes: int | None) ->
     if memory_bytes is None:
         return
     sizes = {file_and_task(model.source)[0]: model.bytes for model in models}
-    if (whole := sum(sizes.values())) > memory_bytes:
+    if (total := sum(sizes.values())) > memory_bytes:
         largest = max(sizes, key=lambda source: sizes[source])
         raise InputError(
-            f"memory_bytes = {memory_bytes} is less than the {whole} that the models take; allow "
-            f"{ceil(1.5 * whole / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
+            f"memory_bytes = {memory_bytes} is less than the {total} that the models take; allow "
+            f"{ceil(1.5 * total / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
         )

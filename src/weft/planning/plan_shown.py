@@ -33,8 +33,8 @@ def tables(plan: Plan) -> tuple[ResultTable, ...]:
 def options_table(plan: Plan) -> ResultTable:
     """The options that were simulated, the best first."""
     rows = [
-        TableRow(_cells(option, predicted), best=place == 0)
-        for place, (option, predicted) in enumerate(_options_to_show(plan))
+        TableRow(_cells(option, predicted), best=index == 0)
+        for index, (option, predicted) in enumerate(_options_to_show(plan))
     ]
     notes = largest_notes((stream.model, stream.p99_max_of) for stream in plan.predicted.streams)
     return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late_rule_text(plan), *notes))
@@ -51,28 +51,33 @@ def figure(plan: Plan) -> Figure:
     """Latency beside deadline, and the largest load, of each option."""
     shown, streams = _options_to_show(plan), plan.predicted.streams
     labels, loads = [option.label for option, _ in shown], [predicted.sustainable_factor for _, predicted in shown]
-    times = {
-        stream.model: [predicted.streams[place].p99_ms or 0.0 for _, predicted in shown]
-        for place, stream in enumerate(streams)
+    times_ms = {
+        stream.model: [predicted.streams[index].p99_ms or 0.0 for _, predicted in shown]
+        for index, stream in enumerate(streams)
     }
-    colours = {model: PALETTE[place % len(PALETTE)] for place, model in enumerate(times)}
-    due = [
+    colours = {model: PALETTE[index % len(PALETTE)] for index, model in enumerate(times_ms)}
+    deadlines = [
         ReferenceLine(stream.deadline_ms, colour=colours[stream.model], dash=":", upright=True)
         for stream in streams
         if stream.deadline_ms is not None
     ]
     words = ["not looked for" if load is None else f"{load:.2f}" for load in loads]
-    what = "largest load that keeps its deadlines, times the asked one"
-    bars = Bars(labels, {what: [load or 0.0 for load in loads]}, {what: PALETTE[0]}, flat=True, words=words)
+    title = "largest load that keeps its deadlines, times the asked one"
+    bars = Bars(labels, {title: [load or 0.0 for load in loads]}, {title: PALETTE[0]}, flat=True, words=words)
     panels = [
-        Panel([Bars(labels, times, colours, flat=True), *due], x=Axis(label="p99, ms (dotted: due)", low=0), grid=""),
-        Panel([bars, ReferenceLine(1, colour=LIMIT, dash="-", upright=True)], x=Axis(label=what), grid=""),
+        Panel(
+            [Bars(labels, times_ms, colours, flat=True), *deadlines],
+            x=Axis(label="p99, ms (dotted: due)", low=0),
+            grid="",
+        ),
+        Panel([bars, ReferenceLine(1, colour=LIMIT, dash="-", upright=True)], x=Axis(label=title), grid=""),
     ]
-    size = (11.0, 1.8 + 0.45 * len(labels) * max(1, len(times) / 2))
+    size = (11.0, 1.8 + 0.45 * len(labels) * max(1, len(times_ms) / 2))
     return draw(_title(plan), panels, size=size, columns=2, share_y=True)
 
 
 def _options_to_show(plan: Plan) -> list[tuple[PlanOption, Prediction]]:
+    """The best ``SHOWN`` options with a prediction."""
     return [(option, option.predicted) for option in plan.options if option.predicted][:SHOWN]
 
 

@@ -110,7 +110,7 @@ def make_plan(
     processes: number of processes that simulate; it does not change the plan.
     """
     notify = on_progress or (lambda progress: None)
-    asked, measured = measured_for(
+    request, measured = measured_for(
         workload,
         devices,
         seconds,
@@ -125,22 +125,23 @@ def make_plan(
         limit=limit,
         isolation=isolation,
     )
-    options = arrangements(asked, measured.hosts)
-    memory = partial(memory_of, asked)
-    with _helpers(asked, measured.hosts, processes - 1) as helpers:
-        chosen = choose(asked, options, memory, lambda done, of: notify(PlanProgress("choosing", "", done, of)))
-        return _final_plan(asked, with_longer_segments(asked, chosen, memory), notify, helpers, measured)
+    options = arrangements(request, measured.hosts)
+    memory = partial(memory_of, request)
+    with _helpers(request, measured.hosts, processes - 1) as helpers:
+        chosen = choose(request, options, memory, lambda done, of: notify(PlanProgress("choosing", "", done, of)))
+        return _final_plan(request, with_longer_segments(request, chosen, memory), notify, helpers, measured)
 
 
-def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
-    """Start processes that simulate beside this one, unless the compiled loop covers the case and is kept on disk.
+def _helpers(request: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
+    """Start processes that simulate in parallel; none if the compiled simulation loop can run at once.
 
-    A first plan does not wait for the compiler: with two processes the plain engine is done sooner. They start only
-    after the last measurement, since they would change its times.
+    The loop covers neither exit floors nor lanes that queue segments ahead. It is not compiled for a first plan: with
+    two processes the plain engine is done sooner. Call this after the last measurement, whose times processes would
+    change.
     """
-    steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
-    plain = steered or any(host.ahead for host in hosts) or not is_compiled()
-    return Helpers(processes, finals.__module__) if plain else Helpers()
+    has_exit_floor = any(stream.exit_floor is not None for stream in request.workload.stream)
+    uses_plain_loop = has_exit_floor or any(host.ahead for host in hosts) or not is_compiled()
+    return Helpers(processes, finals.__module__) if uses_plain_loop else Helpers()
 
 
 def plan_option(name: str) -> Any:
@@ -164,26 +165,26 @@ def measured_for(
     fresh: bool = False,
     **asking: Any,
 ) -> tuple[PlanRequest, MeasuredMachine]:
-    """Return the checked request and the measured machine; *asking*: as for ``ask``."""
+    """Check the request and measure its models; *asking*: further arguments of ``ask``."""
     cache_folder = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
-    asked = ask(workload, cache_folder / CUT, device=target.device, **asking)
+    request = ask(workload, cache_folder / CUT, device=target.device, **asking)
     if int8:
-        asked = plan_option("int8")(asked, cache_folder, lambda what: notify(PlanProgress("making int8", what)))
-    measured = _measured(asked, target, cache_folder, seconds, notify, fresh)
-    check_exits(asked, measured.hosts)
-    check_deadlines(asked, measured.hosts)
-    remarks = (f"{left.words} was left out: {left.why}." for left in measured.left_out)
-    return replace(asked, remarks=(*asked.remarks, *remarks)), measured
+        request = plan_option("int8")(request, cache_folder, lambda what: notify(PlanProgress("making int8", what)))
+    measured = _measured(request, target, cache_folder, seconds, notify, fresh)
+    check_exits(request, measured.hosts)
+    check_deadlines(request, measured.hosts)
+    remarks = (f"{division.words} was left out: {division.why}." for division in measured.left_out)
+    return replace(request, remarks=(*request.remarks, *remarks)), measured
 
 
 def _measured(
-    asked: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
+    request: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
 ) -> MeasuredMachine:
-    """Return the measured machine, from the target's own measurement, the cache, or a new one."""
+    """Return the machine by measurements that the target brings, or else by the cache or new measurements."""
     if not target.measured:
         return measured_hosts(
-            asked,
+            request,
             cache,
             seconds=seconds,
             fresh=fresh,
@@ -194,23 +195,23 @@ def _measured(
             "fresh = True: the devices that are given were measured before, and are not again; leave it out"
         )
     for host in target.measured:
-        if host.isolation != asked.isolation:
+        if host.isolation != request.isolation:
             raise InputError(
-                f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "
-                "another time; leave the device out to measure it so"
+                f"isolation = {request.isolation}: the device was measured with models in {host.isolation}, "
+                "which takes another time; leave the device out to measure it so"
             )
-        for model in asked.models:
-            host.model(model.name)
-    fitting = [host for host in target.measured if host.lanes * host.threads <= asked.cores]
+        for model in request.models:
+            host.model(model.name)  # raises an error if it was not measured
+    fitting = [host for host in target.measured if host.lanes * host.threads <= request.cores]
     if not fitting:
         least = min(host.lanes * host.threads for host in target.measured)
-        raise InputError(f"cores = {asked.cores}: the device was measured with {least} or more; allow as many")
+        raise InputError(f"cores = {request.cores}: the device was measured with {least} or more; allow as many")
     return MeasuredMachine(fitting)
 
 
-def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
+def check_exits(request: PlanRequest, hosts: Sequence[Host]) -> None:
     """Raise WorkloadError if a stream states shares for other exits than were measured."""
-    for stream, _, leaving in asked.sent:
+    for stream, _, leaving in request.sent:
         for host in hosts:
             early = len(host.model(stream.served_name).exits)
             if leaving and len(leaving) != early + 1:
@@ -220,13 +221,13 @@ def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
                 )
 
 
-def check_deadlines(asked: PlanRequest, hosts: Sequence[Host]) -> None:
+def check_deadlines(request: PlanRequest, hosts: Sequence[Host]) -> None:
     """Raise WorkloadError for a deadline that is shorter than the model's own time, and name a possible one.
 
     A strict deadline is compared with the time without early exits, as in the server's admission.
     """
-    for stream, _, leaving in asked.sent:
-        rates = () if asked.deadlines == "strict" else leaving
+    for stream, _, leaving in request.sent:
+        rates = () if request.deadlines == "strict" else leaving
         fastest = min(
             (times_alone(host, stream.served_name, rates) for host in hosts), key=lambda alone: alone.middle_s
         )
@@ -238,19 +239,19 @@ def check_deadlines(asked: PlanRequest, hosts: Sequence[Host]) -> None:
             )
 
 
-def memory_of(asked: PlanRequest, arrangement: Arrangement) -> int:
+def memory_of(request: PlanRequest, arrangement: Arrangement) -> int:
     """Return the server's memory: as measured, else the size of the models' files, twice with workers and spares."""
-    return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
+    return arrangement.host.memory_bytes or request.bytes * (1 if request.isolation == THREADS else 2)
 
 
 def _final_plan(
-    asked: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, measured: MeasuredMachine
+    request: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, measured: MeasuredMachine
 ) -> MadePlan:
     """Run the final comparison and return its winner as a plan, with figures from fresh requests."""
     # The best candidate usually wins, so its long run begins before the comparison ends.
-    expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
+    expected_run = helpers.begin(long_run, request, chosen.best.arrangement, LONG)
     ranking = finals(
-        asked,
+        request,
         (chosen.best, *chosen.others),
         lambda label, done, of: notify(PlanProgress("comparing the best", label, done, of + 1)),
         helpers,
@@ -258,31 +259,35 @@ def _final_plan(
     winner = ranking.winner
     arrangement = winner.trial.arrangement
     notify(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
-    case, run = expected.result() if winner.trial is chosen.best else long_run(asked, arrangement, LONG)
+    case, run = expected_run.result() if winner.trial is chosen.best else long_run(request, arrangement, LONG)
     predicted = winner.prediction
-    models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
+    configs = {model.name: _settings(request, model, arrangement) for model in request.models}
+    models = files_to_serve(request.models, configs)
     plan = Plan(
-        made=made_here(asked.device),
+        made=made_here(request.device),
         versions=these_versions(),
-        objective=asked.objective,
-        deadlines="soft" if asked.deadlines == "soft" else "strict",
-        machine=this_machine(asked.device),
+        objective=request.objective,
+        deadlines="soft" if request.deadlines == "soft" else "strict",
+        machine=this_machine(request.device),
         measured=worst_of(host.conditions for host in measured.hosts),
-        budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
-        models=tuple(_plan_model(asked, home, file, arrangement.host) for home, file in models.items()),
+        budget=PlanBudget(cores=None if request.device else request.cores, memory_bytes=request.memory_bytes),
+        models=tuple(_plan_model(request, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,
-        options=(*_options(chosen, ranking.finalists), *(_not_measured(asked, left) for left in measured.left_out)),
-        reasons=reasons(asked, chosen, ranking, shared_weights(asked.models)),
+        options=(
+            *_options(chosen, ranking.finalists),
+            *(_not_measured(request, division) for division in measured.left_out),
+        ),
+        reasons=reasons(request, chosen, ranking, shared_weights(request.models)),
     )
-    return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
+    return MadePlan(plan, request, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
 
 
-def _options(chosen: Chosen, ranked: Sequence[Finalist]) -> Iterator[PlanOption]:
-    """Yield all candidates, the best first."""
-    yield from (_option(finalist.trial.arrangement, finalist.prediction) for finalist in ranked)
-    listed = [finalist.trial for finalist in ranked]
-    for finalist in ranked:
+def _options(chosen: Chosen, finalists: Sequence[Finalist]) -> Iterator[PlanOption]:
+    """Yield all candidates, the best first: *finalists* by rank, their twins, other simulated options, and the rest."""
+    yield from (_option(finalist.trial.arrangement, finalist.prediction) for finalist in finalists)
+    listed = [finalist.trial for finalist in finalists]
+    for finalist in finalists:
         listed += finalist.twins
         why = f"does the same as {finalist.trial.arrangement.label}"
         yield from (_left_out(twin.arrangement, why) for twin in finalist.twins)
@@ -303,10 +308,10 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
     return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
 
 
-def _not_measured(asked: PlanRequest, left: LeftOutShape) -> PlanOption:
+def _not_measured(request: PlanRequest, division: LeftOutShape) -> PlanOption:
     """Return all options of a division as one, whose policy is the default because none was tried."""
-    settings = PlanSettings(lanes=left.shape.lanes, threads=left.shape.threads, isolation=asked.isolation)
-    return PlanOption(label=left.words, settings=settings, left_out=left.why)
+    settings = PlanSettings(lanes=division.shape.lanes, threads=division.shape.threads, isolation=request.isolation)
+    return PlanOption(label=division.words, settings=settings, left_out=division.why)
 
 
 def _not_finalist_text(trial: OptionTrial) -> str:
@@ -317,9 +322,9 @@ def _not_finalist_text(trial: OptionTrial) -> str:
     return f"missed {missed:.1%} of a stream's deadlines at {STEP**-step:.2f} times the load"
 
 
-def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangement) -> dict[str, Any]:
+def _settings(request: PlanRequest, model: RequestedModel, arrangement: Arrangement) -> dict[str, Any]:
     """Return the settings chosen for a model; its shortest stream deadline is the default of its requests."""
-    deadlines_ms = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
+    deadlines_ms = [stream.deadline_ms for stream in request.workload.stream if stream.served_name == model.name]
     grain_ms = arrangement.grain_ms[model.name]
     return {
         "max_batch": arrangement.batches[model.name],
@@ -328,17 +333,17 @@ def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangemen
     }
 
 
-def _plan_model(asked: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
-    """Describe a file in the plan; all models in one file are cut alike."""
-    first = next(model for model in asked.models if model.home == home)
+def _plan_model(request: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
+    """Describe a model file in the plan. *home*: its folder in the repository; all models in a file are cut alike."""
+    first = next(model for model in request.models if model.home == home)
     preparation = first.preparation
-    alike = None if preparation is None else preparation.alike
+    same_answers = None if preparation is None else preparation.alike
     return planned_model(
         home,
         file,
         sources=source_digests(preparation.of if preparation else first.path),
         segments=len(host.model(first.name).segments),
-        done=preparation.done if preparation else stitched_from(asked.models, home),
-        accuracy=alike,
-        accuracy_as_given=None if alike is None else 1.0,
+        done=preparation.done if preparation else stitched_from(request.models, home),
+        accuracy=same_answers,
+        accuracy_as_given=None if same_answers is None else 1.0,
     )

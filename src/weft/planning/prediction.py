@@ -18,7 +18,7 @@ from weft.workloads.requests import Workload
 SAME_RATE = 0.001
 """Largest relative difference of two rates that may be due to rounding in a file."""
 SAME_EXITS = 0.1
-"""Share of the requests by which the use of an exit may differ from the planned one without a remark."""
+"""Largest difference without a remark between the planned and the measured share of requests at an exit."""
 _REPORTED_SETTINGS = ("device", "lanes", "threads", "policy", "policy_options", "late")
 """Settings that a server reports in its profile."""
 
@@ -32,7 +32,7 @@ def planned_host(folder: str | Path) -> Host:
 
 
 def predict(plan: Plan, host: Host, workload: Workload) -> Prediction:
-    """Predict by simulation how a server of the plan answers these requests; the workload's seed draws arrivals."""
+    """Simulate a server of the plan under these requests; arrivals are drawn with the workload's seed."""
     late = "drop" if plan.deadlines == "strict" else plan.settings.late
     report = simulate_requests(
         prepare(_set_batches(plan, workload), host),
@@ -69,15 +69,15 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
 
 def _set_batches(plan: Plan, workload: Workload) -> Workload:
     """Return the workload with the plan's batch limits."""
-    chosen = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
+    limits = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
     if plan.options:
-        chosen |= {name: (model.max_batch, model.batch_timeout_ms) for name, model in plan.options[0].models.items()}
+        limits |= {name: (model.max_batch, model.batch_timeout_ms) for name, model in plan.options[0].models.items()}
     streams = []
     for stream in workload.stream:
-        if stream.served_name not in chosen:
-            raise PlanError(f"{stream.served_name} is not in the plan, which has {', '.join(chosen)}")
-        most, timeout_ms = chosen[stream.served_name]
-        streams.append(stream.model_copy(update={"max_batch": most, "batch_timeout_ms": timeout_ms}))
+        if stream.served_name not in limits:
+            raise PlanError(f"{stream.served_name} is not in the plan, which has {', '.join(limits)}")
+        max_batch, timeout_ms = limits[stream.served_name]
+        streams.append(stream.model_copy(update={"max_batch": max_batch, "batch_timeout_ms": timeout_ms}))
     return workload.model_copy(update={"stream": tuple(streams)})
 
 
@@ -172,7 +172,7 @@ def compare(plan: Plan, result: LoadResult) -> PlanComparison:
 
 
 def _pairs(plan: Plan, result: LoadResult) -> Iterator[tuple[StreamPrediction, StreamLoad]]:
-    """Yield streams with their predictions; several streams of one model are paired in order."""
+    """Yield measured streams with their predictions; several streams of one model are paired in order."""
     unpaired = list(plan.predicted.streams)
     for load in result.streams:
         prediction = next((stream for stream in unpaired if stream.model == load.stream.served_name), None)

@@ -21,14 +21,14 @@ from weft.base.child_processes import ChildProcess, answer_calls
 Result = TypeVar("Result")
 
 MOST = 3
-"""More children would be idle: a plan has no more independent simulations than this at a time."""
+"""Largest number of children; more would be idle, as a plan has no more independent simulations at a time."""
 
 
 class PendingResult(Generic[Result]):
     """The result of a queued call, computed by this process or by a child."""
 
-    def __init__(self, helpers: Helpers, function: Callable[..., Result], given: tuple[Any, ...]) -> None:
-        self._helpers, self.function, self.given = helpers, function, given
+    def __init__(self, helpers: Helpers, function: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
+        self._helpers, self.function, self.arguments = helpers, function, arguments
         self.outcome: list[Result] = []
         """The result, as the only element; empty until it is known."""
 
@@ -56,9 +56,9 @@ class Helpers:
             for _ in range(min(MOST, processes)):
                 self._start()
 
-    def begin(self, function: Callable[..., Result], *given: Any) -> PendingResult[Result]:
+    def begin(self, function: Callable[..., Result], *arguments: Any) -> PendingResult[Result]:
         """Queue a call of a module-level function for the next free process."""
-        pending = PendingResult(self, function, given)
+        pending = PendingResult(self, function, arguments)
         with self._changed:
             self._waiting.append(pending)
             self._changed.notify_all()
@@ -67,7 +67,8 @@ class Helpers:
     def finish(self, pending: PendingResult[Any]) -> None:
         """Compute queued calls in this process until *pending* has its result.
 
-        *pending* is computed first if no child has taken it; otherwise the newest queued call.
+        *pending* is computed first if no child has taken it; otherwise the newest queued call, as children take the
+        oldest.
         """
         while True:
             with self._changed:
@@ -76,7 +77,7 @@ class Helpers:
                     return
                 call = pending if pending in self._waiting else self._waiting[-1]
                 self._waiting.remove(call)
-            call.outcome.append(call.function(*call.given))
+            call.outcome.append(call.function(*call.arguments))
 
     @property
     def process_ids(self) -> list[int]:
@@ -109,7 +110,7 @@ class Helpers:
         try:
             child.call(_preload, self._module)  # while a child imports, it takes no call from the queue
             while (pending := self._next()) is not None:
-                outcome = child.call(pending.function, *pending.given)
+                outcome = child.call(pending.function, *pending.arguments)
                 with self._changed:
                     pending.outcome.append(outcome)
                     self._changed.notify_all()

@@ -26,11 +26,11 @@ from weft.planning.trials import OptionTrial
 from weft.serving.isolation import THREADS
 
 LEAST_SHARE = 0.2
-"""Models that share less of their weights gain too little from stitching to be mentioned."""
+"""Least share of common weights for which stitching is mentioned; models with less in common gain too little."""
 LEAST_BYTES = 1024
-"""Smaller tensors, such as shapes and scales, are often equal by chance and do not count as shared."""
+"""Least size of a tensor that counts as shared; smaller tensors, such as scales, are often equal by chance."""
 MOST_BYTES = 2 << 30
-"""Larger files are not read for shared weights: that would take longer than the advice is worth."""
+"""Largest total size of files that are searched for shared weights; reading more takes longer than it is worth."""
 
 
 class SharedWeights(NamedTuple):
@@ -52,14 +52,14 @@ def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
     except ModelError:  # no reason to fail: shared weights are only advice, and the model can be served
         return []
     pairs = [
-        SharedWeights(one, other, _shared_share(first, second))
-        for (one, first), (other, second) in combinations(digests, 2)
+        SharedWeights(first, second, _shared_share(first_digests, second_digests))
+        for (first, first_digests), (second, second_digests) in combinations(digests, 2)
     ]
     return sorted((pair for pair in pairs if pair.share >= LEAST_SHARE), key=lambda pair: -pair.share)
 
 
 def _weight_digests(path: Path) -> dict[str, int]:
-    """Return the digest of every weight tensor of a file -> its bytes."""
+    """Return digest -> bytes, for every weight tensor of at least ``LEAST_BYTES`` in a file."""
     try:
         graph = load(path, weights=True).graph
     except Exception as error:  # protobuf and the file system each raise their own kinds
@@ -73,35 +73,36 @@ def _weight_digests(path: Path) -> dict[str, int]:
     return digests
 
 
-def _shared_share(one: dict[str, int], other: dict[str, int]) -> float:
-    """Return the bytes of common tensors over the bytes of the smaller file; *one*, *other*: digest -> bytes."""
-    smaller = min(sum(one.values()), sum(other.values()))
-    return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0
+def _shared_share(first: dict[str, int], second: dict[str, int]) -> float:
+    """Return the bytes of common tensors over those of the smaller file; arguments: digest -> bytes of a tensor."""
+    smaller_bytes = min(sum(first.values()), sum(second.values()))
+    return sum(first[key] for key in first.keys() & second.keys()) / smaller_bytes if smaller_bytes else 0.0
 
 
 AMPLE = 1.5
-"""A plan that carries this multiple of the asked load gets no advice on how to carry more."""
+"""Multiple of the asked load from which a plan gets no advice on how to carry more."""
 TIGHT = 0.5
-"""A deadline is tight where a request alone takes this part of it."""
+"""Share of a deadline that a request takes with nothing else running, above which the deadline is tight."""
 NEAR_MEMORY = 0.9
-"""Memory is named as a limit where a plan needs more than this part of what it may use."""
+"""Share of the allowed memory above which memory is named as a limit."""
 FINE_GRAIN_MS = 2.0
-"""Segment length that is suggested where segments are too long."""
+"""Segment length that is suggested if segments are too long."""
 HALF, LONG_TAIL = 0.5, 2.0
-"""Lanes that compute less than half of the time, while p99 runs take twice the mean, do not limit the load."""
+"""If lanes are busy for less than this share of the time, and p99 runs take this multiple of the mean, slow runs limit
+the load rather than the lanes."""
 
 
-def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
+def reasons(request: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
     """Return the sentences that explain a choice."""
     best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
-        won=tuple(_winner_reasons(asked, chosen, ranking)),
-        limits=tuple(_limits(asked, best, predicted)),
-        next=tuple(_improvements(asked, best, predicted, sharing)),
+        won=tuple(_winner_reasons(request, chosen, ranking)),
+        limits=tuple(_limits(request, best, predicted)),
+        next=tuple(_improvements(request, best, predicted, sharing)),
     )
 
 
-def _winner_reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+def _winner_reasons(request: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     """Yield why the winner was chosen, options with equal results, assumptions, and the number of options."""
     winner = ranking.winner
     yield f"{_label(winner)}: {_deadline_text(ranking)}{_load_text(winner.prediction)}."
@@ -110,8 +111,8 @@ def _winner_reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Ite
         if finalist.twins:
             twins = ", ".join(twin.arrangement.label for twin in finalist.twins)
             yield f"The same as {_label(finalist)}: {twins}."
-    yield from asked.remarks
-    yield from _exit_assumptions(asked)
+    yield from request.remarks
+    yield from _exit_assumptions(request)
     unsimulated = [option for option in chosen.left_out if option.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)
     if unsimulated:
@@ -171,16 +172,18 @@ def _label(finalist: Finalist) -> str:
     return finalist.trial.arrangement.label
 
 
-def _exit_assumptions(asked: PlanRequest) -> Iterator[str]:
+def _exit_assumptions(request: PlanRequest) -> Iterator[str]:
     """Yield the assumed share of requests per exit, for streams with ``exit_rates`` or an exit record."""
-    for index, stream in enumerate(asked.workload.stream):
-        if rates := asked.workload.exit_rates(index):
+    for index, stream in enumerate(request.workload.stream):
+        if rates := request.workload.exit_rates(index):
             shares = " / ".join(f"{rate:.0%}" for rate in rates)
-            loaded = "" if stream.exit_floor is None else ", and more while requests press"
-            yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{loaded}."
+            under_load = "" if stream.exit_floor is None else ", and more while requests press"
+            name = stream.served_name
+            yield f"Of {name}'s requests {shares} are taken to leave by its exits, the end last{under_load}."
 
 
 def _deadline_text(ranking: Ranking) -> str:
+    """Whether the winner keeps the deadlines, as the beginning of a sentence; if not, which share it misses."""
     winner, *others = ranking.finalists
     if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"
@@ -190,6 +193,7 @@ def _deadline_text(ranking: Ranking) -> str:
 
 
 def _missed_text(finalist: Finalist) -> str:
+    """The largest share of missed deadlines, with its model: "3.1% of camera's"."""
     worst = max(finalist.prediction.streams, key=lambda stream: stream.missed)
     return f"{worst.missed:.1%} of {worst.model}'s"
 
@@ -202,15 +206,15 @@ def _load_text(predicted: Prediction) -> str:
     return f", and carries up to {times:.2f} times that, {per_s:.0f} requests/s"
 
 
-def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
+def _limits(request: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     """Yield what limits the load of the chosen option."""
-    busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    if block := _find_blocking(asked, best, predicted):
+    busy_share = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
+    if block := _find_blocking(request, best, predicted):
         yield (
             f"One long operator: {block.segment} of {block.runs} keeps the only lane for {block.length_s * 1e3:.1f} ms "
             f"at a stretch, and {block.waits} has {block.spare_s * 1e3:.1f} ms to spare."
         )
-    for sent in asked.sent:
+    for sent in request.sent:
         stream, alone_s = sent.stream, _alone_s(best, sent)
         if alone_s > TIGHT * stream.deadline_s:
             yield (
@@ -218,97 +222,101 @@ def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Ite
                 f"{stream.deadline_s * 1e3:g} ms with nothing else running (p99)."
             )
     if predicted.sustainable_factor:
-        yield _lane_time_text(asked, best, busy)
-        if asked.device is not None:
+        yield _lane_time_text(request, best, busy_share)
+        if request.device is not None:
             yield (
                 "The server's own work, reading and answering requests, is not in the largest load: where models take "
                 "less than a millisecond it may carry less, which weft bench PLAN --load 2 shows."
             )
-    if asked.memory_bytes and best.memory_bytes > NEAR_MEMORY * asked.memory_bytes:
-        yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
+    if request.memory_bytes and best.memory_bytes > NEAR_MEMORY * request.memory_bytes:
+        yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(request.memory_bytes)} that are allowed."
 
 
-def _find_blocking(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+def _find_blocking(request: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
     """Return the segment that limits the load by delaying others, if there is one."""
-    block = blocking(asked, best.arrangement)
-    near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
-    return block if near else None
+    block = blocking(request, best.arrangement)
+    # The bound on the load follows from the blocking; far above the predicted load, something else is the limit.
+    is_limit = bound_of(request, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
+    return block if is_limit else None
 
 
-def _lane_time_text(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
-    """Describe how far the time of the lanes limits the load; *busy*: the share that is used at the largest load."""
+def _lane_time_text(request: PlanRequest, best: OptionTrial, busy_share: float) -> str:
+    """Describe how far lane time limits the load; *busy_share*: share of lane time in use at the largest load."""
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
-    if busy < HALF and model.tail > LONG_TAIL:
+    if busy_share < HALF and model.tail > LONG_TAIL:
         return (
             f"Slow spells: one run in a hundred of {name} takes {model.tail:.1f} times its mean, so deadlines are "
-            f"missed while {_lanes_compute(best)} only {busy:.0%} of the time; measure again with nothing else running."
+            f"missed while {_lanes_compute(best)} only {busy_share:.0%} of the time; measure again with nothing else "
+            "running."
         )
     return (
-        f"Lane time: at the largest load {_lanes_compute(best)} {busy:.0%} of the time, {_largest_user(asked, best)}; "
-        "the rest is no help to requests that come together."
+        f"Lane time: at the largest load {_lanes_compute(best)} {busy_share:.0%} of the time, "
+        f"{_largest_user(request, best)}; the rest is no help to requests that come together."
     )
 
 
 def _improvements(
-    asked: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
+    request: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
 ) -> Iterator[str]:
     """Yield the changes that would raise the load."""
-    full = (predicted.sustainable_factor or 0.0) < AMPLE
-    yield from _uncounted_exits(asked, best)
-    if full:
-        yield from _more_hardware(asked, best)
+    needs_more = (predicted.sustainable_factor or 0.0) < AMPLE
+    yield from _uncounted_exits(request, best)
+    if needs_more:
+        yield from _more_hardware(request, best)
     for pair in sharing:
         yield (
             f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
             "-o both.onnx --dynamic says whether one file for both pays."
         )
-    if block := _find_blocking(asked, best, predicted):
-        yield _shorter_segments(asked, best, block)
-    if full:
-        yield _faster_format(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
-    for sent in asked.sent:
+    if block := _find_blocking(request, best, predicted):
+        yield _shorter_segments(request, best, block)
+    if needs_more:
+        shares = lane_shares(request, best.arrangement)
+        yield _faster_format(request, max(shares, key=lambda name: shares[name]))
+    for sent in request.sent:
         alone_s = _alone_s(best, sent)
         if alone_s > TIGHT * sent.stream.deadline_s:
             yield f"More time for {sent.name}: a deadline of {2.5e3 * alone_s:.0f} ms."
-    if asked.isolation == THREADS and asked.device is None:
+    if request.isolation == THREADS and request.device is None:
         yield (
             "Models that may crash, or that are not yours: they share the server's process; --isolation process "
             "measures and serves them in workers of their own."
         )
 
 
-def _more_hardware(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
+def _more_hardware(request: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Suggest additional cores or GPUs."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
-    if asked.device is not None:
+    if request.device is not None:
         yield "A second GPU of that kind: weft serve loads every model on each GPU; a plan is made for one."
-    elif asked.cores < usable_cores():
-        yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
-    elif used == asked.cores:
-        yield f"A machine with more cores: all {asked.cores} of this one are in use."
+    elif request.cores < usable_cores():
+        cores = request.cores
+        yield f"More cores: this machine has {usable_cores()}, and {cores} may be used (cores = {cores})."
+    elif used == request.cores:
+        yield f"A machine with more cores: all {request.cores} of this one are in use."
 
 
-def _faster_format(asked: PlanRequest, name: str) -> str:
+def _faster_format(request: PlanRequest, name: str) -> str:
     """Suggest number formats that may make a model faster and change its answers."""
-    if asked.device is None:
+    if request.device is None:
         return f"A faster {name}: weft tune --target onnxruntime looks for faster number formats."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
-def _shorter_segments(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
+def _shorter_segments(request: PlanRequest, best: OptionTrial, block: Blocking) -> str:
     """Suggest the option that measures a model in shorter segments."""
     grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[block.runs] / 2)
-    source = next(sent.stream.model for sent in asked.sent if sent.name == block.runs)
+    source = next(sent.stream.model for sent in request.sent if sent.name == block.runs)
     return (
         f"Shorter segments of {block.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
         f"unless {block.segment} is a single operator."
     )
 
 
-def _uncounted_exits(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
+def _uncounted_exits(request: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Yield the models whose exits no stream mentions, with the option that takes them into account."""
-    silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
-    for name, stream in silent.items():
+    without_rates = {sent.name: sent.stream for sent in request.sent if not sent.leaving}
+    for name, stream in without_rates.items():
         exits = len(best.arrangement.host.model(name).exits)
         if exits:
             example = "+".join(["0.2"] * exits + [f"{1 - 0.2 * exits:g}"]) if exits < 5 else "SHARE+...+SHARE"
@@ -318,12 +326,12 @@ def _uncounted_exits(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
             )
 
 
-def _largest_user(asked: PlanRequest, best: OptionTrial) -> str:
+def _largest_user(request: PlanRequest, best: OptionTrial) -> str:
     """The model that uses most lane time, with its share."""
-    shares = lane_shares(asked, best.arrangement)
+    shares = lane_shares(request, best.arrangement)
     name, most = max(shares.items(), key=lambda entry: entry[1])
-    whole = sum(shares.values())
-    return f"{most / whole if whole else 0.0:.0%} of it for {name}" if len(shares) > 1 else f"all of it for {name}"
+    total = sum(shares.values())
+    return f"{most / total if total else 0.0:.0%} of it for {name}" if len(shares) > 1 else f"all of it for {name}"
 
 
 def _lanes_compute(best: OptionTrial) -> str:
@@ -335,7 +343,7 @@ def _lanes_compute(best: OptionTrial) -> str:
 
 
 def _alone_s(best: OptionTrial, sent: SentStream) -> float:
-    """Return the p99 of a request with nothing else running."""
+    """Return the p99 in seconds of a request with nothing else running."""
     return times_alone(best.arrangement.host, sent.name, sent.leaving).quantile_s(0.99)
 
 

@@ -23,33 +23,33 @@ LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece
 """Name of a variant -> factor of the longest segment's length."""
 NO_BETTER = "does no better than another length of segments"
 WHOLE = 2.0
-"""Multiple of a model's time that is set as its segment length, so that the server certainly does not cut it."""
+"""Multiple of a model's time that is set as its segment length, so that the server does not cut the model at all."""
 
 
-def with_longer_segments(asked: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
+def with_longer_segments(request: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
     """Return the choice between the best option and the same option with longer segments.
 
     Merged segments are not measured as they would be served, so they must be better by a step of the load.
     """
-    as_cut = chosen.best.arrangement
-    longer = list(longer_segments(as_cut))
+    as_measured = chosen.best.arrangement
+    longer = list(longer_segments(as_measured))
     if not longer:
         return chosen
-    among = choose(asked, [as_cut, *longer], memory_of)
-    simulated = (trial.arrangement for trial in among.others if trial.arrangement is not as_cut)
-    # Bounds may rule out the option as it was cut; it is still listed among the others.
-    bounded = (option for option in among.left_out if option.arrangement is not as_cut)
-    left_out = (*(LeftOut(option, NO_BETTER) for option in simulated), *bounded, *chosen.left_out)
-    if among.best.arrangement is as_cut:
+    comparison = choose(request, [as_measured, *longer], memory_of)
+    simulated = (trial.arrangement for trial in comparison.others if trial.arrangement is not as_measured)
+    # Bounds may rule out the option with measured segments; it stays among the other options of the result.
+    ruled_out = (option for option in comparison.left_out if option.arrangement is not as_measured)
+    left_out = (*(LeftOut(option, NO_BETTER) for option in simulated), *ruled_out, *chosen.left_out)
+    if comparison.best.arrangement is as_measured:
         return replace(chosen, left_out=left_out)
-    return Chosen(among.best, (chosen.best, *chosen.others), left_out)
+    return Chosen(comparison.best, (chosen.best, *chosen.others), left_out)
 
 
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
     """Yield the arrangement with longer segments, once for each distinct number of segments."""
     seen = [_counts(arrangement.host)]
-    for words, times in LENGTHS.items():
-        limits_ms = {name: times * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
+    for words, factor in LENGTHS.items():
+        limits_ms = {name: factor * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
         host = merged_host(arrangement.host, limits_ms, arrangement.batches)
         if _counts(host) not in seen:
             seen.append(_counts(host))
@@ -58,16 +58,17 @@ def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
 
 
 def _counts(host: Host) -> list[int]:
+    """Return the number of segments of each model."""
     return [len(model.segments) for model in host.models.values()]
 
 
 def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) -> float:
     """Return the setting ``grain_ms`` with which a server cuts a model as in *host*; the old value if unchanged."""
-    before, now = arrangement.host.model(name), host.model(name)
-    if len(now.segments) == len(before.segments):
+    measured, merged_model = arrangement.host.model(name), host.model(name)
+    if len(merged_model.segments) == len(measured.segments):
         return arrangement.grain_ms[name]
-    whole_s = sum(lengths_s(host, now, arrangement.batches[name]))
-    return limit_ms if limit_ms < inf else float(ceil(WHOLE * 1e3 * whole_s))
+    model_s = sum(lengths_s(host, merged_model, arrangement.batches[name]))
+    return limit_ms if limit_ms < inf else float(ceil(WHOLE * 1e3 * model_s))
 
 
 def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str, int] | None = None) -> Host:
@@ -75,9 +76,9 @@ def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str
 
     batches: model -> largest batch; by default the measured one.
     """
-    most = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
+    largest = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {
-        name: merged(model, joined(model, lengths_s(host, model, most[name]), limits_ms[name] / 1e3))
+        name: merged(model, joined(model, lengths_s(host, model, largest[name]), limits_ms[name] / 1e3))
         if name in limits_ms
         else model
         for name, model in host.models.items()
@@ -86,16 +87,20 @@ def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str
 
 
 def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
-    """Return the lengths of segments as the server that cuts them counts: at batch 1, or for a GPU up to *most*.
+    """Return the lengths of segments in seconds, as the server counts them when it cuts a model.
 
-    On a lane that takes segments ahead, as a GPU's does, an arriving request waits for one more segment.
+    On the CPU, the times at batch 1. On a lane that queues segments ahead, as a GPU's does, batches up to *most* count,
+    too, since an arriving request waits for one more segment.
     """
-    alone = model.times_at(1)
-    return [*map(device_length_s, alone, model.times_at(most))] if host.ahead else alone
+    single_s = model.times_at(1)
+    return [*map(device_length_s, single_s, model.times_at(most))] if host.ahead else single_s
 
 
 def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
-    """Merge segments up to a length; return the first segment of each merged part, and last the number of segments."""
+    """Merge neighbouring segments up to *limit_s*; return the first segment of each merged one, and last their number.
+
+    An exit always begins a new segment.
+    """
     starts, length_s = [0], 0.0
     for segment, time_s in enumerate(lengths_s):
         if segment and (segment in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
@@ -127,7 +132,7 @@ def _range_text(names: Sequence[str]) -> str:
 
 
 def _spread(model: HostModel, parts: Sequence[slice]) -> tuple[tuple[float, ...], ...]:
-    """Return the measured runs as factors of the mean times of the merged parts."""
+    """Return ``HostModel.spread`` of the merged segments; *parts*: the slice of segments that makes each of them."""
     if not model.spread:
         return ()
     means_s = np.array(model.times_at(1))

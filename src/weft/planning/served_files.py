@@ -14,13 +14,13 @@ from weft.serving.config import ModelConfig, TaskConfig
 def files_to_serve(
     models: Sequence[RequestedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, ModelToServe]:
-    """Name of a folder in a repository -> its file; *chosen*: model -> settings that replace the given ones."""
+    """Name of a folder in a repository -> its file; *chosen*: model -> settings that replace the model's own."""
     files: dict[str, ModelToServe] = {}
     for model in models:
         settings = dict((chosen or {}).get(model.name, {}))
         if model.body:
-            before = files[model.body].config if model.body in files else model.config
-            config = _with_task(before, model, settings)
+            file_config = files[model.body].config if model.body in files else model.config
+            config = _with_task(file_config, model, settings)
         else:
             config = model.config.model_copy(update=settings)
         files[model.home] = ModelToServe(model.path, config)
@@ -34,7 +34,7 @@ def stitched_from(models: Sequence[RequestedModel], home: str) -> str:
 
 
 def _with_task(config: ModelConfig, model: RequestedModel, settings: dict[str, Any]) -> ModelConfig:
-    """The settings of a stitched file with those of one of its models."""
+    """The settings of a stitched file, completed with the settings of one of its models."""
     deadline = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
     task = config.tasks.get(model.name, TaskConfig()).model_copy(update=deadline)
     shapes = {**config.shapes, **model.config.shapes}

@@ -14,7 +14,7 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimesAlone:
-    """Times from a request to its answer, one for each measured run and each exit at which requests leave."""
+    """Seconds from a request to its answer, for each measured run and each exit at which requests leave."""
 
     times_s: Floats
     shares: Floats
@@ -32,12 +32,12 @@ class TimesAlone:
     def quantile_s(self, share: float) -> float:
         """The time that this share of the requests does not exceed."""
         order = np.argsort(self.times_s)
-        reached = np.cumsum(self.shares[order])
-        place = int(np.searchsorted(reached, share - 1e-9))
-        return float(self.times_s[order][min(place, len(order) - 1)])
+        cumulated = np.cumsum(self.shares[order])
+        index = int(np.searchsorted(cumulated, share - 1e-9))  # the sum of shares is exact only up to rounding
+        return float(self.times_s[order][min(index, len(order) - 1)])
 
     def later_than(self, deadline_s: float) -> float:
-        """The share of the requests that takes longer."""
+        """The share of the requests that takes longer than *deadline_s*."""
         return float(self.shares[self.times_s > deadline_s].sum())
 
 

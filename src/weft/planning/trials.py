@@ -19,25 +19,25 @@ from weft.simulation.run_length import SHORT, USUAL, RunLength, prolong
 from weft.workloads.requests import Workload
 
 STEP = 1.05
-"""Factor between neighbouring loads that are tried."""
+"""Factor between the loads of neighbouring steps."""
 LOWEST, HIGHEST = -100, 300
 """Range of the searched steps, from about a hundredth of the asked load to two million times the load."""
 FIRST_GUESS = 0.85
-"""The part of the bound at which the search for the largest load begins."""
+"""Share of the bound on the load at which the search for the largest load begins."""
 
 
-def run_workload(asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
+def run_workload(request: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
     """Return the asked streams at a multiple of their rates, for as long as the run needs."""
-    return prolong(arrangement.serving(asked.workload).scaled(factor), length)
+    return prolong(arrangement.serving(request.workload).scaled(factor), length)
 
 
-def late_rule(asked: PlanRequest, arrangement: Arrangement) -> str:
-    """Return what happens to late requests: they are dropped if deadlines are strict."""
-    return "drop" if asked.deadlines == "strict" else arrangement.settings.late
+def late_rule(request: PlanRequest, arrangement: Arrangement) -> str:
+    """Return the simulation's rule for late requests: dropped if deadlines are strict, else by the server's setting."""
+    return "drop" if request.deadlines == "strict" else arrangement.settings.late
 
 
 def simulated(
-    asked: PlanRequest,
+    request: PlanRequest,
     arrangement: Arrangement,
     factor: float,
     length: RunLength,
@@ -45,28 +45,29 @@ def simulated(
     seed: int | None = None,
     record: bool = False,
 ) -> tuple[Case, RequestRun]:
-    """Simulate a run to its end; return its case and the run. *record*: with every segment and answer.
+    """Simulate a run to its end; return its case and the run.
 
-    factor: multiple of the asked load. seed: of the requests, by default the workload's.
+    factor: multiple of the asked load. seed: of the requests, by default the workload's. record: whether the run has
+    every segment and answer.
     """
-    case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
-    return case, _run(asked, arrangement, case, seed, record=record)
+    case = prepared(run_workload(request, arrangement, factor, length), arrangement.host)
+    return case, _run(request, arrangement, case, seed, record=record)
 
 
 def kept_at(
-    asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
+    request: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[bool, float]:
-    """Whether the deadlines are kept at *factor* times the asked load, and the largest share that a stream missed.
+    """Whether deadlines are kept at *factor* times the asked load, and the largest share of them missed in a stream.
 
     The run stops as soon as the answer is clear.
     """
-    case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
-    report = _run(asked, arrangement, case, seed, _most_missed(case, asked.limit)).report
-    return keeps(report, asked.limit), report.worst_violation_rate
+    case = prepared(run_workload(request, arrangement, factor, length), arrangement.host)
+    report = _run(request, arrangement, case, seed, _most_missed(case, request.limit)).report
+    return keeps(report, request.limit), report.worst_violation_rate
 
 
 def _run(
-    asked: PlanRequest,
+    request: PlanRequest,
     arrangement: Arrangement,
     case: Case,
     seed: int | None,
@@ -77,7 +78,7 @@ def _run(
     return simulate_requests(
         case,
         arrangement.settings.policy,
-        late=late_rule(asked, arrangement),
+        late=late_rule(request, arrangement),
         options=arrangement.settings.policy_options,
         seed=seed,
         record=record,
@@ -86,9 +87,9 @@ def _run(
 
 
 def _most_missed(case: Case, limit: float) -> list[float]:
-    """Return the number of missed deadlines of each stream at which a run may stop, as the limit is surely exceeded.
+    """Return, per stream, the number of missed deadlines at which a run may stop because it exceeds the limit.
 
-    It has a margin, because the number of requests is not known before the end.
+    The number has a margin of ``SLACK``, because the number of requests is not known before the end.
     """
     counted_s = case.workload.duration_s - case.workload.warmup_s
     return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]
@@ -97,7 +98,8 @@ def _most_missed(case: Case, limit: float) -> list[float]:
 def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: int, stride: int = 2) -> int:
     """Search the largest step that is sustained, beginning at *start*.
 
-    low: assumed to be sustained; high: assumed not to be. stride: the distance of the first probe from *start*.
+    low: assumed to be sustained; high: assumed not to be. stride: the distance of the second probe from *start*, which
+    doubles with each probe until the answer is enclosed; then the interval is halved.
     """
     step = max(low + 1, min(high - 1, start))
     while high - low > 1:
@@ -114,7 +116,7 @@ def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: i
 class OptionTrial:
     """An arrangement with the results of its simulations so far; its properties simulate if necessary."""
 
-    asked: PlanRequest
+    request: PlanRequest
     arrangement: Arrangement
     bound: Bound
     memory_bytes: int
@@ -122,16 +124,18 @@ class OptionTrial:
     """Number of simulations so far."""
     _report: RequestReport | None = None
     _sustained: dict[int, bool] = field(default_factory=dict)
+    """Simulated step -> whether the option sustains it."""
     _failed: dict[int, float] = field(default_factory=dict)
     """Step that was not sustained -> the largest share that a stream missed in this run."""
     _level: int | None = None
+    """The result of ``level``, once it was searched."""
 
     @property
     def report(self) -> RequestReport:
         """The simulated run at the asked load."""
         if self._report is None:
             self.runs += 1
-            self._report = simulated(self.asked, self.arrangement, 1.0, USUAL)[1].report
+            self._report = simulated(self.request, self.arrangement, 1.0, USUAL)[1].report
         return self._report
 
     @property
@@ -151,7 +155,7 @@ class OptionTrial:
 
     @property
     def seen_latency(self) -> float:
-        """As ``latency`` if the asked load was simulated already; else infinite."""
+        """``latency`` if the asked load was simulated already, else infinite; never simulates."""
         return inf if self._report is None else self.latency
 
     @property
@@ -168,7 +172,7 @@ class OptionTrial:
             return False
         if step not in self._sustained:
             self.runs += 1
-            self._sustained[step], missed = kept_at(self.asked, self.arrangement, STEP**step, SHORT)
+            self._sustained[step], missed = kept_at(self.request, self.arrangement, STEP**step, SHORT)
             if not self._sustained[step]:
                 self._failed[step] = missed
         return self._sustained[step]
@@ -187,7 +191,7 @@ class OptionTrial:
 
     @property
     def failed(self) -> bool:
-        """Whether a run has shown a load that it does not sustain."""
+        """Whether a simulated load was not sustained."""
         return bool(self._failed)
 
     @property
@@ -207,6 +211,6 @@ def keeps(report: RequestReport, limit: float) -> bool:
     return all(stream.arrived and stream.violated <= max(1.0, limit * stream.arrived) for stream in report.streams)
 
 
-def trial_of(asked: PlanRequest, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
+def trial_of(request: PlanRequest, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
     """Return the trial of an arrangement before any simulation."""
-    return OptionTrial(asked, arrangement, bound_of(asked, arrangement), memory_bytes)
+    return OptionTrial(request, arrangement, bound_of(request, arrangement), memory_bytes)

@@ -1,7 +1,8 @@
 // A time axis: scroll zooms, drag pans, 0 shows all, alike on every page.
-/** whole(): all there is to see, from and to; least(): the shortest stretch; plot(): left edge and width in pixels;
- *  changed(): draws again; hover(event): looks at what is there, or at nothing; keys: the page's own. A picture without
- *  `alone` leaves keys that were pressed elsewhere to others. */
+/** whole(): the whole range, [from, to]; least(): the shortest window; plot(): left edge and width in pixels; changed():
+ *  called after a change of the window; hover(event): called as the pointer moves, with null when it leaves; keys: the
+ *  page's own keys -> actions; alone: whether keys also act while nothing has the focus; also: further elements that
+ *  take keys. */
 function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alone = true, also = [] }) {
   const view = { from: 0, to: 1 };
   let drag = null;
@@ -58,21 +59,21 @@ function timeAxis(surface, { whole, least, plot, changed, hover, keys = {}, alon
   surface.classList.add("drags");
   return { view, show, showAll, zoom, pan, xOf, timeOf, isWhole };
 }
-/** Round places between two times, at most about `count` of them. */
+/** Round times between two times, about `count` of them at most. */
 function roundTimes(from, to, count) {
   const rough = (to - from) / Math.max(count, 2), power = 10 ** Math.floor(Math.log10(rough));
   const step = rough < 10 ? [1, 2, 5, 10].find(n => n * power >= rough) * power : [10, 15, 30, 60, 120, 300].find(n => n >= rough) || 600;
   return Array.from({ length: Math.floor(to / step + 1e-9) - Math.ceil(from / step - 1e-9) + 1 }, (_, k) => (Math.ceil(from / step - 1e-9) + k) * step);
 }
-/** Buttons for who has no wheel. */
+/** Buttons for zooming without a wheel. */
 function zoomButtons(axis) {
   const button = (text, title, act) => { const node = Object.assign(make("button", text), { title, ariaLabel: title }); on(node, "click", act); return node; };
   const group = box("div", "tools", button("−", "Zoom out (-)", () => axis.zoom(2)), button("+", "Zoom in (+)", () => axis.zoom(0.5)), button("Show all", "Show all (0)", axis.showAll));
   group.role = "group"; group.ariaLabel = "Zoom";
   return group;
 }
-/** The line that says what pointer and keys do; own: further entries, keys first and what they do last,
- *  or other meanings of the same keys. */
+/** The line that explains pointer and keys. own: further entries [key, ..., meaning], which replace entries of the same
+ *  key. */
 function helpLine(...own) {
   const line = box("p", "hint", make("span", "Scroll zooms, drag pans, hover tells more."));
   const others = [["+", "−", "zoom"], ["←", "→", "pan"], ["0", "show all"]].filter(([key]) => !own.some(([mine]) => mine === key));

@@ -1,10 +1,10 @@
-// Nodes, numbers, colours and the tip, for every page.
+// Nodes, formatting of numbers, colours and the tooltip, for every page.
 const byId = id => document.getElementById(id);
 const make = (tag, text = "", className = "") => Object.assign(document.createElement(tag), { textContent: text, className });
 const box = (tag, className, ...children) => { const node = make(tag, "", className); node.append(...children); return node; };
 const on = (node, name, act, options) => node.addEventListener(name, act, options);
 
-// ---- Numbers as people read them
+// ---- Formatting of numbers
 const isNumber = value => typeof value === "number" && isFinite(value);
 const trim = text => text.includes("e") ? String(Number(text)) : text.includes(".") ? text.replace(/\.?0+$/, "") : text;
 const showShare = share => isNumber(share) ? `${(100 * share).toFixed(1)} %` : "–";
@@ -19,17 +19,17 @@ const showSeconds = (seconds, digits = 4) => showIn(TIMES, seconds, digits);
 const showMemory = bytes => isNumber(bytes) ? `${(bytes / 2 ** 20).toFixed(0)} MiB` : "–";
 const showBytes = bytes => bytes === 0 ? "0 B" : showIn(BYTES, bytes, 4);
 
-// ---- Colours: those of the style, and one for each model by its place
+// ---- Colours: those of the style, and one for each model by its index
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const parse = hex => [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
 const mix = (colour, other, share) => colour.map((part, k) => Math.round(part * (1 - share) + other[k] * share));
 const rgb = colour => `rgb(${colour.join(",")})`;
-/** Dark ink, or white where that reads better. */
+/** The text colour on a background [r, g, b]: dark ink, or white on dark colours. */
 function inkOn(colour) {
   const [r, g, b] = colour.map(part => ((part / 255 + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#10161d" : "#fff";
 }
-/** The colour of a model; from the ninth model on hues all around, in three tones. */
+/** The colour of a model: from the style for the first eight, then hues around the circle in three tones. */
 function modelColour(index) {
   const light = [0.4, 0.68, 0.54][index % 3], spread = 0.58 * Math.min(light, 1 - light);
   const part = n => { const k = (n + index * 137.5 / 30) % 12; return 255 * (light - spread * Math.max(-1, Math.min(k - 3, 9 - k, 1))); };
@@ -38,10 +38,10 @@ function modelColour(index) {
 function swatch(index) { const node = make("i", "", "swatch"); node.style.background = `var(--model-${index}, ${modelColour(index)})`; return node; }
 const whenThemeChanges = act => on(matchMedia("(prefers-color-scheme: dark)"), "change", act);
 
-// ---- The tip: what one thing is, whose it is, and facts of it
+// ---- The tooltip: a title, a note and facts
 const tip = document.body.appendChild(Object.assign(make("div"), { id: "tip", role: "tooltip" }));
 const hideTip = () => { tip.style.display = "none"; };
-/** Beside a point of the window, or at the height `below` where there is room; a fact may have a third entry: it is in bold. */
+/** Show the tooltip beside a point of the window, at the height `below` if there is room. facts: [name, value, bold]. */
 function showTip(title, note, facts, x, y, below = y + 16) {
   const list = make("dl");
   for (const [name, value, here] of facts) list.append(make("dt", name, here ? "here" : ""), make("dd", value, here ? "here" : ""));

@@ -54,7 +54,7 @@ class Axis:
     size: float | None = None
     """Font size of the labels in points."""
     falling: bool = False
-    """Whether the values fall from left to right, or from bottom to top."""
+    """Whether the axis is inverted: values decrease from left to right, or from bottom to top."""
 
 
 PLAIN = Axis()
@@ -94,6 +94,7 @@ class Curve(Drawable):
     width: float = 1.5
     size: float = 4.5
     order: float = 3
+    """matplotlib's zorder."""
     steps: bool = False
     """Whether to draw steps: each value holds until the next x."""
     hollow: bool = False
@@ -113,7 +114,7 @@ class Curve(Drawable):
 
 @dataclass(frozen=True)
 class Bars(Drawable):
-    """One group of bars per label, one bar per series; a single series has no legend entry."""
+    """Groups of bars, a group per label with a bar per series; a single series has no legend entry."""
 
     labels: Sequence[str]
     series: Mapping[str, Numbers]
@@ -132,7 +133,10 @@ class Bars(Drawable):
         return 0.84 / len(self.series)
 
     def places(self, name: str | None = None) -> npt.NDArray[np.float64]:
-        """Return the middles of the groups, or of the bars of the series *name*; a group of means is set apart."""
+        """Return the middles of the groups, or of the bars of the series *name*, in units of the axis.
+
+        A last group of means is set apart.
+        """
         middles = np.arange(len(self.labels), dtype=float)
         if self.labels[-1] in MEANS:
             middles[-1] += 0.5
@@ -146,11 +150,11 @@ class Bars(Drawable):
             colour = self.colours.get(name) or [self.colours.get(label, INK) for label in self.labels]
             bar: Callable[..., BarContainer] = axes.barh if self.flat else axes.bar
             label = name if several else None
-            drawn = bar(self.places(name), values, 0.94 * self.width, label=label, color=colour, zorder=2)
+            bars = bar(self.places(name), values, 0.94 * self.width, label=label, color=colour, zorder=2)
             if self.words is not None and number == len(self.series) - 1:
-                axes.bar_label(drawn, self.words, padding=2, fontsize=8)
+                axes.bar_label(bars, self.words, padding=2, fontsize=8)
             elif self.values:
-                axes.bar_label(drawn, fmt=self.values, padding=2, fontsize=8)
+                axes.bar_label(bars, fmt=self.values, padding=2, fontsize=8)
         if self.flat:
             axes.set_yticks(middles, self.labels)
             axes.set_ylim(middles[-1] + 0.6, -0.6)
@@ -368,6 +372,7 @@ def draw(
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw all of a panel but its axis labels, which neighbouring panels may share."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(RULE)
     axes.tick_params(colors=INK, length=3, labelsize=8.5)
@@ -384,6 +389,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
 
 
 def _set_axis(axes: Axes, name: Literal["x", "y"], axis: Axis) -> None:
+    """Set scale, ticks and limits of one axis as *axis* describes them, after the marks are drawn."""
     line = axes.xaxis if name == "x" else axes.yaxis
     set_scale, set_limits = (axes.set_xscale, axes.set_xlim) if name == "x" else (axes.set_yscale, axes.set_ylim)
     if axis.scale != "linear":

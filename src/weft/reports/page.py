@@ -42,7 +42,7 @@ from weft.base.files import write_text
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
 """Okabe and Ito's colours, safe for colour-blind readers; black and yellow toned to suit any background.
 
-``colours.css`` has them too, and those for a dark background.
+``colours.css`` has the same colours, and others for a dark background.
 """
 
 DATA_MARK = "/*weft-data*/"
@@ -59,7 +59,7 @@ KINDS = {
 """Kind of page -> the beginning of the text of links to such pages, in the order of the links."""
 
 MOST_FILES = 100
-"""HTML files of a folder that are searched for pages, so that a folder of thousands costs no time."""
+"""Largest number of HTML files that are searched for pages, so that a folder with thousands costs no time."""
 
 MOST_LINKS = 12  # links in the head of a page: about two lines of them
 
@@ -67,6 +67,7 @@ _HEAD_BYTES = 16384
 """Number of bytes at the beginning of a file that are searched for the kind of page."""
 
 _MARK = re.compile(r'<meta name="weft-page" content="(\w+)" data-beside="([^"]*)">')
+"""The tag with a page's kind and its links to other pages."""
 _PART = re.compile(r"/\*weft:([\w.]+)\*/")
 
 
@@ -126,7 +127,7 @@ def link_pages(path: Path) -> None:
 
 
 def _pages(folder: Path) -> dict[Path, str]:
-    """Return the pages of a folder and their kinds, in the order of ``KINDS``."""
+    """Return page -> kind for the pages of weft in a folder, in the order of ``KINDS``."""
     pages: dict[Path, str] = {}
     with suppress(OSError):
         for path in islice(sorted(folder.glob("*.html")), MOST_FILES):

@@ -39,7 +39,7 @@ FEWEST = 100
 
 
 def largest_of(answers: int) -> int | None:
-    """Return *answers* if they are too few for a p99, which is then the largest of them; None if they are enough."""
+    """Return *answers* if they are too few for a p99, which is then the largest latency; None if they are enough."""
     return answers if 0 < answers < FEWEST else None
 
 

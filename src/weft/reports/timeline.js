@@ -1,6 +1,6 @@
 // The timeline of a trace: DRAM channel, PE array and weight buffer over time, and an overview below.
-/** A panel with the picture of a trace. opening: what is shown first, as from and to in nanoseconds; moved(view) hears
- *  of every change of that. Returned with the panel: the trace as it was read, and its axis. */
+/** A panel with the timeline of a trace. opening: the first visible window, [from, to] in nanoseconds; moved(view) is
+ *  called after every change of the window. Returns the panel, its time axis and the decoded trace. */
 function timeline(trace, { opening = null, moved = () => {} } = {}) {
   const read = readTrace(trace);
   const { count, total, fetchStart, fetchEnd, computeStart, computeEnd, modelOf, queryOf, layerOf, fetchLane, computeLane } = read;
@@ -14,19 +14,19 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
   const canvas = (role, label) => Object.assign(make("canvas"), { tabIndex: 0, role, ariaLabel: label });
   const main = canvas("application", "Timeline of the DRAM channel, the PE array and the weight buffer");
   const map = canvas("slider", "Position of the visible window in the whole schedule");
-  const legend = box("div", "legend"), range = make("span", "", "range"), said = make("div", "", "said");
+  const legend = box("div", "legend"), range = make("span", "", "range"), announcement = make("div", "", "said");
   legend.role = "group"; legend.ariaLabel = "Models: press to hide or show";
-  said.ariaLive = "polite"; map.className = "overview";
+  announcement.ariaLive = "polite"; map.className = "overview";
   const axis = timeAxis(main, {
     whole: () => [0, total], least: () => LEAST, plot: () => [0, width], hover, also: [map],
     changed: () => { redraw(); moved(view); }, keys: { n: () => step(1), p: () => step(-1) },
   });
   const { view, show } = axis, buttons = zoomButtons(axis);
   buttons.prepend(range);
-  const panel = box("section", "panel", box("div", "bar", legend, buttons), main, map, helpLine(["N", "P", "next and previous layer"]), said);
+  const panel = box("section", "panel", box("div", "bar", legend, buttons), main, map, helpLine(["N", "P", "next and previous layer"]), announcement);
   panel.ariaLabel = "Timeline";
 
-  /** Time between `from` and `to` that these functions of time count, for the models shown. */
+  /** Nanoseconds between `from` and `to` in which visible models are busy. shares: per model, its busy time until t. */
   const within = (shares, from, to) => shares.reduce((sum, until, m) => hidden.has(m) ? sum : sum + until(to) - until(from), 0);
   const capacity = Number(trace.settings.weight_buffer_bytes) || 0;
   const bufferTop = Math.max(read.peakBytes, capacity, 1) * 1.08;
@@ -37,7 +37,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     return curveAfter[k - 1] + share * (curveBefore[k] - curveAfter[k - 1]);
   }
 
-  // ---- Numbers as people read them
+  // ---- Formatting of numbers
   const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
   const unitFor = span => UNITS.find(([, size]) => span >= size) || UNITS[3];
   const showTime = ns => showSeconds(ns / 1e9);
@@ -130,7 +130,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     }
   }
 
-  /** A lane's name and, as far as there is room, what there is to say of it. */
+  /** Draw a lane's name, and as many details as fit behind it. */
   function caption(name, details, y) {
     pen.textAlign = "left"; pen.textBaseline = "alphabetic";
     pen.font = BOLD;
@@ -160,7 +160,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     caption(lane.name, details, lane.top - 7);
   }
 
-  /** Single bars; same-coloured ones closer than a pixel become one rectangle. */
+  /** Draw single bars; bars of one colour that are closer than a pixel become one rectangle. */
   function drawBars(lane, first, last) {
     const { start, end, order, top } = lane, names = [];
     let from = 0, to = -1, fill = "", alpha = 1;
@@ -188,7 +188,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     for (const [i, x, wide] of names) nameBar(i, ...(lane === fetchLane ? movingPart(i, x, wide) : [x, wide]), top);
   }
 
-  /** Over the fetches: the parts of them that wait for space, pale and hatched in the colour of their model. */
+  /** Draw the stalls of fetches (waits for buffer space) over them, pale and hatched. only: a span, or -1 for all. */
   function drawStalls(from, to, only = -1) {
     for (let k = firstLater(stallEnd, from); k < stallCount && stallStart[k] < to; k++) {
       const model = modelOf[stallSpan[k]];
@@ -213,7 +213,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     pattern.setTransform(new DOMMatrix().scale(size / tile.width));
     return hatches[model] = pattern;
   }
-  /** The widest part of a bar in which its fetch does not stall: from where, how wide. */
+  /** The widest part of a bar without a stall of its fetch: [x, width] in pixels. */
   function movingPart(i, x, wide) {
     if (!stalledOf[i]) return [x, wide];
     let best = [x, 0], from = x;
@@ -237,7 +237,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     pen.fillText(fitted, left, top + LANE / 2 - (two ? 7 : 0));
     if (two) { pen.globalAlpha = 0.78; pen.fillText(`query ${queryOf[i]}`, left, top + LANE / 2 + 8); pen.globalAlpha = 1; }
   }
-  /** The end of a layer's name tells it from its neighbours, so whole parts of its beginning give way. */
+  /** Shorten a layer's name to `room` pixels; "" if nothing fits. Parts of its beginning go, since neighbours share it. */
   function shorten(name, room) {
     const whole = pen.measureText(name).width;
     if (whole <= room) return name;
@@ -246,7 +246,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     return keep >= 2 && cut ? "…" + cut[1] : "";
   }
 
-  /** Where spans are narrower than a pixel: per column, each model's share of the time, stacked. */
+  /** Draw each model's share of the time per column, stacked, because single spans would be narrower than a pixel. */
   function drawDensity(context, lane, from, to, top, high) {
     const bins = Math.max(1, Math.floor(width / 2)), step = width / bins, time = (to - from) / bins;
     const base = new Float64Array(bins).fill(top + high);
@@ -297,7 +297,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     pen.strokeStyle = tone["buffer-line"]; pen.lineWidth = 1; pen.stroke(line);
     return peak;
   }
-  /** Where many bends share a pixel: the least held there in full tone, the most in a lighter one. */
+  /** Draw the curve where many bends share a pixel: per column the minimum in full tone, the maximum in a lighter one. */
   function drawEnvelope(first, last, bottom, yOf) {
     const bins = Math.ceil(width), most = new Float64Array(bins), least = new Float64Array(bins).fill(Infinity);
     const mark = (bin, level) => {
@@ -330,7 +330,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     return peak;
   }
 
-  /** The picked layer: framed on both resources, its fetch tied to its compute, its hold marked in the buffer. */
+  /** Draw the picked layer: framed on both resources, its fetch tied to its compute, its hold marked in the buffer. */
   function drawPicked() {
     if (picked < 0 || hidden.has(modelOf[picked])) return;
     const i = picked, hasFetch = fetchEnd[i] > fetchStart[i];
@@ -398,9 +398,9 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
   function pick(i, lane, x, y) {
     if (i !== picked || lane !== pickedLane) { picked = i; pickedLane = lane; redraw(); }
     if (i < 0) { hideTip(); return; }
-    showTip(layerOf(i), who(i), facts(i, lane), x, y, main.getBoundingClientRect().top + computeLane.top + LANE + 10);  // hides neither lane
+    showTip(layerOf(i), describeSpan(i), facts(i, lane), x, y, main.getBoundingClientRect().top + computeLane.top + LANE + 10);  // hides neither lane
   }
-  function who(i) {
+  function describeSpan(i) {
     const same = trace.streams.filter(model => model === modelOf[i]).length > 1;
     return [`${trace.models[modelOf[i]]}, query ${queryOf[i]}${same ? `, stream ${read.streamOf[i]}` : ""}`, read.meaningOf(i)].filter(Boolean).join(": ");
   }
@@ -416,7 +416,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
       ["Weights", showBytes(read.bytesOf(i))],
     ];
   }
-  function step(by) { // to the next or previous compute, wherever the picked one is now
+  function step(by) { // to the next (1) or previous (-1) compute, even if the picked one is out of view
     const lane = computeLane;
     if (!lane.size) return;
     let k = picked >= 0 ? lane.firstFrom(computeStart[picked]) + by : lane.firstAfter(view.from);
@@ -426,7 +426,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
     if (computeStart[i] < view.from || computeEnd[i] > view.to) show(middle - half, middle + half);
     const place = main.getBoundingClientRect();
     pick(i, lane, place.left + Math.min(Math.max(xOf(middle), 0), width), place.top + lane.top + LANE);
-    said.textContent = `${layerOf(i)} of ${who(i)}. ${facts(i, lane).map(fact => fact.slice(0, 2).join(" ")).join(", ")}`;
+    announcement.textContent = `${layerOf(i)} of ${describeSpan(i)}. ${facts(i, lane).map(fact => fact.slice(0, 2).join(" ")).join(", ")}`;
   }
   function hover(event) {
     if (!event) { pick(-1, null); return; }
@@ -487,7 +487,7 @@ function timeline(trace, { opening = null, moved = () => {} } = {}) {
   show(...(opening || firstWindow()));
   return { panel, axis, read };
 }
-/** Each stream of a report: its queries, its latency beside that alone. */
+/** A table of the streams of a report: queries, mean latency, and latency with the device to itself. */
 function streamsPanel(trace) {
   const time = seconds => showSeconds(seconds), times = value => isNumber(value) ? `${value.toFixed(2)} ×` : "–";
   const rows = trace.report.streams.map((stream, index) => [

@@ -33,12 +33,15 @@ COLUMNS = 700
 """Columns of shares of time in a lane; each is about 2 pixels wide."""
 
 HELD, HELD_LINE = "#9aa5b1", "#52606d"
+"""Colours of the weight buffer's curve: area and line."""
 STALL, STALL_LINE = "#ffffff", "#7b8794"
+"""Colours of stalls: area and hatching."""
 SIZE_INCHES, LEFT, LEGEND_COLUMNS = (12.0, 4.6), 0.095, 6
 UPPER, LOWER, TALL = 1.12, 0.0, 0.88
 """Bottoms of the two lanes, and their height, in data units of the lanes' axes."""
 HATCH = 6 * "/"
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
+"""Units of time, and the number of each in a second."""
 
 
 class DrawnLane(NamedTuple):
@@ -64,7 +67,7 @@ class DrawnLanes(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """The window, and the unit of its axis."""
+    """The window, and the unit of its axis: a second is *per_second* units."""
 
     start_s: float
     end_s: float
@@ -114,12 +117,12 @@ def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
     starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
     if len(starts_s) <= READABLE_SPANS:
         return slowest[-1]
-    full_s = float(starts_s[READABLE_SPANS])
-    return max((end_s for end_s in slowest if end_s <= full_s), default=full_s)
+    readable_s = float(starts_s[READABLE_SPANS])
+    return max((end_s for end_s in slowest if end_s <= readable_s), default=readable_s)
 
 
 def _completions_s(trace: Trace, start_s: float) -> list[list[float]]:
-    """Return for each stream the ends of the first three queries begun at or after *start_s*."""
+    """Return for each stream the ends in seconds of the first three queries that begin at or after *start_s*."""
     extents: dict[tuple[int, int], tuple[float, float]] = {}
     columns = (
         trace.stream.tolist(),
@@ -138,6 +141,7 @@ def _completions_s(trace: Trace, start_s: float) -> list[list[float]]:
 
 
 def _scale(trace: Trace, start_s: float, end_s: float) -> Scale:
+    """Return the window with the largest unit of which it is at least two; InputError for an empty window."""
     if not end_s > start_s or start_s >= trace.makespan_s:
         raise InputError(f"nothing to draw from {start_s:g} s to {end_s:g} s; the trace ends at {trace.makespan_s:g} s")
     usable = ((unit, per_second) for unit, per_second in UNITS if (end_s - start_s) * per_second >= 2)
@@ -180,7 +184,7 @@ def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colou
             _draw_bars(axes, trace, lane, bottom, colours)
             if stalls:
                 _draw_stalls(axes, trace, stalls, bottom, colours)
-        busy = f"{100 * _busy(lane, scale):.1f} %\nbusy"
+        busy = f"{100 * _busy_share(lane, scale):.1f} %\nbusy"
         middle = bottom + TALL / 2
         axes.text(1.012, middle, busy, transform=axes.get_yaxis_transform(), va="center", color=INK)
     axes.set_ylim(LOWER - 0.04, UPPER + TALL + 0.04)
@@ -190,6 +194,7 @@ def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colou
 
 
 def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
+    """Draw a bar for each interval of a lane, with layer names where they fit; *bottom*: of the lane, in data units."""
     fills = _fills(trace, lane, colours)
     # a darker seam separates bars while there are few; a light one would look like idle time
     few = len(np.unique(lane.spans)) <= READABLE_SPANS
@@ -232,10 +237,11 @@ def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
         return np.zeros(len(edges))
     order = np.argsort(start, kind="stable")
     start, duration = start[order], duration[order]
+    # The busy time before t is linear between the ends of intervals; its difference over a column is the share.
     total = np.cumsum(duration)
     times = np.stack([start, start + duration], axis=1).ravel()
-    busy_until = np.stack([total - duration, total], axis=1).ravel()
-    share = np.diff(np.interp(edges, times, busy_until)) / np.diff(edges)
+    busy_before = np.stack([total - duration, total], axis=1).ravel()
+    share = np.diff(np.interp(edges, times, busy_before)) / np.diff(edges)
     return np.append(share, share[-1])
 
 
@@ -263,7 +269,8 @@ def _mix_colour(colour: str, towards: float, share: float) -> str:
 def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], middle: float) -> None:
     """Write each layer's name, or its last part, into its bar if the text fits; *middle*: height of the texts."""
     left, right = axes.get_xlim()
-    characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8  # a character: 4.8 points
+    # Characters that fit into each bar: the axes take 0.82 of the width of the figure, a character 4.8 points of 1/72".
+    characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8
     for bar in np.flatnonzero(characters > 4).tolist():
         span = lane.spans[bar]
         name = trace.layers[trace.stream[span]][trace.layer[span]]
@@ -275,11 +282,13 @@ def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], mi
             axes.text(centre, middle, shown, ha="center", va="center", fontsize=7, color=ink)
 
 
-def _busy(lane: DrawnLane, scale: Scale) -> float:
+def _busy_share(lane: DrawnLane, scale: Scale) -> float:
+    """Return the share of the window's time in which the lane is busy."""
     return float(lane.duration.sum()) / ((scale.end_s - scale.start_s) * scale.per_second)
 
 
 def _draw_buffer(axes: Axes, trace: Trace, buffer: Occupancy, scale: Scale) -> None:
+    """Draw the bytes in the weight buffer over the window, with its capacity."""
     times, held = _window_curve(buffer, scale)
     if len(times) <= 4 * MOST_BARS:
         axes.fill_between(times, held, color=HELD, alpha=0.55, linewidth=0)
@@ -330,7 +339,7 @@ def _window_curve(buffer: Occupancy, scale: Scale) -> tuple[Floats, Floats]:
 
 
 def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
-    """Return the bytes held at *time_s*, a time between the instant with index *upcoming* and the previous instant."""
+    """Return the bytes in the buffer at *time_s*, between the instants *upcoming* - 1 and *upcoming* of its curve."""
     if upcoming == 0:
         return 0.0
     if upcoming == len(buffer.time_s):
@@ -365,6 +374,7 @@ def _title(trace: Trace) -> str:
 
 
 def _time_text(seconds: float) -> str:
+    """Return a time in the largest unit of which it is at least one."""
     if seconds == 0:
         return "0"
     usable = ((unit, per_second) for unit, per_second in UNITS if seconds * per_second >= 1)

@@ -1,11 +1,11 @@
-// A trace as pages read it.
-/** First of the sorted `times` later than `time`. */
+// A trace, decoded for pages.
+/** Index of the first of the sorted `times` that is later than `time`. */
 function firstLater(times, time) {
   let low = 0, high = times.length;
   while (low < high) { const middle = (low + high) >> 1; if (times[middle] > time) high = middle; else low = middle + 1; }
   return low;
 }
-/** Typed columns of the spans, times in nanoseconds; the lanes, the stalls and the weight buffer's curve made of them. */
+/** Decode a trace: typed columns of its spans (times in nanoseconds), its lanes, stalls and the weight buffer's curve. */
 function readTrace(trace) {
   const { columns } = trace, count = columns.start.length;
   const fetchStart = new Float64Array(count), fetchEnd = new Float64Array(count);
@@ -21,7 +21,7 @@ function readTrace(trace) {
     modelOf[i] = trace.streams[columns.stream[i]];
     if (computeEnd[i] > makespan) makespan = computeEnd[i];
   }
-  /** For each model a function from a time to the time it was served until then, so any window's share is two look-ups. */
+  /** For each model a function from a time to its busy time until then, so that any window's share is two look-ups. */
   function makeShares(start, end, order, modelAt) {
     return trace.models.map((_, model) => {
       const mine = order.filter(i => modelAt(i) === model), sum = new Float64Array(mine.length + 1);
@@ -46,7 +46,7 @@ function readTrace(trace) {
     if (!sorted) order.sort((a, b) => start[a] - start[b]);
     const reach = new Float64Array(size);
     for (let k = 0, far = 0; k < size; k++) reach[k] = far = Math.max(far, end[order[k]]);
-    const firstFrom = time => { // first place that starts at or after `time`
+    const firstFrom = time => { // index of the first span that starts at or after `time`
       let low = 0, high = size;
       while (low < high) { const middle = (low + high) >> 1; if (start[order[middle]] >= time) high = middle; else low = middle + 1; }
       return low;
@@ -86,7 +86,7 @@ function readTrace(trace) {
     curveTime, curveBefore, curveAfter, peakBytes,
   };
 }
-/** What layers' names mean: each meaning with the names that have it. */
+/** Pairs of layer names (three, and the number of others) and their common meaning. */
 function layerWords(trace) {
   const names = trace.meanings.map(() => []);
   trace.layers.forEach((name, k) => names[trace.meaning[k]]?.push(name));

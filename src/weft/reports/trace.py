@@ -27,9 +27,9 @@ from weft.base.jsonfile import read_json, write_json
 
 FORMAT = 1  # version of the file format; other versions are refused
 LAST_S = 1e9
-"""Latest time in a trace that is read; a later one is a damaged file, and its nanoseconds would leave 63 bits."""
+"""Latest time that is accepted in a file; a later time means damage, and its nanoseconds would not fit 63 bits."""
 SLACK_S = 5e-10
-"""Shorter stalls are rounding errors: no export shows less than a nanosecond."""
+"""Duration up to which a stall is a rounding error; no export shows less than a nanosecond."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
     model: str
     query: int
-    """Which query of its stream, counted from 0."""
+    """Number of the query in its stream, from 0."""
     layer: str
     fetch_start_s: float
     fetch_end_s: float
@@ -88,11 +88,8 @@ class Trace:
         """Spans in the order they were issued."""
         times_s = (self.fetch_start_s, self.fetch_end_s, self.compute_start_s, self.compute_end_s)
         columns = (self.stream, self.query, self.layer, *times_s, self.weight_bytes)
-        for stream, query, layer, fetch_at, fetched_at, begun_at, ended_at, size in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            names = self.streams[stream], query, self.layers[stream][layer]
-            yield Span(*names, fetch_at, fetched_at, begun_at, ended_at, stream, size)
+        for stream, query, layer, *span_times_s, size in zip(*(column.tolist() for column in columns), strict=True):
+            yield Span(self.streams[stream], query, self.layers[stream][layer], *span_times_s, stream, size)
 
     @classmethod
     def from_spans(
@@ -209,7 +206,7 @@ def nanoseconds(seconds: Floats) -> Ints:
 
 
 def _positive(trace: Trace, setting: str) -> float:
-    """Return a size or rate of the settings; 0 if it is absent or not finite."""
+    """Return a size or rate of the trace's settings; 0 if it is absent, negative or not finite."""
     value = trace.settings.get(setting)
     return max(0.0, float(value)) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
@@ -220,19 +217,19 @@ def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:
     order = np.argsort(trace.fetch_start_s, kind="stable")
     arrived = np.cumsum(trace.weight_bytes[order])  # bytes up to and including each fetch
     waited_s = trace.fetch_end_s - trace.fetch_start_s - trace.weight_bytes / bandwidth
-    late = np.flatnonzero(waited_s[order] > SLACK_S)
-    spans, last = order[late], arrived[late]
+    slow = np.flatnonzero(waited_s[order] > SLACK_S)
+    spans, bytes_after = order[slow], arrived[slow]
     freeing = np.flatnonzero(trace.weight_bytes)
     freeing = freeing[np.argsort(trace.compute_end_s[freeing], kind="stable")]
     free_s: list[float] = trace.compute_end_s[freeing].tolist()
     room: list[float] = (capacity + np.cumsum(np.append(0, trace.weight_bytes[freeing]))).tolist()
     stalls: list[tuple[int, float, float]] = []
     starts_s, ends_s = trace.fetch_start_s[spans], trace.fetch_end_s[spans]
-    columns = (spans, starts_s, ends_s, last - trace.weight_bytes[spans], last)
-    for span, start_s, end_s, first, final in zip(*(column.tolist() for column in columns), strict=True):
-        waits, reached_s = _waits(start_s, first, final, free_s, room, bandwidth)
+    columns = (spans, starts_s, ends_s, bytes_after - trace.weight_bytes[spans], bytes_after)
+    for span, start_s, end_s, before, after in zip(*(column.tolist() for column in columns), strict=True):
+        waits, computed_end_s = _waits(start_s, before, after, free_s, room, bandwidth)
         # a fetch that ends at another time was slow for another reason, and counts as an even transfer without stalls
-        if abs(reached_s - end_s) <= 2 * SLACK_S:
+        if abs(computed_end_s - end_s) <= 2 * SLACK_S:
             stalls.extend((span, *wait) for wait in waits)
     return Intervals(
         np.array([span for span, _, _ in stalls], np.int64),
@@ -242,19 +239,19 @@ def _stalls(trace: Trace, bandwidth: float, capacity: float) -> Intervals:
 
 
 def _waits(
-    time_s: float, have: float, final: float, free_s: list[float], room: list[float], bandwidth: float
+    time_s: float, arrived: float, after: float, free_s: list[float], room: list[float], bandwidth: float
 ) -> tuple[list[tuple[float, float]], float]:
     """Return the intervals in which a fetch that begins at *time_s* waits for space, and its end.
 
-    Bytes are counted from the start of the trace: the fetch brings their number from *have* to *final*, and at most
+    Bytes are counted from the start of the trace: the fetch raises their number from *arrived* to *after*, and at most
     ``room[k]`` bytes may have arrived once the computes that end at ``free_s[:k]`` have ended.
     """
     waits: list[tuple[float, float]] = []
     for k in range(bisect_right(free_s, time_s), len(room)):
-        reach = max(have, min(room[k], final))
-        time_s += (reach - have) / bandwidth
-        have = reach
-        if have == final:
+        reachable = max(arrived, min(room[k], after))
+        time_s += (reachable - arrived) / bandwidth
+        arrived = reachable
+        if arrived == after:
             return waits, time_s
         if k < len(free_s) and free_s[k] > time_s:
             if free_s[k] - time_s > SLACK_S:
@@ -284,6 +281,7 @@ def _curve(trace: Trace, transfers: Intervals) -> tuple[Floats, Floats, Floats]:
     moved_s = transfers.per_span_s(len(trace))
     rate = trace.weight_bytes[transfers.span] / moved_s[transfers.span]
     at_once = np.flatnonzero((moved_s == 0) & (trace.weight_bytes > 0))
+    # Summands of the curve: times, changes of its slope there (bytes/s), and jumps (bytes).
     parts = (
         (transfers.start_s, rate, np.zeros_like(rate)),
         (transfers.end_s, -rate, np.zeros_like(rate)),
@@ -291,12 +289,12 @@ def _curve(trace: Trace, transfers: Intervals) -> tuple[Floats, Floats, Floats]:
         (trace.compute_end_s, np.zeros(len(trace)), -trace.weight_bytes),
     )
     times_s, turns, jumps = (np.concatenate(column) for column in zip(*parts, strict=True))
-    time_s, where = np.unique(times_s, return_inverse=True)
-    turn, jump = np.bincount(where, turns, len(time_s)), np.bincount(where, jumps, len(time_s))
+    time_s, instant = np.unique(times_s, return_inverse=True)
+    turn, jump = np.bincount(instant, turns, len(time_s)), np.bincount(instant, jumps, len(time_s))
     slope = np.cumsum(turn)
     change = slope[:-1] * np.diff(time_s) + jump[:-1]
     before = np.cumsum(np.concatenate([[0.0], change]))[: len(time_s)]
     # fetches without a gap between them make one straight line: a tiny change of slope is a rounding error
     bends = np.abs(turn) > 1e-6 * np.maximum(np.abs(slope), np.abs(slope - turn))
-    kept = bends | (jump != 0)
-    return time_s[kept], before[kept], (before + jump)[kept]
+    significant = bends | (jump != 0)
+    return time_s[significant], before[significant], (before + jump)[significant]

@@ -49,7 +49,7 @@ def model_colours(trace: Trace) -> dict[str, str]:
 
 
 def trace_data(trace: Trace, report: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the data that ``timeline.js`` draws of a trace, with its report."""
+    """Return the data of a trace and its report, as ``timeline.js`` reads them."""
     colours = model_colours(trace)
     model_index = {model: index for index, model in enumerate(colours)}
     buffer = occupancy(trace)
@@ -84,6 +84,7 @@ def _spans(trace: Trace) -> dict[str, Any]:
     for stream, table in enumerate(trace.layers):
         rows = trace.stream == stream
         layer[rows] = np.array([names[name] for name in table], dtype=np.int64)[trace.layer[rows]]
+    # few different pairs repeat in every query: their index keeps the page small
     pairs = np.stack([layer, trace.weight_bytes], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     start_ns, fetched_ns = nanoseconds(trace.fetch_start_s), nanoseconds(trace.fetch_end_s)
@@ -143,7 +144,7 @@ def _plain(value: Any) -> Any:
 
 
 def process_events(pid: int, name: str, threads: Mapping[int, str]) -> Iterator[Event]:
-    """Yield the events that name a process and its threads for viewers, and order them."""
+    """Yield the metadata events of a process: the names and the order in which viewers show it and its threads."""
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid - 1}}
     for tid, thread in threads.items():
@@ -156,15 +157,15 @@ def _resource_events(trace: Trace, buffer: Occupancy) -> Iterator[Event]:
     fetches = zip(*_starts_and_durations(trace.fetch_start_s, trace.fetch_end_s), strict=True)
     computes = zip(*_starts_and_durations(trace.compute_start_s, trace.compute_end_s), strict=True)
     stalled_us = (nanoseconds(buffer.stalls.per_span_s(len(trace))) / 1000).tolist()
-    for span, (fetch_at, fetch_us), (compute_at, compute_us), stalled in zip(
+    for span, (fetch_start_us, fetch_us), (compute_start_us, compute_us), stalled in zip(
         trace.spans, fetches, computes, stalled_us, strict=True
     ):
-        about = {"model": span.model, "query": span.query, "layer": span.layer, "bytes": span.weight_bytes}
-        event = {"ph": "X", "pid": NPU, "name": f"{span.model}/{span.layer}", "args": about}
+        details = {"model": span.model, "query": span.query, "layer": span.layer, "bytes": span.weight_bytes}
+        event = {"ph": "X", "pid": NPU, "name": f"{span.model}/{span.layer}", "args": details}
         if span.fetch_end_s > span.fetch_start_s:
-            waited = {"args": {**about, "stalled_us": stalled}} if stalled else {}
-            yield {**event, **waited, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch_at, "dur": fetch_us}
-        yield {**event, "tid": PE_ARRAY, "cat": "compute", "ts": compute_at, "dur": compute_us}
+            with_stall = {"args": {**details, "stalled_us": stalled}} if stalled else {}
+            yield {**event, **with_stall, "tid": DRAM_CHANNEL, "cat": "fetch", "ts": fetch_start_us, "dur": fetch_us}
+        yield {**event, "tid": PE_ARRAY, "cat": "compute", "ts": compute_start_us, "dur": compute_us}
 
 
 def _starts_and_durations(start_s: Floats, end_s: Floats) -> tuple[list[float], list[float]]:
@@ -187,8 +188,8 @@ def _query_events(trace: Trace) -> Iterator[Event]:
     for number, ((stream, query), (first_s, last_s)) in enumerate(sorted(extents.items()), start=1):
         model = trace.streams[stream]
         event = {"pid": QUERIES, "tid": 0, "cat": "query", "id": number, "name": f"stream {stream}: {model}"}
-        about = {"model": model, "query": query}
-        yield {"ph": "b", **event, "ts": round(first_s * 1e9) / 1000, "args": about}
+        details = {"model": model, "query": query}
+        yield {"ph": "b", **event, "ts": round(first_s * 1e9) / 1000, "args": details}
         yield {"ph": "e", **event, "ts": round(last_s * 1e9) / 1000}
 
 
@@ -203,5 +204,6 @@ def _buffer_events(buffer: Occupancy) -> Iterator[Event]:
 
 
 def _megabytes(level: Floats) -> list[float]:
-    whole: list[float] = ((np.rint(level) + 0.0) / 1e6).tolist()  # adding 0.0 turns -0.0 into 0.0
-    return whole
+    """Return levels in megabytes, rounded to whole bytes."""
+    megabytes: list[float] = ((np.rint(level) + 0.0) / 1e6).tolist()  # adding 0.0 turns -0.0 into 0.0
+    return megabytes

@@ -45,10 +45,8 @@ _NUMBER = re.compile(r"_?\d+$")
 def layer_meaning(name: str) -> str:
     """Return a description of a layer, guessed from its name; empty if the name matches no convention."""
     if piece := _PIECE.fullmatch(name):
-        whole = layer_meaning(piece[1])
-        return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer" + _with_colon(
-            whole
-        )
+        meaning = _with_colon(layer_meaning(piece[1]))
+        return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer{meaning}"
     if ends := _RANGE.fullmatch(name):
         return f"all layers from {ends[1]} to {ends[2]}"
     for part in reversed(_CUTS.split(name)):

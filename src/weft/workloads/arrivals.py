@@ -43,17 +43,17 @@ def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
     """Yield evenly spaced arrivals, the first at a random time within the first gap."""
     # The random offset keeps streams of equal rates from arriving in lockstep.
     offset = rng.uniform(0, 1 / rate)
-    sent = 0
+    first = 0  # number of the block's first arrival; times are computed from it, so that errors do not add up
     while True:
-        yield offset + np.arange(sent, sent + BLOCK) / rate
-        sent += BLOCK
+        yield offset + np.arange(first, first + BLOCK) / rate
+        first += BLOCK
 
 
 def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: float) -> Iterator[Floats]:
     """Yield arrivals of a two-state process: bursts of *factor* times the mean rate, and calm spells.
 
-    Arrivals within a state are a Poisson process. share: part of the time that is burst. length_s: mean length of a
-    burst; that of calm spells follows from the share.
+    Arrivals within a state are a Poisson process, and lengths of states are exponentially distributed. share: share of
+    the time that bursts take. length_s: mean length of a burst; that of calm spells follows from the share.
     """
     calm_rate = rate * (1 - factor * share) / (1 - share)
     state = {"now": 0.0, "until": 0.0, "burst": True}
@@ -65,15 +65,15 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
             time = last
             # A gap that crosses the end of a state is drawn anew from there: exponential gaps have no memory.
             while True:
-                speed = factor * rate if state["burst"] else calm_rate
-                step = rng.exponential(1 / speed) if speed > 0 else math.inf
-                if time + step <= state["until"]:
-                    time += step
+                state_rate = factor * rate if state["burst"] else calm_rate
+                gap = rng.exponential(1 / state_rate) if state_rate > 0 else math.inf
+                if time + gap <= state["until"]:
+                    time += gap
                     break
                 time = state["until"]
                 state["burst"] = not state["burst"]
-                mean = length_s if state["burst"] else length_s * (1 - share) / share
-                state["until"] = time + rng.exponential(mean)
+                mean_s = length_s if state["burst"] else length_s * (1 - share) / share
+                state["until"] = time + rng.exponential(mean_s)
             lengths[i] = time - last
             last = time
         state["now"] = last
@@ -83,7 +83,7 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
 
 
 def trace(times_s: Floats, speedup: float) -> Iterator[Floats]:
-    """Yield the given times, *speedup* times as fast and counted from the first; ends after the last of them."""
+    """Yield the times of a trace, from 0 on and divided by *speedup*; end after the last of them."""
     scaled = (times_s - times_s[0]) / speedup
     for start in range(0, len(scaled), BLOCK):
         yield scaled[start : start + BLOCK]
@@ -130,7 +130,7 @@ def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int,
 
 
 def _time(path: Path, number: int, row: list[str], index: int) -> float:
-    """Return the time in a row in seconds; WorkloadError that names the line *number* if there is none."""
+    """Return the time in column *index* of a row, in seconds; WorkloadError with the line *number* if it has none."""
     text = row[index].strip() if index < len(row) else ""
     if not text:
         raise WorkloadError(f"{path}, line {number}: no time here; a trace has no gaps")

@@ -26,10 +26,10 @@ Ints = npt.NDArray[np.int64]
 Rng = np.random.Generator
 
 MOST_VALUES = 10**8
-"""Most values in an array of a record; a file with more is damaged."""
+"""Largest number of values in an array of a record; a file with more is damaged."""
 
 MOST_EXITS = 256
-"""Most early exits of a model; more than any published network has, and a bound on the memory of a run."""
+"""Largest number of early exits of a model: more than published networks have, and a bound on the memory of a run."""
 
 RATE_TOLERANCE = 1e-6
 """Largest distance of the sum of exit rates from 1: accepts 1/3 written with six digits, but no typing error."""
@@ -80,7 +80,7 @@ class Fates(NamedTuple):
 def from_rates(rates: Sequence[float], rng: Rng) -> Iterator[Fates]:
     """Yield endless blocks of independent samples; *rates*: the probability of each exit, the end last."""
     bounds = np.cumsum(rates)
-    bounds[-1] = np.inf  # rounding must not leave a sample without an exit
+    bounds[-1] = np.inf  # the sum may be rounded to less than 1, and every sample needs an exit
     rows = np.full(BLOCK, -1, np.int64)
     while True:
         yield Fates(np.asarray(np.searchsorted(bounds, rng.random(BLOCK), side="right"), np.int64), rows)
@@ -124,9 +124,9 @@ def check_rates(rates: Sequence[float]) -> None:
     """Raise ValueError unless *rates* are from 0 to 1 and sum to 1."""
     if any(not 0 <= rate <= 1 for rate in rates):  # false for NaN
         raise ValueError(f"exit_rates = {_rates_text(rates)}: each must be 0 to 1")
-    whole = math.fsum(rates)
-    if abs(whole - 1) > RATE_TOLERANCE:
-        raise ValueError(f"exit_rates = {_rates_text(rates)} sum to {whole:g}, must sum to 1; the last is the end's")
+    total = math.fsum(rates)
+    if abs(total - 1) > RATE_TOLERANCE:
+        raise ValueError(f"exit_rates = {_rates_text(rates)} sum to {total:g}, must sum to 1; the last is the end's")
 
 
 def read_record(path: str | Path) -> ExitRecord:

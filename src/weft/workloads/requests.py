@@ -19,7 +19,7 @@ from weft.base.jsonfile import first_problem
 from weft.base.shapes import sizes_of
 from weft.base.tomlfile import read_toml
 from weft.workloads import arrivals
-from weft.workloads import exits as leaving
+from weft.workloads import exits as stream_exits
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ class Stream(BaseModel):
     """The time from arrival to the end of the last layer; None: requests to a real server that are never late."""
     max_batch: Annotated[int, Field(ge=1, le=256)] = 16
     batch_timeout_ms: NotNegative = 2.0
-    """How long the first request of a batch waits for others."""
+    """The longest time for which the first request of a batch waits for others."""
     priority: Literal[1, 3, 9] = 1
     """The weight of a request under prema."""
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
@@ -68,38 +68,38 @@ class Stream(BaseModel):
     values: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number that requests to a real server hold there, such as a sampling rate."""
     clients: Annotated[int, Field(ge=1, le=65536)] = 1
-    """closed: each client sends its next request when its last one is answered..."""
+    """closed: number of clients; each sends its next request after the answer to its last one."""
     think_ms: NotNegative = 0.0
-    """... and this much later."""
+    """closed: pause of a client between an answer and its next request."""
     cv: Annotated[float, Field(gt=0, le=100)] = 1.0
     """gamma: coefficient of variation of the gaps between requests."""
     burst_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 4.0
-    """bursty: rate within a burst over the mean rate."""
+    """bursty: ratio of the rate within a burst to the mean rate."""
     burst_share: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """bursty: share of the time that is burst."""
+    """bursty: share of the time that bursts take."""
     burst_ms: Positive = 50.0
     """bursty: mean length of a burst."""
     trace: str | None = None
     """trace: a CSV file, relative to the workload file."""
     trace_column: str | None = None
     speedup: Positive = 1.0
-    """trace: how many times as fast to replay it."""
-    exits: Annotated[int | tuple[str, ...] | None, BeforeValidator(leaving.number_or_names)] = None
-    """How many early exits to place in the model; or the outputs of an .onnx file that are exits, the end last."""
+    """trace: the factor by which it is replayed faster."""
+    exits: Annotated[int | tuple[str, ...] | None, BeforeValidator(stream_exits.number_or_names)] = None
+    """The number of early exits to place in the model; or the outputs of an .onnx file that are exits, the end last."""
     exit_head: Literal["fc", "conv"] = "fc"
-    """What placed exits compute: a fully connected layer, with a convolution before it or not."""
+    """The layers of a placed exit: a fully connected layer, for ``conv`` with a convolution before it."""
     exit_rates: tuple[float, ...] = ()
     """Share of the samples that leave by each exit, the end last."""
     exit_record: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
     exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
-    """The confidence at which a sample of the record leaves. Where it is stated, requests to real servers carry it."""
+    """The confidence at which a sample of the record leaves. If it is set, requests to real servers carry it, too."""
     exit_floor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    """How far the threshold of a record may sink while requests press, as in a server; None: it stays."""
+    """The lowest value to which a server lowers the threshold of a record under load; None: it never does."""
     grain_ms: Positive | None = None
-    """For ``weft plan``: how long a segment of the model should take; None: as the model's settings say."""
+    """For ``weft plan``: the duration of a segment of the model; None: the duration in the model's settings."""
     samples: Annotated[str, Field(min_length=1)] | None = None
-    """An .npz file, relative to the workload file: what requests to a real server hold, and the right answers."""
+    """An .npz file, relative to the workload file: inputs of requests to a real server, and the right answers."""
 
     def __hash__(self) -> int:
         """Hash all fields but shapes and values, which are dicts; workloads are keys of caches."""
@@ -137,9 +137,9 @@ class Stream(BaseModel):
                     f"exit_floor = {self.exit_floor:g} must be at most exit_threshold = {self.exit_threshold:g}"
                 )
         if self.exit_rates:
-            leaving.check_rates(self.exit_rates)
+            stream_exits.check_rates(self.exit_rates)
             if self.exits is not None and len(self.exit_rates) != self.early_exits + 1:
-                raise ValueError(leaving.miscounted("exit_rates", len(self.exit_rates), self.early_exits))
+                raise ValueError(stream_exits.miscounted("exit_rates", len(self.exit_rates), self.early_exits))
 
     @property
     def served_name(self) -> str:
@@ -161,8 +161,8 @@ class Stream(BaseModel):
     def as_option(self, *more: str) -> str:
         """Return the stream as an option of the command line, for advice; *more*: the parts to add."""
         rate = [] if self.rate is None else [f"rate={self.rate:g}"]
-        due = [] if self.deadline_ms is None else [f"deadline={self.deadline_ms:g}"]
-        return f"-s {self.model}:{','.join([*rate, *due, *more])}"
+        deadline = [] if self.deadline_ms is None else [f"deadline={self.deadline_ms:g}"]
+        return f"-s {self.model}:{','.join([*rate, *deadline, *more])}"
 
     @property
     def early_exits(self) -> int:
@@ -219,8 +219,8 @@ class Workload(BaseModel):
             None if stream.arrival in ("closed", "trace") else part
             for stream, part in zip(self.stream, self.ratio or (1.0,) * len(self.stream), strict=True)
         ]
-        whole = sum(part for part in parts if part)
-        return tuple(part and self.total_rate * part / whole for part in parts)
+        total_parts = sum(part for part in parts if part)
+        return tuple(part and self.total_rate * part / total_parts for part in parts)
 
     def advice(self, stream: Stream, *, option: str, key: str) -> str:
         """Return how to complete a stream, for a message: by *key* in its file, or by *option* on the command line."""
@@ -267,14 +267,14 @@ class Workload(BaseModel):
         """Yield the rows of the record from which ``fates`` are drawn; -1 if they are drawn from rates."""
         return (block.rows for block in self._fates(index, seed))
 
-    def record(self, index: int) -> leaving.ExitRecord | None:
+    def record(self, index: int) -> stream_exits.ExitRecord | None:
         """Read the exit record of a stream; None if it has none. WorkloadError if it does not fit the exits."""
         stream = self.stream[index]
         if stream.exit_record is None:
             return None
-        record = leaving.read_record(Path(self.folder) / stream.exit_record)
+        record = stream_exits.read_record(Path(self.folder) / stream.exit_record)
         if stream.exits is not None and record.exits != stream.early_exits + 1:
-            problem = leaving.miscounted(f"exit_record = {stream.exit_record!r}", record.exits, stream.early_exits)
+            problem = stream_exits.miscounted(f"exit_record = {stream.exit_record!r}", record.exits, stream.early_exits)
             raise WorkloadError(f"stream {index} ({stream.model}): {problem}")
         return record
 
@@ -293,10 +293,11 @@ class Workload(BaseModel):
             )
         if rates and early_exits is not None and len(rates) != early_exits + 1:
             key = "exit_rates" if record is None else f"exit_record = {stream.exit_record!r}"
-            raise WorkloadError(f"{where}: {leaving.miscounted(key, len(rates), early_exits)}")
+            raise WorkloadError(f"{where}: {stream_exits.miscounted(key, len(rates), early_exits)}")
         return rates
 
-    def _fates(self, index: int, seed: int | None) -> Iterator[leaving.Fates]:
+    def _fates(self, index: int, seed: int | None) -> Iterator[stream_exits.Fates]:
+        """Yield blocks of the exits and record rows of a stream's samples; WorkloadError without rates or a record."""
         stream, record = self.stream[index], self.record(index)
         if not stream.leaves:
             raise WorkloadError(
@@ -306,10 +307,11 @@ class Workload(BaseModel):
         # A generator apart from that of arrivals, so that adding exits to a workload does not change its arrivals.
         rng = np.random.default_rng([self.seed if seed is None else seed, index, 1])
         if record is not None:
-            return leaving.from_record(record, stream.exit_threshold, rng)
-        return leaving.from_rates(stream.exit_rates, rng)
+            return stream_exits.from_record(record, stream.exit_threshold, rng)
+        return stream_exits.from_rates(stream.exit_rates, rng)
 
     def _process(self, stream: Stream, rate: float, rng: np.random.Generator) -> Iterator[Floats]:
+        """Return the stream's arrival process: blocks of arrival times in seconds, endless except for a trace."""
         if stream.arrival == "trace":
             times = arrivals.read_times(Path(self.folder) / str(stream.trace), stream.trace_column)
             return arrivals.trace(times, stream.speedup)

@@ -1,4 +1,4 @@
-"""Places where a graph can be cut: at outputs that are exits, and at block ends.
+"""Cuts of a graph: at outputs that are exits, and at block ends.
 
 An exit's subnet holds the nodes that its output needs and no earlier exit needed. At a block end, a single activation
 is passed on to the later layers; there an exit can be placed (``weft.models.exits``).
@@ -22,7 +22,7 @@ EXITS = "weft.exits"
 
 
 def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the outputs that are exits: *exits*, by default those in the file's metadata.
+    """The names of the outputs that are exits: *exits*, by default the names in the file's metadata.
 
     Raises ModelError for an unknown or repeated name. Fewer than two names in the file mean no exits.
     """
@@ -61,14 +61,14 @@ class Subnets:
         return cls(tuple(names), tuple(_ancestors(graph, names)))
 
     def segments(self, nodes: int) -> dict[int, int]:
-        """Node -> index of the first exit that needs it; of *nodes* nodes, those that no exit needs get the last index.
+        """Node -> index of the first exit that needs it; nodes that no exit needs get the number of exits.
 
-        That is the number of exits.
+        nodes: the number of nodes in the graph.
         """
-        first = dict.fromkeys(range(nodes), len(self.names))
-        for number, needed in reversed(list(enumerate(self.needs))):
-            first.update(dict.fromkeys(needed, number))
-        return first
+        segments = dict.fromkeys(range(nodes), len(self.names))
+        for number, needed in reversed(list(enumerate(self.needs))):  # so that the first exit overwrites the later ones
+            segments.update(dict.fromkeys(needed, number))
+        return segments
 
     def exits(self, drafts: Sequence[LayerDraft]) -> tuple[Exit, ...]:
         """The early exits (without the end) of layers that are ordered by ``segments``.
@@ -91,10 +91,11 @@ class Subnets:
         return tuple(map(Exit, self.names[:-1], accumulate(counts)))
 
     def _no_layer_message(self, number: int, drafts: Collection[LayerDraft]) -> str:
-        """The error message for exit *number*, which needs no layer besides those of the exit before."""
+        """The error message for exit *number*, which adds no layer to the layers of the exit before."""
         name = self.names[number]
         if not number:
             return f"the exit {name!r} needs no layer: it hands out an input or a constant"
+        # Layers of a nested graph are not cut, so two exits in one such graph have the same subnet.
         sealed = next(
             (layer_draft for layer_draft in drafts if layer_draft.sealed and layer_draft.step in self.needs[number]),
             None,
@@ -134,9 +135,9 @@ class BlockEnd(NamedTuple):
 
 
 def block_ends(drafts: Sequence[LayerDraft]) -> list[BlockEnd]:
-    """Find the block ends, in order: places at which exactly one computed activation is still to be read."""
+    """Find the block ends, in order: after them, later layers read exactly one computed activation."""
     last_read, widths = _last_reads(drafts), _neighbour_widths(drafts)
-    alive: set[Tensor] = set()
+    alive: set[Tensor] = set()  # computed activations that later layers read
     ends = []
     for after, (done, following) in enumerate(pairwise(drafts), start=1):
         alive.update(tensor for tensor in done.writes if tensor in last_read)
@@ -164,12 +165,15 @@ def _last_reads(drafts: Sequence[LayerDraft]) -> dict[Tensor, int]:
 
 
 def _sources(draft: LayerDraft) -> list[Tensor]:
-    """The activations that a layer reads, as the layers before wrote them to memory."""
+    """The activations in memory that a layer reads, some of them through views."""
     return [origin for tensor in draft.reads for origin in tensor.origins]
 
 
 def _neighbour_widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
-    """For each number of layers done: input channels of the next layer with weights, output channels of the last."""
+    """Channels around a cut, by the number of layers before it: (input of the next product, output of the last).
+
+    Products are layers with weights; 0 if there is none.
+    """
     read, written = [0], [0]
     for layer_draft in reversed(drafts):
         gemm = layer_draft.layer.gemm if layer_draft.layer.weights else None
@@ -181,7 +185,7 @@ def _neighbour_widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
 
 
 def _positions_and_channels(tensor: Tensor, widths: tuple[int, int]) -> tuple[int, int]:
-    """The positions and channels of an activation; *widths*: candidates for its number of channels, best first."""
+    """The positions and channels of an activation; *widths*: likely numbers of channels, the most likely first."""
     sizes = tensor.shape[1:] or (1,)
     default = sizes[0] if len(sizes) > 2 else sizes[-1]
     channels = max(1, next((width for width in widths if width in sizes), default))

@@ -20,8 +20,9 @@ class ImportedNode:
     outputs: tuple[Tensor, ...]
     attributes: Attributes
 
-    def input(self, place: int) -> Tensor | None:
-        return self.inputs[place] if place < len(self.inputs) else None
+    def input(self, index: int) -> Tensor | None:
+        """The input with this index; None if it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else None
 
     @property
     def activations(self) -> tuple[Tensor, ...]:
@@ -44,7 +45,7 @@ class LayerDraft:
     writes: tuple[Tensor, ...]
     stored: tuple[Stored, ...] = ()
     sealed: bool = False
-    """Whether the layer is in the body of an If, Loop or Scan, so that it is not fused with layers outside."""
+    """Whether the layer is in the body of an If, Loop or Scan, so that no layer outside is fused with it."""
     step: int = -1
     """Index of the layer's node in the whole graph."""
     segment: int = 0
@@ -75,7 +76,7 @@ def draft(
     lookups: values gathered from a table. input_elements, output_elements: by default all elements of the node's
     activations and outputs.
     """
-    reads, weighted = node.activations, weight is not None and weight.constant
+    reads, has_weight = node.activations, weight is not None and weight.constant
     traffic = sum(tensor.elements for tensor in reads) if input_elements is None else input_elements
     return LayerDraft(
         Layer(
@@ -83,13 +84,13 @@ def draft(
             kind=kind,
             op=node.op,
             gemm=gemm,
-            weights=weight.elements if weight is not None and weighted and gemm is not None else 0,
+            weights=weight.elements if weight is not None and has_weight and gemm is not None else 0,
             lookups=lookups,
             input_elements=traffic,
             output_elements=node.output_elements if output_elements is None else output_elements,
-            weight_bits=weight.bits if weight is not None and weighted else 32,
+            weight_bits=weight.bits if weight is not None and has_weight else 32,
             activation_bits=activation_bits(reads, node.outputs if gemm is None else ()),
-            reuses_weights=weighted or gemm is None,
+            reuses_weights=has_weight or gemm is None,
         ),
         reads=tuple(tensor.root for tensor in reads),
         writes=tuple(tensor.root for tensor in node.outputs),

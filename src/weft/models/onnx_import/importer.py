@@ -40,7 +40,7 @@ from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
 from weft.models.stitched_files import only
 
 _MOST_MACS = 2**62
-"""Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
+"""Most MACs of a model, since counts are put into 64-bit arrays; a model beyond this is damaged or mistyped."""
 
 TABLES = "weft.tables"
 """Model metadata: with the value 'stream', every query is charged for reading whole embedding tables."""
@@ -57,9 +57,9 @@ def import_onnx(
     """Import an ONNX model from a file or from memory as layers.
 
     shapes: input -> full shape, or name of an axis -> size, if the file leaves sizes open. An open first size that is
-    not given is the batch and taken as 1; operators and shapes that stay unknown are listed in the model's
+    not in *shapes* is the batch and taken as 1; operators and shapes that stay unknown are listed in the model's
     ``unknown_ops`` and ``guesses``. exits: the outputs that are exits, from shallow to deep, the last being the end; by
-    default those that the file's metadata names. task: the model of a stitched file that is requested alone; by
+    default the exits in the file's metadata. task: the model of a stitched file that is requested alone; by
     default, a row for every model in it.
     """
     folder: Path | None = None
@@ -88,6 +88,7 @@ def _import_model(
     shapes: Mapping[str, tuple[int, ...]],
     exits: Sequence[str] | None,
 ) -> Model:
+    """Import a model in memory; *folder*: the folder of its external data. The other arguments: ``import_onnx``."""
     proto = without_rounding(_without_functions(proto))
     if not proto.graph.node and not proto.graph.output:
         raise ModelError("holds no graph with nodes or outputs; is it an ONNX model?")
@@ -153,7 +154,7 @@ def _without_functions(proto: OnnxModel) -> OnnxModel:
 
 
 def _texts(graph: OnnxGraph) -> Iterator[str]:
-    """All names that the importer may show or compare."""
+    """Yield all names that the importer may show or compare; bytes if a name is not UTF-8."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         yield info.name
         tensor = tensor_type(info.type)
@@ -170,15 +171,16 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
 def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
     """The graph's inputs with fixed sizes; also sets the sizes of symbolic dimensions in *inference*."""
     declared = {value.name: value.type for value in request_inputs(graph)}
-    fixed = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
-    for name, shape in fixed.items():
+    settled = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
+    for name, shape in settled.items():
         if math.prod(shape) > MAX_ELEMENTS:
             text = "x".join(map(str, shape))
             raise ModelError(f"input {name!r}: {text} is more than any machine holds; pass smaller sizes")
-    inference.sizes = _symbols((declared[name], shape) for name, shape in fixed.items())
+    # Sizes of symbolic dimensions in *shapes* also fix the other inputs with these dimensions.
+    inference.sizes = _symbols((declared[name], shape) for name, shape in settled.items())
     result = {}
     for name, kind in declared.items():
-        shape = fixed[name] if name in fixed else _default_shape(name, kind, inference)
+        shape = settled[name] if name in settled else _default_shape(name, kind, inference)
         declared_tensor = tensor_type(kind)
         dtype = int(ElementType.FLOAT) if declared_tensor is None else declared_tensor.elem_type
         result[name] = Tensor(shape, dtype, dtype_bits(dtype))
@@ -205,15 +207,18 @@ def _default_shape(name: str, kind: Any, inference: Inference) -> tuple[int, ...
         dims[0] = 1
     if None in dims:
         letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
-        wanted = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
-        raise ShapeNeeded(f"input {name!r} is {describe_dimensions(dimensions_of(kind))} in the file", name, wanted)
+        example = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
+        raise ShapeNeeded(f"input {name!r} is {describe_dimensions(dimensions_of(kind))} in the file", name, example)
     return tuple(size for size in dims if size is not None)
 
 
-def _symbols(settled: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
-    """Symbolic dimension -> its size; "?" and symbols with contradicting sizes are left out."""
+def _symbols(inputs: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
+    """Symbolic dimension -> its size; "?" and symbols with contradicting sizes are left out.
+
+    inputs: the declared type and the shape of each input.
+    """
     values: dict[str, set[int]] = {}
-    for kind, shape in settled:
+    for kind, shape in inputs:
         tensor = tensor_type(kind)
         for dim, size in zip(tensor.shape.dim if tensor is not None else (), shape, strict=False):
             if dim.dim_param and dim.dim_param != "?":

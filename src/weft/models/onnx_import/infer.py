@@ -90,9 +90,9 @@ class Inference:
         present = [tensor for tensor in inputs if tensor is not None]
         if op in ("Shape", "Size") and present:
             return Outputs((_shape_value(node, op, present[0]),) * len(node.output))
-        like = present[0] if present else None
+        first_input = present[0] if present else None
         types = self._types(node, op, inputs)
-        results = [self._tensor(types.by_output.get(name), declared.get(name), like) for name in node.output]
+        results = [self._tensor(types.by_output.get(name), declared.get(name), first_input) for name in node.output]
         if op == "Reshape" and results and present and not results[0].exact:
             results[0] = _same_size(results[0], present[0], types.by_output.get(node.output[0]))
         return Outputs(self._settle_values(node, op, inputs, results), types.reason)
@@ -126,18 +126,18 @@ class Inference:
         types = dict(inferred)
         applicable = rules if inputs and inputs[0] is not None else ()
         for name, rule in zip(node.output, applicable, strict=False):
-            known, ours = tensor_type(types.get(name)), rule(inputs, Attributes(node))
-            if ours is not None:
-                dtype = known.elem_type if known is not None else ElementType.UNDEFINED
-                types[name] = onnx.helper.make_tensor_type_proto(dtype, _merge_dims(_dims_of(known), ours))
+            onnx_type, rule_dims = tensor_type(types.get(name)), rule(inputs, Attributes(node))
+            if rule_dims is not None:
+                dtype = onnx_type.elem_type if onnx_type is not None else ElementType.UNDEFINED
+                types[name] = onnx.helper.make_tensor_type_proto(dtype, _merge_dims(_dims_of(onnx_type), rule_dims))
         return _Types(types, reason)
 
     def _infer_types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         """The types that ONNX's inference returns; empty with the reason if it does not know the operator or fails."""
-        node, like = _standard(message(node), op)
-        domain, _, kind = like.rpartition(":")
-        version = self.opsets.get(domain, 0) if like == op else 0
-        schema = _schema(kind, version, domain)
+        node, standard_op = _standard_equivalent(message(node), op)
+        domain, _, op_type = standard_op.rpartition(":")
+        version = self.opsets.get(domain, 0) if standard_op == op else 0
+        schema = _schema(op_type, version, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
             return _Types({}, "weft has no rule for it")
         tensors = {name: tensor for name, tensor in zip(node.input, inputs, strict=False) if tensor is not None}
@@ -157,11 +157,14 @@ class Inference:
         return [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
 
     def _tensor(self, inferred: onnx.TypeProto | None, declared: onnx.TypeProto | None, like: Tensor | None) -> Tensor:
-        """The tensor of an output: by the inferred type, else by the declared type, else like the tensor *like*."""
-        known = [tensor_type(proto) for proto in (inferred, declared)]
-        guess = like.dtype if like else ElementType.FLOAT
-        dtype = next((tensor.elem_type for tensor in known if tensor is not None and tensor.elem_type), guess)
-        inferred_dims, declared_dims = _dims_of(known[0]), self.dims(declared)
+        """The tensor of an output: by the inferred type, else by the declared type, else with the shape of *like*.
+
+        Not exact if its shape is a guess: unknown sizes are taken as 1.
+        """
+        types = [tensor_type(proto) for proto in (inferred, declared)]
+        dtype_guess = like.dtype if like else ElementType.FLOAT
+        dtype = next((tensor.elem_type for tensor in types if tensor is not None and tensor.elem_type), dtype_guess)
+        inferred_dims, declared_dims = _dims_of(types[0]), self.dims(declared)
         dims = inferred_dims if inferred_dims is not None else declared_dims
         if dims is None:
             return Tensor(like.shape if like else (), dtype, dtype_bits(dtype), exact=False)
@@ -185,6 +188,7 @@ class Inference:
                 for tensor in results
             )
         values = _fold_constants(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
+        # Inputs whose values are in the results: of a dequantisation the first, without its scale and zero point.
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(origin for tensor in origins for origin in tensor.stored))
         weight_bits = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
@@ -223,10 +227,10 @@ _OPERATORS = """
 FOLDED = frozenset(_OPERATORS.split())
 """Operators that are evaluated on constants; graphs compute sizes, axes and limits with these operators only."""
 
-_SAME = {"Scatter": "ScatterElements"}
-"""Old operator -> the operator of later opsets by which it is evaluated."""
+_SUCCESSORS = {"Scatter": "ScatterElements"}
+"""Old operator -> the operator of later opsets (from 11) that evaluates it."""
 
-_KNOWN_SINCE = 7
+_EVALUATED_SINCE = 7
 """Before this opset, operators have forms that onnx's evaluator does not know (Reshape and Cast by attributes,
 broadcasting along an axis); values of such nodes stay unknown."""
 
@@ -238,34 +242,40 @@ def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) ->
     """
     if op not in FOLDED:
         return None
-    if opset < _KNOWN_SINCE and Attributes(node).has("broadcast"):
+    if opset < _EVALUATED_SINCE and Attributes(node).has("broadcast"):
         return None
-    if op in _SAME:
+    if op in _SUCCESSORS:
         node = copied(node)
-        node.op_type, opset = _SAME[op], max(opset, 11)
-    given = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
+        node.op_type, opset = _SUCCESSORS[op], max(opset, 11)
+    feeds = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
     if op == "OneHot" and len(node.input) > 1:  # the evaluator needs the depth as a scalar
-        given[node.input[1]] = given[node.input[1]].reshape(())
-    if op == "Div" and all(value.dtype.kind in "iu" for value in given.values()) and not given[node.input[1]].all():
+        feeds[node.input[1]] = feeds[node.input[1]].reshape(())
+    if op == "Div" and all(value.dtype.kind in "iu" for value in feeds.values()) and not feeds[node.input[1]].all():
         raise ModelError("it divides an integer by 0")
     try:
-        arrays = evaluate({"": opset}, [node], given, list(node.output))
+        arrays = evaluate({"": opset}, [node], feeds, list(node.output))
     except Exception as error:  # the evaluator raises any exception of numpy
-        if opset < _KNOWN_SINCE:
+        if opset < _EVALUATED_SINCE:
             return None
         raise ValueError(first_line(error)) from error
     return tuple(arrays) if all(array.dtype.kind in "biuf" for array in arrays) else None
 
 
-def _standard(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
-    """A node of the standard operator with the same shape rules, and this operator; else *node* and *op*."""
+def _standard_equivalent(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
+    """A node of the standard operator with the same shape rules, and this operator; else *node* and *op*.
+
+    ONNX cannot infer the shapes of operators of other domains.
+    """
     shapes_of = find(op).shapes_of
     if shapes_of is None:
         return node, op
-    like, inputs = shapes_of
-    known = onnx.defs.get_schema(like).attributes
+    standard_op, inputs = shapes_of
+    known = onnx.defs.get_schema(standard_op).attributes
     attributes = [attribute for attribute in node.attribute if attribute.name in known]
-    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes), like
+    equivalent = onnx.NodeProto(
+        op_type=standard_op, input=node.input[:inputs], output=node.output, attribute=attributes
+    )
+    return equivalent, standard_op
 
 
 def tensor_type(declared: onnx.TypeProto | None) -> Any:
@@ -344,6 +354,7 @@ def _is_view(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result: T
         return source.dtype == result.dtype
     if op == "Transpose":
         axes = Attributes(node).integers("perm", ())
+        # elements keep their order in memory if only axes of size 1 move
         moved = [axis for axis in axes if axis < len(source.shape) and source.shape[axis] != 1]
         return bool(axes) and moved == sorted(moved)
     if op == "Slice":
@@ -385,6 +396,7 @@ def write_defaults(model: OnnxModel) -> None:
 
 
 def _write_node_defaults(nodes: Iterable[OnnxNode], versions: Mapping[str, int]) -> None:
+    """Set absent attributes of nodes and of their nested graphs' nodes; *versions*: domain -> opset."""
     for node in nodes:
         for graph in bodies(node):
             _write_node_defaults(graph.node, versions)

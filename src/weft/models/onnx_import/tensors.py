@@ -20,13 +20,13 @@ from weft.models.element_types import dtype_bits as dtype_bits
 from weft.models.onnx_graph import UNREADABLE, Array, read_tensor
 
 MAX_ELEMENTS = 2**48
-"""No machine holds a tensor of more values; a file that asks for one is damaged."""
+"""Largest number of values of a tensor: more than any machine holds; a file with a larger tensor is damaged."""
 
 MAX_INTEGERS = 4096
-"""Integer and boolean values are kept up to this many: shapes, axes, indices."""
+"""Largest number of integers or booleans of a tensor whose values are kept: shapes, axes, indices."""
 
 MAX_FLOATS = 16
-"""Floating-point values are kept up to this many: scales and ranges, never weights."""
+"""Largest number of floats of a tensor whose values are kept: scales and ranges, never weights."""
 
 INTEGERS = frozenset(ElementType[name] for name in ("BOOL", "INT64", "UINT64", "INT32", "UINT32", "INT16", "UINT16"))
 """Types of indices and flags; integer types of 8 bits and fewer hold quantised values instead."""
@@ -75,6 +75,7 @@ class Tensor:
 
     @property
     def root(self) -> Tensor:
+        """The tensor in whose memory a view is; the tensor itself if it is no view."""
         return self.view_of or self
 
     @property

@@ -99,7 +99,7 @@ def execution_order(
     given: names of inputs, constants and outer values. Raises ModelError for a cycle or an unknown name.
     """
     makers = producers(graph.node)
-    waiting: list[set[int]] = []
+    waiting: list[set[int]] = []  # per node, its producers that are not in *order* yet
     followers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.node):
         needs = set()
@@ -136,6 +136,7 @@ class _NodeStep:
     scope: Scope
     inference: Inference
     declared: Mapping[str, Any]
+    """Name of a value -> its type, where the file declares it."""
     guesses: list[str]
     """The list of the walk, to which a line is added for each shape that this node leaves unknown."""
 
@@ -186,6 +187,7 @@ def _walk_operator(step: _NodeStep) -> list[LayerDraft]:
 
 
 def _layer_drafts(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[LayerDraft]:
+    """The layers of an operator by its cost rule; none if its outputs are constants or control the host."""
     if all(tensor.constant for tensor in outputs) or _is_control(inputs, outputs):
         return []
     op = qualified(step.proto)
@@ -242,43 +244,46 @@ def _walk_loop(step: _NodeStep) -> list[LayerDraft]:
     names = step.body_inputs()
     start = [_at_runtime(tensor) for tensor in (limit, condition)]
     state = [_at_runtime(tensor) for tensor in carried]
-    inner = step.body("body", zip(names, [*start, *state], strict=False))
-    trips = _count_trips(limit, condition, inner.outputs[0])
-    next_state = inner.outputs[1 : 1 + len(carried)]
+    walked = step.body("body", zip(names, [*start, *state], strict=False))
+    trips = _count_trips(limit, condition, walked.outputs[0])
+    next_state = walked.outputs[1 : 1 + len(carried)]
     final = [_final_state(trips, before, after) for before, after in zip(state, next_state, strict=True)]
-    stacked = [_insert_axis(output, 0, trips) for output in inner.outputs[1 + len(carried) :]]
+    stacked = [_insert_axis(output, 0, trips) for output in walked.outputs[1 + len(carried) :]]
     step.set_outputs([*final, *stacked])
-    if not inner.guesses:
+    if not walked.guesses:
         reason = "how often the loop runs is not known before a query" if trips is None else "it changes every turn"
         step.note_guesses((limit, condition, *carried), step.outputs(), reason)
-    return _repeat_body(step, inner, trips)
+    return _repeat_body(step, walked, trips)
 
 
 def _walk_scan(step: _NodeStep) -> list[LayerDraft]:
     """The layers of a Scan's body, repeated for each slice of the sequences."""
     attributes, inputs = Attributes(step.proto), [_at_runtime(tensor) for tensor in step.inputs()]
-    # Before opset 9, the first input is the lengths of the sequences, and tensors outside the body have a batch axis.
+    # Before opset 9, the first input is the lengths of the sequences, and tensors outside the body have a batch axis:
+    # *lead* is the number of inputs and of axes to skip.
     lead = 1 if step.inference.opsets.get("", 9) < 9 else 0
     scanned = attributes.integer("num_scan_inputs", 0)
     states, sequences = inputs[lead : len(inputs) - scanned], inputs[len(inputs) - scanned :]
     axes = [lead + axis for axis in attributes.integers("scan_input_axes", (0,) * len(sequences))]
     slices = [_remove_axis(sequence, axis) for sequence, axis in zip(sequences, axes, strict=True)]
     body_inputs = [replace(tensor, shape=tensor.shape[lead:]) for tensor in (*states, *slices)]
-    inner = step.body("body", zip(step.body_inputs(), body_inputs, strict=False))
+    walked = step.body("body", zip(step.body_inputs(), body_inputs, strict=False))
     trips = sequences[0].shape[axes[0]] if sequences else 1
     samples = sequences[0].shape[:lead] if sequences else ()
-    results = inner.outputs[len(states) :]
+    results = walked.outputs[len(states) :]
     out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
     stacked = [_insert_axis(result, axis, trips) for result, axis in zip(results, out_axes, strict=True)]
-    outputs = [*(inner.outputs[: len(states)] if trips else states), *stacked]
+    outputs = [*(walked.outputs[: len(states)] if trips else states), *stacked]
     step.set_outputs([replace(output, shape=(*samples, *output.shape)) for output in outputs])
-    return _repeat_body(step, inner, trips * math.prod(samples))
+    return _repeat_body(step, walked, trips * math.prod(samples))
 
 
-def _repeat_body(step: _NodeStep, body: Walked, trips: int | None) -> list[LayerDraft]:
-    """The layers of a body that runs *trips* times (None: unknown, taken as once)."""
-    step.guesses.extend(body.guesses if trips != 0 else ())
-    return [repeated(layer_draft, 1 if trips is None else trips) for layer_draft in body.drafts] if trips != 0 else []
+def _repeat_body(step: _NodeStep, walked: Walked, trips: int | None) -> list[LayerDraft]:
+    """The layers of a loop body that runs *trips* times (None: unknown, taken as once); none for 0."""
+    if trips == 0:
+        return []
+    step.guesses.extend(walked.guesses)
+    return [repeated(layer_draft, 1 if trips is None else trips) for layer_draft in walked.drafts]
 
 
 CONTROL: dict[str, Callable[[_NodeStep], list[LayerDraft]]] = {"If": _walk_if, "Loop": _walk_loop, "Scan": _walk_scan}
@@ -292,7 +297,7 @@ def _cost(walked: Walked) -> tuple[int, int]:
 
 
 def _count_trips(limit: Tensor | None, condition: Tensor | None, next_condition: Tensor) -> int | None:
-    """How often a Loop runs; None if that depends on data.
+    """The number of iterations of a Loop; None if it depends on data.
 
     limit, condition: the inputs of the node. next_condition: the condition that its body returns.
     """
@@ -326,6 +331,7 @@ def _at_runtime(tensor: Tensor | None) -> Tensor:
 
 
 def _remove_axis(tensor: Tensor, axis: int) -> Tensor:
+    """One slice of a sequence along *axis*, as the input of a Scan's body."""
     sizes = list(tensor.shape)
     del sizes[axis]
     return replace(tensor, shape=tuple(sizes))
@@ -340,23 +346,24 @@ def _insert_axis(tensor: Tensor, axis: int, trips: int | None) -> Tensor:
 
 
 def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
+    """The tensor *name*; ModelError if no node produces it. *reader*: what reads it, for the message."""
     if name not in scope:
         raise ModelError(f"{reader} reads {name!r}, which nothing produces")
     return scope[name]
 
 
-_LONGEST = 16
+_MOST_FUSED = 16
 """Limit of nodes that are fused into one layer, to bound the search; the longest activation out of single operators
 has about ten."""
 
 
 def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[LayerDraft]:
-    """Fuse biases, activations and norms into the products before them; *outputs*: what the graph returns."""
+    """Fuse biases, activations and norms into the products before them; *outputs*: the graph's outputs."""
     readers: dict[int, list[int]] = defaultdict(list)
     for index, layer_draft in enumerate(drafts):
         for tensor in layer_draft.reads:
             readers[id(tensor)].append(index)
-    exposed = {id(tensor.root) for tensor in outputs}
+    exposed = {id(tensor.root) for tensor in outputs}  # the caller may read them, so fusion must keep them
     absorbed: set[int] = set()
     fused: dict[int, LayerDraft] = {}
     for index, layer_draft in enumerate(drafts):
@@ -364,7 +371,7 @@ def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[Laye
             continue
         group = _find_group(drafts, index, readers, exposed)
         absorbed.update(group)
-        # At the place of the last member, since by then all tensors that members read have been computed.
+        # At the position of the last member, before which all tensors that members read are computed.
         fused[group[-1]] = _merge_group([drafts[member] for member in group])
     return [fused.get(index, draft) for index, draft in enumerate(drafts) if index not in absorbed or index in fused]
 
@@ -382,10 +389,10 @@ def _find_group(
     No layer outside the group may read a tensor that it writes, except the output of its last layer. readers: id of a
     tensor -> indices of the layers that read it. exposed: ids of the tensors that the graph returns.
     """
-    members, best = [anchor], 1
+    members, best_length = [anchor], 1
     inside = {id(drafts[anchor].writes[0])}
     elements = drafts[anchor].layer.output_elements
-    while len(members) < _LONGEST:
+    while len(members) < _MOST_FUSED:
         if exposed & inside:
             break
         candidates = sorted({index for tensor in inside for index in readers[tensor]} - set(members))
@@ -394,10 +401,10 @@ def _find_group(
             break
         members.append(follower)
         inside.add(id(drafts[follower].writes[0]))
-        hidden = inside - {id(drafts[follower].writes[0])}
-        if all(set(readers[tensor]) <= set(members) for tensor in hidden):
-            best = len(members)
-    return members[:best]
+        intermediate = inside - {id(drafts[follower].writes[0])}
+        if all(set(readers[tensor]) <= set(members) for tensor in intermediate):
+            best_length = len(members)
+    return members[:best_length]
 
 
 def _can_join_group(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:

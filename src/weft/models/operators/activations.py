@@ -1,4 +1,4 @@
-"""Activations: elementwise functions of one tensor, without cost directly after a matrix product."""
+"""Activations: elementwise functions of one tensor; directly after a matrix product they cost nothing."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from weft.models.operators.rules.shapes import common, fixed, halved, like
 
 _elementwise = partial(Operator, cost=costs.elementwise, rows=rows.elementwise)
 _fused = partial(_elementwise, fuses=True)
-"""Operators that biases, scales and spelled-out activations consist of."""
+"""Operators of which biases, scales and activations out of single operators consist."""
 _runtimes = partial(Operator, cost=costs.elementwise)
-"""Operators of ONNX Runtime whose rows were not examined, so that they are not batched."""
+"""Operators of ONNX Runtime. Without a row rule, models with them are not batched."""
 _same = (like(0),)
 
 OPERATORS = (

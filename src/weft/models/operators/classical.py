@@ -1,4 +1,4 @@
-"""Classical machine learning (``ai.onnx.ml``): one row per sample, columns as attributes list them."""
+"""Classical machine learning (``ai.onnx.ml``): tensors of (samples, features), and weights in attributes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def _attribute_weight(shape: tuple[int, ...]) -> Tensor:
 
 
 def _target_columns(names: str) -> ShapeRule:
-    """A shape rule: a row per sample, a column per entry of the first of the attributes *names* that is not empty."""
+    """A shape rule: a row per sample, a column per entry of the longest of the list attributes *names*.
+
+    names: separated by spaces. If all are empty, the attribute ``targets`` or ``n_targets`` has the number of columns.
+    """
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         rows = (shape_of(inputs, 0) or ())[:1] if len(shape_of(inputs, 0) or ()) > 1 else (1,)
@@ -76,7 +79,7 @@ def _picked_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def _one_hot_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Shape of the first input with an additional axis of one place per category."""
+    """Shape of the first input with an additional last axis of the categories."""
     count = max(attributes.length("cats_int64s"), attributes.length("cats_strings"))
     return (*(shape_of(inputs, 0) or ()), count)
 

@@ -19,6 +19,7 @@ CLASSICAL = "ai.onnx.ml:"
 """Prefix of classical machine learning."""
 
 EVERY_INPUT = tuple(range(32))
+"""``Operator.sized_by`` of operators whose output shapes or run times depend on the values of all inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Operator:
     rows: RowRule | None = None
     """Which rows of the outputs depend on which rows of the inputs. Default: unknown, so the model is not batched."""
     random: bool = False
-    """Whether it draws random numbers, so that it is never folded and its model is not batched."""
+    """Whether the operator draws random numbers; it is then never folded, and its model not batched."""
 
     sized_by: tuple[int, ...] = ()
     """Indices of inputs whose values (not only shapes) decide output shapes or run time."""

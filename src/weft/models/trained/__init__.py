@@ -1,8 +1,8 @@
 """Networks with exits that the project trained, with their answers on the whole test sets.
 
 The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers on
-the test set, NAME.samples.npz a few test images, and NAME.json a card with its origin. An installed weft has those of
-``mnist-vit``; ``weft.models.stored`` fetches the others.
+the test set, NAME.samples.npz a few test images, and NAME.json a card with its origin. An installed weft has the files
+of ``mnist-vit``; ``weft.models.stored`` fetches the others.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class TestRecord(NamedTuple):
     prediction: NDArray[np.uint8]
     """(images, exits): the class with this value."""
     correct: NDArray[np.bool_]
+    """(images, exits): whether the prediction is the label."""
     label: NDArray[np.uint8]
     """(images,): the true class."""
 
@@ -103,10 +104,10 @@ class Trained:
         record, samples = model.with_suffix(".record.npz"), model.with_suffix(".samples.npz")
         stored = self.samples()
         for target, content in ((model, _read(self.path())), (record, _read(self.record_path()))):
-            with replacing(target, ModelError) as beside:
-                beside.write_bytes(content)
-        with replacing(samples, ModelError) as beside:
-            np.savez_compressed(beside, image=stored.inputs(), label=stored.label)
+            with replacing(target, ModelError) as draft:
+                draft.write_bytes(content)
+        with replacing(samples, ModelError) as draft:
+            np.savez_compressed(draft, image=stored.inputs(), label=stored.label)
         return model, record, samples
 
     def card(self) -> TrainedCard:

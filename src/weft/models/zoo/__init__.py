@@ -116,6 +116,7 @@ def _load(
 
 
 def _entry(name: str) -> ZooEntry:
+    """The entry of a network; raises ModelError for an unknown name."""
     if name not in ZOO:
         raise ModelError(unknown_name("model", name, ZOO))
     return ZOO[name]
@@ -126,9 +127,9 @@ def _check_parameters(name: str, entry: ZooEntry, parameters: Mapping[str, Param
     for key, value in parameters.items():
         if key not in entry.parameters:
             raise ModelError(f"{name} has no parameter {key!r}; it takes {', '.join(entry.parameters)}")
-        wanted = type(entry.parameters[key])
-        if type(value) is not wanted:
-            raise ModelError(f"{name}: {key} must be of type {wanted.__name__}, got {value!r}")
+        expected = type(entry.parameters[key])
+        if type(value) is not expected:
+            raise ModelError(f"{name}: {key} must be of type {expected.__name__}, got {value!r}")
         if isinstance(value, int) and value < 1:
             raise ModelError(f"{name}: {key} must be at least 1, got {value}")
     return {**entry.parameters, **parameters}

@@ -12,6 +12,7 @@ from weft.models.zoo.graph import GraphBuilder, GraphValue, Pair
 ROW, COLUMN = (1, 7), (7, 1)
 
 Steps = Sequence[tuple[int, Pair]]
+"""Convolutions one after another: channels and kernel of each."""
 Branches = Mapping[str, Steps]
 """Name of a branch -> its convolutions."""
 
@@ -70,8 +71,8 @@ def inception_v3(g: GraphBuilder, *, resolution: int, classes: int) -> None:
     x = reduced(g, x, "mixed6a", {"branch3x3": [(384, 3)], "branch3x3x2": [(64, 1), (96, 3), (96, 3)]})
     for name, inner in (("mixed6b", 128), ("mixed6c", 160), ("mixed6d", 160), ("mixed6e", 192)):
         x = _inception_b(g, x, name, inner)
-    seven: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
-    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": seven})
+    branch_7x7: Steps = [(192, 1), (192, ROW), (192, COLUMN), (192, 3)]
+    x = reduced(g, x, "mixed7a", {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": branch_7x7})
     for name in ("mixed7b", "mixed7c"):
         x = _inception_c(g, x, name)
     g.classifier(x, "fc", classes)
@@ -96,6 +97,7 @@ def _inception_a(g: GraphBuilder, x: GraphValue, name: str, pool_width: int) -> 
 
 
 def _inception_b(g: GraphBuilder, x: GraphValue, name: str, inner: int) -> GraphValue:
+    """A module with branches of 1x1 and factorized 7x7 convolutions, which have *inner* channels inside."""
     branches: Branches = {
         "branch1x1": [(192, 1)],
         "branch7x7": [(inner, 1), (inner, ROW), (192, COLUMN)],
@@ -105,6 +107,7 @@ def _inception_b(g: GraphBuilder, x: GraphValue, name: str, inner: int) -> Graph
 
 
 def _inception_c(g: GraphBuilder, x: GraphValue, name: str) -> GraphValue:
+    """A module whose 3x3 convolutions fork into a 1x3 and a 3x1 convolution."""
     return concat(
         g,
         name,
@@ -201,10 +204,10 @@ def _residual(
     g: GraphBuilder, x: GraphValue, name: str, branches: Branches, scale: float, activation: str = "relu"
 ) -> GraphValue:
     """A residual block: the branches, a 1x1 convolution to the width of *x*, times *scale* (section 3.3), plus *x*."""
-    up = g.conv(concat(g, name, *chains(g, x, name, branches)), f"{name}.up", x.width, activation="none")
+    branch_sum = g.conv(concat(g, name, *chains(g, x, name, branches)), f"{name}.up", x.width, activation="none")
     if scale != 1:
-        up = g.node("Mul", f"{name}.scale", up, g.constant(f"scale_{scale}", scale))
-    return g.activation(g.node("Add", f"{name}.add", up, x), name, activation)
+        branch_sum = g.node("Mul", f"{name}.scale", branch_sum, g.constant(f"scale_{scale}", scale))
+    return g.activation(g.node("Add", f"{name}.add", branch_sum, x), name, activation)
 
 
 # Parts of all of them

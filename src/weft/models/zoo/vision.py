@@ -124,7 +124,7 @@ def _plain_conv(g: GraphBuilder, x: GraphValue, name: str, out: int, kernel: int
 
 BASIC = {18: (2, 2, 2, 2)}
 BOTTLENECKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
-"""Blocks of each stage by depth (He et al. 2016, table 1)."""
+"""Depth -> basic or bottleneck blocks of each stage (He et al. 2016, table 1)."""
 
 
 def resnet(
@@ -160,6 +160,7 @@ def fcn_resnet18(g: GraphBuilder, *, resolution: int, classes: int) -> None:
 
 
 def _stem(g: GraphBuilder, resolution: int) -> GraphValue:
+    """The layers of a ResNet before its first block."""
     x = g.conv_bn(g.image(resolution, at_least=32), "conv1", 64, 7, stride=2)
     return g.pool("MaxPool", x, "maxpool", 3, stride=2, pad=1)
 
@@ -174,6 +175,7 @@ def _basic_features(g: GraphBuilder, resolution: int, depth: int) -> GraphValue:
 
 
 def _basic_block(g: GraphBuilder, x: GraphValue, name: str, out: int, stride: int) -> GraphValue:
+    """Two 3x3 convolutions with *out* channels and a shortcut."""
     y = g.conv_bn(x, f"{name}.conv1", out, 3, stride=stride)
     y = g.conv_bn(y, f"{name}.conv2", out, 3, activation="none")
     return _add_shortcut(g, x, y, name, stride)
@@ -182,6 +184,7 @@ def _basic_block(g: GraphBuilder, x: GraphValue, name: str, out: int, stride: in
 def _bottleneck(
     g: GraphBuilder, x: GraphValue, name: str, inner: int, out: int, stride: int, groups: int
 ) -> GraphValue:
+    """A 1x1, a 3x3 and a 1x1 convolution with *inner*, *inner* and *out* channels, and a shortcut."""
     y = g.conv_bn(x, f"{name}.conv1", inner)
     y = g.conv_bn(y, f"{name}.conv2", inner, 3, stride=stride, groups=groups)
     y = g.conv_bn(y, f"{name}.conv3", out, activation="none")

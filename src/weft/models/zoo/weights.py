@@ -38,10 +38,12 @@ ALIGNMENT_BYTES = 4096
 
 
 def normal(mean: float, deviation: float) -> str:
+    """The recipe of normally distributed values."""
     return f"normal {mean} {deviation}"
 
 
 def uniform(low: float, high: float) -> str:
+    """The recipe of uniformly distributed values."""
     return f"uniform {low} {high}"
 
 
@@ -51,6 +53,7 @@ def he(fan_in: int, *, rectified: bool) -> str:
 
 
 def xavier(fan_in: int, fan_out: int) -> str:
+    """The recipe of Glorot and Bengio."""
     return normal(0.0, math.sqrt(2 / (fan_in + fan_out)))
 
 
@@ -92,23 +95,24 @@ def write(
     if sum(map(_size, _declared_weights(proto))) > single_file_bytes:
         _write_with_data(proto, target, progress)
         return
-    with replacing(target, ModelError) as beside:
-        save(materialise(proto, progress=progress), beside)
+    with replacing(target, ModelError) as draft:
+        save(materialise(proto, progress=progress), draft)
 
 
 def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) -> None:
+    """Write a model to *target*, and its weights to a second file."""
     model = _copy(proto)
     location = target.name + ".data"
-    with replacing(target.with_name(location), ModelError) as beside, beside.open("wb") as file:
+    with replacing(target.with_name(location), ModelError) as draft, draft.open("wb") as file:
         for tensor, data in _draw_weights(model, progress):
-            file.seek(-file.tell() % ALIGNMENT_BYTES, 1)
+            file.seek(-file.tell() % ALIGNMENT_BYTES, 1)  # forward to the next multiple
             entries = {"location": location, "offset": file.tell(), "length": data.nbytes}
             for key, value in entries.items():
                 tensor.external_data.add(key=key, value=str(value))
             tensor.data_location = TensorProto.EXTERNAL
             file.write(data.data)
-    with replacing(target, ModelError) as beside:
-        save(model, beside)
+    with replacing(target, ModelError) as draft:
+        save(model, draft)
 
 
 def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:

@@ -1,4 +1,4 @@
-"""What is measured first of a number of lanes and threads: enough to compare it with another, in a few seconds."""
+"""First measurements of a division into lanes and threads: enough to compare it with others, in a few seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FirstNumbers(BaseModel, extra="forbid", frozen=True):
     """Model -> mean time of its longest segment in such a request."""
     max_batch: dict[str, Count]
     per_s: dict[str, Positive]
-    """Model -> its requests per second if all time of the lanes were its own, as fast as it ran among all models."""
+    """Model -> requests per second that it would reach with all lane time, at its speed beside the other models."""
     answered_per_s: Positive
     """Requests per second of all models together."""
     too_long: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -40,11 +40,11 @@ class FirstNumbers(BaseModel, extra="forbid", frozen=True):
         return f"{self.lanes} lane{'s' * (self.lanes > 1)}{threads}"
 
     def with_stitched(self, measured: Mapping[str, str]) -> FirstNumbers:
-        """Return the numbers for all models of stitched files; *measured*: model -> the one measured for it."""
+        """Return the numbers for all models of stitched files; *measured*: model -> measured model of the same file."""
         by_model = {"alone_s": self.alone_s, "longest_s": self.longest_s, "per_s": self.per_s}
-        renamed = {key: {name: values[first] for name, first in measured.items()} for key, values in by_model.items()}
-        most = {name: self.max_batch[first] for name, first in measured.items()}
-        return self.model_copy(update={**renamed, "max_batch": most})
+        renamed = {key: {name: values[source] for name, source in measured.items()} for key, values in by_model.items()}
+        max_batch = {name: self.max_batch[source] for name, source in measured.items()}
+        return self.model_copy(update={**renamed, "max_batch": max_batch})
 
 
 class Surveyed(NamedTuple):
@@ -52,11 +52,11 @@ class Surveyed(NamedTuple):
 
     first: FirstNumbers
     host: Host | None
-    """None: its first numbers showed that nothing more of it need be measured."""
+    """None: it was not measured further, because of its first numbers."""
 
 
 def read_first_numbers(path: Path) -> FirstNumbers:
-    """Read the numbers from a file; DeviceError if it holds none."""
+    """Read the numbers from a file; DeviceError if they are not valid."""
     try:
         return FirstNumbers.model_validate(read_json(path, DeviceError))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""``measure``: measure this machine as a device, for named models or for those of a workload."""
+"""``measure``: measure this machine as a device, for named models or for the models of a workload."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(
     cache: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Host:
-    """Measure this machine with these models, or with those of a workload, as ``weft serve`` runs them.
+    """Measure this machine with these models, or with the models of a workload, as ``weft serve`` runs them.
 
     device: ``host``, its cores; or a device in it, such as a GPU, which has one lane.
     lanes: by default one less than the cores. seconds: duration of the measurement of all models together.
@@ -63,7 +63,7 @@ def measure(
 
 
 def subject(source: str, shapes: Shapes | None = None) -> Subject:
-    """Return a model to measure; packaged models have default shapes of their inputs.
+    """Return a model to measure, with the default shapes of a packaged model.
 
     shapes: name of an input or axis -> shape or size; ModelError if they do not fit the model.
     """
@@ -110,11 +110,14 @@ def _subject(model: str | os.PathLike[str] | Subject) -> Subject:
 
 
 POLICY = "slices"
-"""A policy that uses shares of a GPU, so that a server with it measures models on shares."""
+"""Policy of the server that measures shares of a GPU: a server measures models on shares if its policy uses them."""
 
 
 def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = None) -> Host:
-    """Measure the shares of a GPU; return *host*, the GPU, with its shares and the models' likeness on them."""
+    """Measure the shares of a GPU; return *host* (the GPU) with its shares and the times of the models on them.
+
+    ``HostModel.like`` has these times, by batch size.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cache_folder = str(folder if cache is None else cache)
         files = dict.fromkeys(subject.file for subject in subjects)
@@ -128,7 +131,7 @@ def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = No
         return host
     models = {}
     for name, model in host.models.items():
-        rows_like = profile["models"][name]["like"].items()
-        like = {int(rows): GpuLikeness.model_validate(likeness) for rows, likeness in rows_like}
+        by_rows = profile["models"][name]["like"].items()
+        like = {int(rows): GpuLikeness.model_validate(likeness) for rows, likeness in by_rows}
         models[name] = model.model_copy(update={"like": like or {1: UNMEASURED}})
     return host.model_copy(update={"gpu": GpuCuts.model_validate(profile["gpu"]), "models": models})

@@ -51,25 +51,27 @@ Progress = Callable[[str, int, int], None]
 """Called with the subject of the present measurement, the measurements done, and their number."""
 
 IsLeftOut = Callable[[FirstNumbers], bool]
-"""Decides by the first numbers of a division whether the rest of it is not measured."""
+"""Decides by the first numbers of a division of the cores whether its remaining measurements are skipped."""
 
 TOGETHER_S = 5.0
 """Least seconds of the measurement of all models together; a single model is measured a third of this per batch size.
 """
 ROUNDS = 3
-"""Most measurements of all lanes together, each after every model alone, so that drifts of the clock cancel out."""
+"""Largest number of rounds. A round measures every model alone and then all lanes together, so that drifts of the
+processor's clock cancel out."""
 KNOWN_TO = 0.05
-"""Two such rounds are enough where they agree and the standard error of their mean is at most this for every model: by
-less, loads of a plan do not differ (``planning.deciding``)."""
+"""Relative standard error of a model's slow-down, averaged over two agreeing rounds, at which no third is needed. A
+plan treats loads that differ by less as equal (``planning.deciding``)."""
 WARM_S, RAN_BEFORE_S = 0.3, 0.1
-"""Left out at the beginning of each measurement, because connections and caches are cold; if the server has run all
-its models before, the second time."""
+"""Seconds left out at the beginning of a measurement, while connections and caches are cold; the second if the server
+has run all models of the measurement before."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
-"""A measurement lasts until it has this number of runs of each model, or this number of seconds."""
+"""A measurement lasts until it has this number of runs of each model, at most this number of seconds."""
 MOST_RUNS, MOST_GAPS = 400, 800
-"""Runs and gaps that a ``Host`` keeps, which is enough for percentiles and keeps its file small."""
+"""Largest numbers of runs and gaps in a ``Host``: enough for percentiles, and its file stays small."""
 BUSY, LEAST_RATE = 0.75, 0.2
-"""Load of the lanes when all models are measured together; least rate of a model, in requests per second."""
+"""Load of the lanes, as a share of their capacity, when all models are measured together; least rate of a model, in
+requests per second."""
 OVERHEADS, PAUSE_S = 25, 0.02
 """Number of single requests that measure the overhead besides segments, and the pause before each. A request that
 arrives by itself meets a sleeping server and cold caches: for a 5.3 ms model on two busy cores of aarch64 the overhead
@@ -167,16 +169,16 @@ def survey_lanes(
     # Of each stitched file one model is measured, since all its models have the same times.
     measured: dict[str, Subject] = {}
     for subject in subjects:
-        _require_one(subject)
+        _require_task(subject)
         measured.setdefault(subject.file, subject)
     measured_names = {subject.name: measured[subject.file].name for subject in subjects}
     counts, chosen = sorted({*lanes}), tuple(measured.values())
     with _open_cache(cache) as folder:
         lane_survey = _Survey(chosen, counts, threads, seconds, folder, repository, progress, isolation, device)
         if left_out is not None:
-            lane_survey.left_out = lambda first: left_out(first.with_stitched(measured_names))
-        for first, host in lane_survey.results():
-            yield Surveyed(first.with_stitched(measured_names), host and with_stitched(host, measured_names))
+            lane_survey.left_out = lambda numbers: left_out(numbers.with_stitched(measured_names))
+        for first_numbers, host in lane_survey.results():
+            yield Surveyed(first_numbers.with_stitched(measured_names), host and with_stitched(host, measured_names))
 
 
 def time_models(
@@ -201,8 +203,8 @@ def time_models(
         ).times_in_turns()
 
 
-def _require_one(subject: Subject) -> None:
-    """Raise InputError for a stitched file without the name of a model in it."""
+def _require_task(subject: Subject) -> None:
+    """Raise InputError if the subject is a stitched file instead of one of the models (tasks) in it."""
     path = Path(subject.source)
     tasks = [task.name for task in tasks_in(path)] if path.suffix == ".onnx" and path.is_file() else []
     if tasks:
@@ -231,10 +233,11 @@ def _open_cache(cache: Path | None) -> Iterator[Path]:
 
 
 @dataclass
-class _Watched:
-    """The result of a measurement: the spans on the lanes, the load's interval, and the answers."""
+class _Measurement:
+    """The result of sending a load: the spans on the lanes, the interval without the warm-up, and the answers."""
 
     all_spans: list[SeenSpan]
+    """Including the warm-up."""
     since_s: float
     until_s: float
     result: LoadResult
@@ -248,22 +251,26 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _OneLane:
-    """What a full measurement needs from a single lane, whatever the number of lanes."""
+    """Measurements on a single lane, which the hosts of all numbers of lanes are built from. Mappings are by model."""
 
     alone: Mapping[str, HostModel]
+    """Times at all batch sizes, with nothing else running."""
     in_turns: Mapping[str, HostModel]
     """The same models with their times where models alternate."""
     overheads: Mapping[str, Sequence[float]]
+    """Seconds of single requests besides their segments."""
     together: _Together
 
 
 @dataclass(frozen=True)
 class _Together:
-    """Measurements of all models on all lanes, with rounds of each model alone in between if lanes are several."""
+    """Measurements of all models on all lanes; with several lanes, also of each model alone, once per round."""
 
-    watched: Sequence[_Watched]
-    single: Mapping[str, Sequence[_Watched]]
+    rounds: Sequence[_Measurement]
+    single: Mapping[str, Sequence[_Measurement]]
+    """Model -> its measurements alone; empty for a single lane."""
     gaps_s: Sequence[float]
+    """Seconds between successive segments on a lane."""
     memory_bytes: int | None
 
 
@@ -273,7 +280,7 @@ class _Survey:
 
     subjects: Sequence[Subject]
     lanes: Sequence[int]
-    """Numbers of lanes, ascending; each results in a host."""
+    """Numbers of lanes, ascending; there is a host for each."""
     threads: int
     seconds: float
     cache: Path
@@ -281,8 +288,9 @@ class _Survey:
     progress: Progress | None
     isolation: str = THREADS
     device: str = HOST
-    left_out: IsLeftOut = field(default=lambda first: False)
+    left_out: IsLeftOut = field(default=lambda first_numbers: False)
     done: int = 0
+    """Finished measurements."""
     skipped: int = 0
     """Measurements that turned out not to be needed; the progress counts them as done."""
     warm: set[str] = field(default_factory=set)
@@ -293,67 +301,68 @@ class _Survey:
     """Gaps between segments on full lanes."""
     bodies: dict[str, str] = field(default_factory=dict)
     """Name of a backbone in the trace -> name of its subject."""
-    others: ConditionsWatch = field(default_factory=ConditionsWatch)
-    """The machine's other load during the measurements."""
+    conditions_watch: ConditionsWatch = field(default_factory=ConditionsWatch)
+    """Observes the load of other processes during the measurements."""
     repeats_s: dict[str, list[float]] = field(default_factory=dict)
     """Model -> median times of single requests, one for each measurement of the model alone."""
 
     def results(self) -> Iterator[Surveyed]:
-        """Yield the numbers of lanes in order, each with its host unless it is left out."""
+        """Yield the first numbers for each number of lanes, with the host unless this number of lanes is left out."""
         one_lane = None
         with self._server(1) as server:
-            self._learn(server)
+            self._read_profiles(server)
             alone = {subject.name: self._single(server, subject) for subject in self.subjects}
-            first, on_one = self._first(server, 1, alone)
+            first_numbers, one_lane_streams = self._first_numbers(server, 1, alone)
             gaps_s = self.full_gaps_s
-            if 1 not in self.lanes or not self.left_out(first):
-                one_lane = self._one_lane(server, alone, on_one)
+            if 1 not in self.lanes or not self.left_out(first_numbers):
+                one_lane = self._one_lane(server, alone, one_lane_streams)
         for lanes in self.lanes:
             together = one_lane.together if one_lane and lanes == 1 else None
             if lanes > 1:
                 with self._server(lanes) as server:
-                    first, busy = self._first(server, lanes, alone)
-                    together = None if self.left_out(first) else self._rounds(server, lanes, busy)
+                    first_numbers, streams = self._first_numbers(server, lanes, alone)
+                    together = None if self.left_out(first_numbers) else self._rounds(server, lanes, streams)
             if together is None:
                 self.skipped += self._round_steps if lanes > 1 else 0
-                yield Surveyed(first, None)
+                yield Surveyed(first_numbers, None)
                 continue
-            if one_lane is None:  # it was left out, and this is not
+            if one_lane is None:  # a single lane was left out, but the hosts of more lanes need its measurements
                 self.full_gaps_s = gaps_s
                 with self._server(1) as server:
-                    one_lane = self._one_lane(server, alone, on_one)
-            yield Surveyed(first, self._host(lanes, together, one_lane))
+                    one_lane = self._one_lane(server, alone, one_lane_streams)
+            yield Surveyed(first_numbers, self._host(lanes, together, one_lane))
         self.skipped = self._steps - self.done
         self._report_progress("done")
 
     def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
         """Return each model's median seconds of a whole run while models alternate on one lane, and the conditions."""
         with self._server(1) as server:
-            self._learn(server)
+            self._read_profiles(server)
             # models of a stitched file share one backbone, and only one of them is timed
             timed = [subject for subject in self.subjects if subject.name in self.bodies.values()]
-            watched = self._watch(server, [self._closed_stream(subject, 1) for subject in timed], "all models in turns")
+            streams = [self._closed_stream(subject, 1) for subject in timed]
+            measurement = self._measure_load(server, streams, "all models in turns")
         for subject in timed:
-            self._note_alone(subject, watched)
-        return {name: median(times) for name, times in self.repeats_s.items()}, self.others.conditions()
+            self._record_single_runs(subject, measurement)
+        return {name: median(times) for name, times in self.repeats_s.items()}, self.conditions_watch.conditions()
 
-    def _host(self, lanes: int, seen: _Together, one_lane: _OneLane) -> Host:
+    def _host(self, lanes: int, together: _Together, one_lane: _OneLane) -> Host:
         """Return the host that the measurements of *lanes* lanes describe."""
-        models = self._at_their_time(seen, one_lane)
-        spans = [span for watched in seen.watched for span in watched.spans]
+        models = self._with_round_times(together, one_lane)
+        spans = [span for measurement in together.rounds for span in measurement.spans]
         lost = losses(spans, models, self._cores) if lanes > 1 else {}
         spreads = self._spreads(spans, models, lost)
         return Host(
             name=self.device,
             source=_source(self.device),
-            conditions=self.others.conditions(self.repeats_s),
+            conditions=self.conditions_watch.conditions(self.repeats_s),
             cores=usable_cores(),
             lanes=lanes,
             threads=self.threads,
             isolation=self.isolation,
             ahead=self._queued_segments,
-            memory_bytes=seen.memory_bytes,
-            hand_over_s=_round_times(seen.gaps_s[:MOST_GAPS]),
+            memory_bytes=together.memory_bytes,
+            hand_over_s=_round_times(together.gaps_s[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
             models={
                 name: model.model_copy(
@@ -385,44 +394,49 @@ class _Survey:
 
     def _by_batch(self, server: ServerProcess, subject: Subject, model: HostModel) -> HostModel:
         """Add the times of the other batch sizes."""
-        more = {batch: self._batch_times(server, subject, batch) for batch in _sizes(model.max_batch) if batch > 1}
-        return model.model_copy(update={"times_s": model.times_s | more})
+        sizes = [batch for batch in _batch_sizes(model.max_batch) if batch > 1]
+        times_s = {batch: self._batch_times(server, subject, batch) for batch in sizes}
+        return model.model_copy(update={"times_s": model.times_s | times_s})
 
     def _batch_times(self, server: ServerProcess, subject: Subject, batch: int) -> tuple[float, ...]:
+        """Measure the mean seconds of each segment of a model at a batch size, with nothing else running."""
         profile = self.served[subject.name]
         what = f"{subject.name}, batch {batch}" if profile["max_batch"] > 1 else subject.name
-        watched = self._watch(server, [self._closed_stream(subject, 1, batch)], what, self.seconds / 3)
+        measurement = self._measure_load(server, [self._closed_stream(subject, 1, batch)], what, self.seconds / 3)
         if batch == 1:
-            self._note_alone(subject, watched)
-        whole = [run for run in self._runs(watched, subject.name) if run[0].rows == batch]
-        if not whole:
+            self._record_single_runs(subject, measurement)
+        whole_runs = [run for run in self._runs(measurement, subject.name) if run[0].rows == batch]
+        if not whole_runs:
             raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
-        return mean_times(whole)
+        return mean_times(whole_runs)
 
-    def _runs(self, watched: _Watched, name: str) -> list[list[SeenSpan]]:
-        return runs(watched.spans, name, len(self.served[name]["segments"]))
+    def _runs(self, measurement: _Measurement, name: str) -> list[list[SeenSpan]]:
+        return runs(measurement.spans, name, len(self.served[name]["segments"]))
 
-    def _first(
+    def _first_numbers(
         self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]
     ) -> tuple[FirstNumbers, list[dict[str, Any]]]:
-        """Measure what full lanes can do; the second result are streams that use most of that, for every model alike.
+        """Measure the throughput of saturated lanes; the second result are streams that load the lanes to ``BUSY``.
 
-        The capacity is measured first. It is not used fully, since a server with always busy lanes misses deadlines.
+        In these streams all models have the same share of the lanes. The lanes are not loaded fully, since a server
+        with always busy lanes misses deadlines.
         """
-        clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
+        # enough that requests of every model wait at all times
+        clients = [lanes + model.max_batch + (index == 0) for index, model in enumerate(alone.values())]
         streams = [self._closed_stream(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
-        full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
+        full = self._measure_load(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
         answered = {
             name: stream.figures.answered_per_s for name, stream in zip(alone, full.result.streams, strict=True)
         }
-        can = sum(rate * alone[name].total_s(1) for name, rate in answered.items())
-        busy = [
-            self._stream(subject) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[subject.name].total_s(1))}
+        # in seconds of single runs per second, so more than the number of lanes if batches help
+        model_load = BUSY * sum(rate * alone[name].total_s(1) for name, rate in answered.items()) / len(alone)
+        busy_streams = [
+            self._stream(subject) | {"rate": max(LEAST_RATE, model_load / alone[subject.name].total_s(1))}
             for subject in self.subjects
         ]
         took_s = {name: sum(span.took_s for span in full.spans if span.model == name) for name in alone}
-        first = FirstNumbers(
+        first_numbers = FirstNumbers(
             lanes=lanes,
             threads=self.threads,
             alone_s={name: model.total_s(1) for name, model in alone.items()},
@@ -434,43 +448,44 @@ class _Survey:
                 for (name, model), rate in zip(alone.items(), answered.values(), strict=True)
             },
             answered_per_s=max(sum(answered.values()), LEAST_RATE),
-            too_long=self.others.conditions().too_long,
+            too_long=self.conditions_watch.conditions().too_long,
         )
-        return first, busy
+        return first_numbers, busy_streams
 
     def _one_lane(
-        self, server: ServerProcess, alone: Mapping[str, HostModel], busy: Sequence[dict[str, Any]]
+        self, server: ServerProcess, alone: Mapping[str, HostModel], busy_streams: Sequence[dict[str, Any]]
     ) -> _OneLane:
+        """Measure the remaining quantities on a single lane; *busy_streams*: as ``_first_numbers`` returns them."""
         by_batch = {subject.name: self._by_batch(server, subject, alone[subject.name]) for subject in self.subjects}
-        watched = [self._watch(server, busy, "all models on one lane")]
-        gaps_s = self._gaps(watched)
+        rounds = [self._measure_load(server, busy_streams, "all models on one lane")]
+        gaps_s = self._gaps(rounds)
         overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
-        in_turns = {name: self._in_turns(model, name, watched) for name, model in by_batch.items()}
-        return _OneLane(by_batch, in_turns, overheads, _Together(watched, {}, gaps_s, self._held_bytes(server)))
+        in_turns = {name: self._scaled_to_runs(model, name, rounds) for name, model in by_batch.items()}
+        return _OneLane(by_batch, in_turns, overheads, _Together(rounds, {}, gaps_s, self._held_bytes(server)))
 
     @property
     def _queued_segments(self) -> int:
         """Number of segments that a lane queues behind its running segment."""
         return 0 if self.device == HOST else device_kind(self.device).ahead
 
-    def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
-        """Return the gaps between segments of a batch; if these are too few, the gaps between batches on full lanes.
+    def _gaps(self, measurements: Sequence[_Measurement]) -> list[float]:
+        """Return the seconds between segments of a batch; if these are too few, the gaps between batches on full lanes.
 
         Gaps between batches are not used if lanes queue segments ahead: such a gap is the wait for requests, which is
         not an overhead of the lane.
         """
-        gaps_s = [gap for measurement in watched for gap in hand_overs(measurement.spans, within=True)]
+        gaps_s = [gap for measurement in measurements for gap in hand_overs(measurement.spans, within=True)]
         return gaps_s if len(gaps_s) >= LEAST_RUNS or self._queued_segments else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """Return latencies of single requests minus the times of segments and gaps, without the first fifth."""
+        """Return latencies of single requests minus the times of segments and gaps; the first fifth is warm-up."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed_stream(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
-        watched = self._watch(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
+        measurement = self._measure_load(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
-        extents_s = [run[-1].end_s - run[0].start_s for run in runs(watched.all_spans, subject.name, count)]
-        latencies_s = watched.result.streams[0].latency_s.tolist()
+        extents_s = [run[-1].end_s - run[0].start_s for run in runs(measurement.all_spans, subject.name, count)]
+        latencies_s = measurement.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
         first_gap_s = fmean(gaps_s) if gaps_s else 0.0  # before the first segment
@@ -478,62 +493,65 @@ class _Survey:
         overheads_s = [max(0.0, latency_s - extent_s - first_gap_s) for latency_s, extent_s in pairs]
         return overheads_s[len(extents_s) // 5 :]
 
-    def _note_alone(self, subject: Subject, watched: _Watched) -> None:
+    def _record_single_runs(self, subject: Subject, measurement: _Measurement) -> None:
         """Record the median time of a model's single requests, to compare repeated measurements with each other."""
-        whole = runs(watched.spans, subject.name, len(self.served[subject.name]["segments"]))
-        if whole:
-            run_s = median(sum(span.took_s for span in run) for run in whole)
+        whole_runs = self._runs(measurement, subject.name)
+        if whole_runs:
+            run_s = median(sum(span.took_s for span in run) for run in whole_runs)
             self.repeats_s.setdefault(subject.name, []).append(run_s)
 
-    def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
-        """Scale the model's times to runs in which models alternate, so that their caches are cold."""
-        whole = [run for measurement in watched for run in runs(measurement.spans, name, len(model.segments))]
-        ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in whole]
+    def _scaled_to_runs(self, model: HostModel, name: str, measurements: Sequence[_Measurement]) -> HostModel:
+        """Scale the times of the model's segments by the mean ratio of measured to known times in *measurements*.
+
+        Where models alternate, they find cold caches and take longer.
+        """
+        whole_runs = [run for measurement in measurements for run in self._runs(measurement, name)]
+        ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in whole_runs]
         return _scaled(model, np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments)))
 
-    def _rounds(self, server: ServerProcess, lanes: int, busy: Sequence[dict[str, Any]]) -> _Together:
+    def _rounds(self, server: ServerProcess, lanes: int, busy_streams: Sequence[dict[str, Any]]) -> _Together:
         """Measure all lanes together in turns with each model alone, so that the machine's speed affects both alike.
 
         Two rounds that agree are enough.
         """
-        single: dict[str, list[_Watched]] = {subject.name: [] for subject in self.subjects}
-        together: list[_Watched] = []
+        single: dict[str, list[_Measurement]] = {subject.name: [] for subject in self.subjects}
+        together: list[_Measurement] = []
         slow_downs: list[dict[str, SlowDown]] = []
         while len(together) < ROUNDS and not (len(together) > 1 and agree(*slow_downs[-2:])):
             for subject in self.subjects:
                 streams, seconds = [self._closed_stream(subject, 1)], self.seconds / 3 / ROUNDS
-                watched = self._watch(server, streams, f"{subject.name} alone", seconds)
-                self._note_alone(subject, watched)
-                single[subject.name].append(watched)
-            together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
+                measurement = self._measure_load(server, streams, f"{subject.name} alone", seconds)
+                self._record_single_runs(subject, measurement)
+                single[subject.name].append(measurement)
+            together.append(self._measure_load(server, busy_streams, f"{lanes} lanes", self.seconds / ROUNDS))
             slow_downs.append(
                 {
-                    name: slow_down(self._rows_s(together[-1], name), self._rows_s(alone[-1], name))
-                    for name, alone in single.items()
+                    name: slow_down(self._row_times(together[-1], name), self._row_times(measurements[-1], name))
+                    for name, measurements in single.items()
                 }
             )
         self.skipped += (ROUNDS - len(together)) * (1 + len(self.subjects))
         return _Together(together, single, self._gaps(together), self._held_bytes(server))
 
-    def _rows_s(self, watched: _Watched, name: str) -> list[float]:
-        """Return the times of a model's runs on a lane, each for one row of its batch."""
-        return [sum(span.took_s for span in run) / run[0].rows for run in self._runs(watched, name)]
+    def _row_times(self, measurement: _Measurement, name: str) -> list[float]:
+        """Return the seconds per row of a model's batches on a lane, for each run."""
+        return [sum(span.took_s for span in run) / run[0].rows for run in self._runs(measurement, name)]
 
-    def _at_their_time(self, seen: _Together, one_lane: _OneLane) -> dict[str, HostModel]:
-        """Return the models with the times that they have alone during the rounds, if there were any."""
+    def _with_round_times(self, together: _Together, one_lane: _OneLane) -> dict[str, HostModel]:
+        """Return the models with times scaled to the machine's speed during the rounds; unchanged without rounds."""
         models = dict(one_lane.in_turns)
-        for name, watched in seen.single.items():
+        for name, measurements in together.single.items():
             alone = one_lane.alone[name]
-            now = self._in_turns(alone, name, watched)
-            models[name] = _scaled(models[name], np.array(now.times_s[1]) / np.array(alone.times_s[1]))
+            in_rounds = self._scaled_to_runs(alone, name, measurements)
+            models[name] = _scaled(models[name], np.array(in_rounds.times_s[1]) / np.array(alone.times_s[1]))
         return models
 
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """Return, per model and run, each segment's time over its mean time, without the losses to other lanes.
+        """Return, per model and run, the ratio of each segment's time to its mean, without the losses to other lanes.
 
-        lost: as ``losses`` returns it; empty on a single lane.
+        lost: model -> other model -> share of speed lost to it (``losses``); empty on a single lane.
         """
         overlaps = dict(zip(spans, overlaps_of(spans, list(models), self._cores), strict=True))
         spreads = {}
@@ -541,19 +559,19 @@ class _Survey:
             shares = np.array([lost[name][other] if lost else 0.0 for other in models])
             rows = []
             for run in runs(spans, name, len(model.segments))[:MOST_RUNS]:
-                works_s = []
+                undisturbed_s = []
                 for span in run:
                     core_s, others_s = overlaps[span]
-                    works_s.append(core_s - float(shares @ others_s))
+                    undisturbed_s.append(core_s - float(shares @ others_s))
                 means_s = model.times_at(run[0].rows)
-                factors = (work_s / mean_s for work_s, mean_s in zip(works_s, means_s, strict=True))
-                rows.append(tuple(round(max(0.05, factor), 4) for factor in factors))
+                factors = (time_s / mean_s for time_s, mean_s in zip(undisturbed_s, means_s, strict=True))
+                rows.append(tuple(round(max(0.05, factor), 4) for factor in factors))  # losses may exceed a short span
             spreads[name] = tuple(rows)
         return spreads
 
-    def _watch(
+    def _measure_load(
         self, server: ServerProcess, streams: Sequence[dict[str, Any]], what: str, seconds: float | None = None
-    ) -> _Watched:
+    ) -> _Measurement:
         """Send these streams for at least *seconds*; return the spans on the lanes. *what*: name for the progress."""
         self._report_progress(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
@@ -562,15 +580,15 @@ class _Survey:
         self.warm |= names
         raw = {"duration_s": warm_s + duration_s, "warmup_s": warm_s, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
-        with self.others.part():
+        with self.conditions_watch.part():
             result = run_load(self._without_exits(parse_workload(raw, "survey")), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
-        seen = read_spans(_get(server.url, "weft/trace"), began_s)
-        spans = [span._replace(model=self.bodies.get(span.model, span.model)) for span in seen]
+        trace_spans = read_spans(_get_json(server.url, "weft/trace"), began_s)
+        spans = [span._replace(model=self.bodies.get(span.model, span.model)) for span in trace_spans]
         self.done += 1
         since_s = warm_s + min((span.start_s for span in spans), default=began_s)
-        return _Watched(spans, since_s, since_s + duration_s, result)
+        return _Measurement(spans, since_s, since_s + duration_s, result)
 
     def _without_exits(self, workload: Workload) -> Workload:
         """Return the workload with thresholds at which no request leaves early."""
@@ -584,7 +602,7 @@ class _Survey:
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
         """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
-        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
+        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]  # of a request
         # one request of every client, one after another: closed streams wait for each other
         turn_s = sum(
             stream.get("clients", 0) * sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
@@ -598,6 +616,7 @@ class _Survey:
         return self._stream(subject, batch) | {"arrival": "closed", "clients": clients}
 
     def _stream(self, subject: Subject, batch: int = 1) -> dict[str, Any]:
+        """Return a workload's stream for the model, with *batch* samples per request and without rate and arrival."""
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
         return {
             "model": subject.source,
@@ -608,8 +627,7 @@ class _Survey:
 
     def _shapes(self, subject: Subject) -> Shapes:
         """Return input -> shape of a request; the first dimension is the batch."""
-        known = self.served[subject.name]["shapes"]
-        return {**known, **subject.shapes}
+        return {**self.served[subject.name]["shapes"], **subject.shapes}
 
     # The server
 
@@ -639,20 +657,20 @@ class _Survey:
         """Return the memory of the server and its workers; None where the system does not report it."""
         return held_bytes(server.pid, workers=self.isolation != THREADS or self.device != HOST)
 
-    def _learn(self, server: ServerProcess) -> None:
-        """Read the server's profiles of its models."""
-        models = _get(server.url, "weft/profile")["models"]
+    def _read_profiles(self, server: ServerProcess) -> None:
+        """Read the server's profile of each model into ``served``; raise InputError if a model has none."""
+        models = _get_json(server.url, "weft/profile")["models"]
         for subject in self.subjects:
             profile = models.get(subject.name)
             if profile is None:
-                self._single_shapes(server, subject)  # raises ShapeNeeded if a missing shape is the reason
+                self._sample_shapes(server, subject)  # raises ShapeNeeded if a missing shape is the reason
                 raise InputError(f"{subject.source}: the server could not cut and measure it; weft serve tells why")
             self.bodies[profile["body"] or subject.name] = subject.name
-            self.served[subject.name] = {**profile, "shapes": self._single_shapes(server, subject)}
+            self.served[subject.name] = {**profile, "shapes": self._sample_shapes(server, subject)}
 
-    def _single_shapes(self, server: ServerProcess, subject: Subject) -> Shapes:
-        """Return the shapes of a single sample; ShapeNeeded if a dimension besides the batch is free."""
-        metadata = _get(server.url, f"v2/models/{subject.name}")
+    def _sample_shapes(self, server: ServerProcess, subject: Subject) -> Shapes:
+        """Return input -> shape of one sample, batch axis first; ShapeNeeded if another dimension is free."""
+        metadata = _get_json(server.url, f"v2/models/{subject.name}")
         shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
         for name, shape in shapes.items():
             if name not in subject.shapes and any(size < 0 for size in shape[1:]):
@@ -662,13 +680,14 @@ class _Survey:
 
     @property
     def _steps(self) -> int:
-        """The number of measurements, if none is left out."""
-        batches = sum(len(_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
+        """The number of measurements if none is left out, for the progress."""
+        batches = sum(len(_batch_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
         together = sum(1 + self._round_steps for lanes in self.lanes if lanes > 1)
         return batches + len(self.subjects) + 2 + together
 
     @property
     def _round_steps(self) -> int:
+        """The number of measurements of all rounds of one number of lanes."""
         return ROUNDS * (1 + len(self.subjects))
 
     def _report_progress(self, what: str) -> None:
@@ -677,7 +696,7 @@ class _Survey:
 
 
 class SlowDown(NamedTuple):
-    """By which factor a model runs longer beside others, and the standard error of it."""
+    """The factor by which a model runs longer beside others, and its standard error."""
 
     factor: float
     error: float
@@ -692,15 +711,16 @@ def slow_down(together_s: Sequence[float], alone_s: Sequence[float]) -> SlowDown
     return SlowDown(factor, factor * hypot(*relative))
 
 
-def agree(one: Mapping[str, SlowDown], other: Mapping[str, SlowDown]) -> bool:
-    """Return whether two rounds are enough.
+def agree(earlier: Mapping[str, SlowDown], later: Mapping[str, SlowDown]) -> bool:
+    """Return whether the slow-downs that two rounds measured, by model, are exact enough to need no third round.
 
-    For every model they must not differ by more than twice the error of their difference, and be exact together.
+    For every model they must differ by at most twice the standard error of their difference, and the relative standard
+    error of their mean must be at most ``KNOWN_TO``.
     """
     return all(
-        (error := hypot(mine.error, theirs.error)) / (mine.factor + theirs.factor) <= KNOWN_TO
-        and abs(mine.factor - theirs.factor) <= 2 * error
-        for mine, theirs in ((slow, other[name]) for name, slow in one.items())
+        (error := hypot(first.error, second.error)) / (first.factor + second.factor) <= KNOWN_TO
+        and abs(first.factor - second.factor) <= 2 * error
+        for first, second in ((first, later[name]) for name, first in earlier.items())
     )
 
 
@@ -710,12 +730,12 @@ def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:
     return model.model_copy(update={"times_s": times})
 
 
-def _sizes(most: int) -> list[int]:
-    """Return the batch sizes to measure, powers of 2 and *most*; times of other sizes are interpolated."""
-    return sorted({*(2**power for power in range(8) if 2**power <= most), most})
+def _batch_sizes(max_batch: int) -> list[int]:
+    """Return the batch sizes to measure, powers of 2 and *max_batch*; times of other sizes are interpolated."""
+    return sorted({*(2**power for power in range(8) if 2**power <= max_batch), max_batch})
 
 
-def _get(url: str, path: str) -> Any:
+def _get_json(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
         return json.load(answer)
 

@@ -36,6 +36,7 @@ class ProcessorTime(NamedTuple):
     busy_s: float
     """Time of all processes."""
     stolen_s: float
+    """Time in which a hypervisor ran other virtual machines on these cores."""
     own_s: float
     """Time of this process and its descendants."""
 
@@ -43,7 +44,10 @@ class ProcessorTime(NamedTuple):
 def processor_time(
     pid: int | None = None, cores: Collection[int] | None = None, processes: Path = PROCESSES
 ) -> ProcessorTime | None:
-    """Read the time of the cores and of the process tree of *pid*, by default this process; None without /proc."""
+    """Read the time of the cores and of the process tree of *pid*, by default this process; None without /proc.
+
+    cores: numbers of the cores to add up, by default the cores that this process may use. processes: the folder /proc.
+    """
     usable = os.sched_getaffinity(0) if cores is None and hasattr(os, "sched_getaffinity") else cores
     lines = [line.split() for line in read_text(processes / "stat").splitlines() if line.startswith("cpu")]
     ticks = [
@@ -67,14 +71,14 @@ def _own_ticks(folder: Path) -> int:
 
 
 def clock_mhz(cores: Path = CORES) -> float | None:
-    """Return the present clock of the fastest core, the one that computes; None where the system does not report it."""
+    """Return the present clock of the fastest core, which is at work; None where the system does not report it."""
     texts = [read_text(file).strip() for file in cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     return max((int(text) / 1e3 for text in texts if text.isdigit()), default=None)
 
 
 @dataclass
 class ConditionsWatch:
-    """Sums up the time of other processes during the parts of a measurement."""
+    """Sums up the processor time of other processes, and samples the clock, during the parts of a measurement."""
 
     read_time: Callable[[], ProcessorTime | None] = processor_time
     read_clock: Callable[[], float | None] = clock_mhz
@@ -97,7 +101,7 @@ class ConditionsWatch:
             self._clocks_mhz.append(clock)
         if before is None or after is None:
             return
-        passed_s, busy_s, stolen_s, own_s = (b - a for a, b in zip(before, after, strict=True))
+        passed_s, busy_s, stolen_s, own_s = (end_s - start_s for start_s, end_s in zip(before, after, strict=True))
         self._passed_s += passed_s
         # May be negative: cores are sampled by ticks and processes are not, and errors of several parts cancel out.
         self._others_s += busy_s - own_s

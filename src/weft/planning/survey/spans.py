@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SeenSpan(NamedTuple):
-    """A run of a segment on a lane. Times in seconds on the machine's monotonic clock."""
+    """A run of a segment on a lane, from a server's trace; times in seconds on the machine's monotonic clock."""
 
     lane: int
     model: str
@@ -39,7 +39,7 @@ class SeenSpan(NamedTuple):
 
 
 def read_spans(trace: Mapping[str, Any], since_s: float) -> list[SeenSpan]:
-    """Return the segments of a trace (``GET /weft/trace``) that started after *since_s*, by their start."""
+    """Return the completed segments of a trace (``GET /weft/trace``) from *since_s* on, in order of their start."""
     spans = []
     for event in trace["traceEvents"]:
         if event["ph"] != "X" or event["cat"] != "done":
@@ -67,7 +67,7 @@ def mean_times(batches: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
 
 
 def hand_overs(spans: Sequence[SeenSpan], within: bool = False) -> list[float]:
-    """Return the gaps between segments on a lane, in order of time; *within*: only gaps between segments of a batch."""
+    """Return the seconds between segments on a lane, in order of time; *within*: only between segments of a batch."""
     lanes: dict[int, list[SeenSpan]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
@@ -85,18 +85,18 @@ def losses(
 ) -> dict[str, dict[str, float]]:
     """Return model -> other model -> share of its speed that a lane loses while one other lane runs the other model.
 
-    alone: the times of the segments with nothing else running. cores: number of lanes at full speed. most: the largest
-    share.
+    alone: the times of the segments with nothing else running. cores: number of lanes at full speed. most: limit of
+    each share.
     """
     shares = {}
     models = list(alone)
     overlaps = overlaps_of(spans, models, cores)
     for model, measured in alone.items():
         indices = [index for index, span in enumerate(spans) if span.model == model]
-        works_s = [measured.times_at(spans[index].rows)[spans[index].segment] for index in indices]
+        work_s = [measured.times_at(spans[index].rows)[spans[index].segment] for index in indices]
         core_s = np.array([overlaps[index][0] for index in indices])
         others_s = np.array([overlaps[index][1] for index in indices]).reshape(-1, len(models))
-        shares[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(works_s), most), strict=True))
+        shares[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(work_s), most), strict=True))
     return shares
 
 
@@ -140,21 +140,25 @@ def _times_within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
 
 
 def _shares(others_s: Floats, core_s: Floats, lost_s: Floats, most: float) -> list[float]:
-    """Fit nonnegative shares of at most *most* with *lost_s* = *others_s* @ shares; a column per other model.
+    """Fit nonnegative shares of at most *most* with *lost_s* = *others_s* @ shares.
+
+    others_s: (spans, other models), as in ``overlaps_of``. core_s, lost_s: per span, seconds on a core and lost.
 
     The residual is orthogonal to the relative overlap (*others_s* / *core_s*) with each other model. A model without
     overlaps gets the mean share of the others.
     """
     fitted = np.zeros(others_s.shape[1])
     overlaps = others_s.any(axis=0)
-    kept = np.flatnonzero(overlaps)
-    parts = others_s / np.maximum(core_s, 1e-9)[:, None]
-    while len(kept):
-        shares = np.linalg.lstsq(parts[:, kept].T @ others_s[:, kept], parts[:, kept].T @ lost_s, rcond=None)[0]
+    columns = np.flatnonzero(overlaps)
+    relative = others_s / np.maximum(core_s, 1e-9)[:, None]
+    # Solve the normal equations; while a share is negative, fix the shares that are not positive at 0 and solve again.
+    while len(columns):
+        weights = relative[:, columns].T
+        shares = np.linalg.lstsq(weights @ others_s[:, columns], weights @ lost_s, rcond=None)[0]
         if (shares >= 0).all():
-            fitted[kept] = np.minimum(shares, most)
+            fitted[columns] = np.minimum(shares, most)
             break
-        kept = kept[shares > 0]
+        columns = columns[shares > 0]
     if overlaps.any():
         fitted[~overlaps] = fitted[overlaps].mean()
     return [float(share) for share in fitted]

@@ -28,15 +28,15 @@ class AttentionSizes(NamedTuple):
 
 
 def attention(node: ImportedNode, past: int = 4) -> list[LayerDraft]:
-    """com.microsoft Attention: one weight projects to queries, keys and values. past: index of the cache input."""
+    """Attention of com.microsoft: one weight projects to queries, keys and values. past: index of the cache input."""
     data, weight = need(node, 0), need(node, 1)
     if len(data.shape) != 3 or len(weight.shape) != 2:
         raise ModelError("Attention needs an input of 3 axes and a weight of 2")
     batch, rows, width = data.shape
     heads = _head_count(node, "num_heads")
     sizes = node.attributes.integers("qkv_hidden_sizes", (weight.shape[1] // 3,) * 3)
-    earlier = node.input(past)
-    keys = rows + (earlier.shape[3] if earlier is not None and len(earlier.shape) == 5 else 0)
+    cache = node.input(past)
+    keys = rows + (cache.shape[3] if cache is not None and len(cache.shape) == 5 else 0)
     core = _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, sizes[0] // heads, sizes[-1] // heads))
     gemm = sized_gemm(batch * rows, width, weight.shape[1])
     if gemm is None or not core:
@@ -69,12 +69,14 @@ def decoder_attention(node: ImportedNode) -> list[LayerDraft]:
     rows, batch, width = _axes(query, 3)
     static, past = _flag(node, 8), _flag(node, 9)
     cached = cache.shape[2] if past and cache is not None and len(cache.shape) == 4 else 0
-    new = 0 if static and past else key.shape[0] if static else rows
+    new_keys = 0 if static and past else key.shape[0] if static else rows
     heads = _head_count(node, "num_heads")
-    core = _scores_and_context(node, AttentionSizes(batch, heads, rows, cached + new, width // heads, width // heads))
+    core = _scores_and_context(
+        node, AttentionSizes(batch, heads, rows, cached + new_keys, width // heads, width // heads)
+    )
     queries = _projection(node, query, need(node, 2), "q")
-    pairs = _projection(node, key if static else query, need(node, 3), "kv") if new else []
-    return [*queries, *pairs, *core]
+    keys_and_values = _projection(node, key if static else query, need(node, 3), "kv") if new_keys else []
+    return [*queries, *keys_and_values, *core]
 
 
 def packed_attention(node: ImportedNode) -> list[LayerDraft]:
@@ -88,6 +90,7 @@ def packed_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
+    """PackedMultiHeadAttention: as PackedAttention, of projected queries, keys and values; input 4 has that shape."""
     query, value = need(node, 0), node.input(2)
     batch, rows = _axes(need(node, 4), 2)
     heads = _head_count(node, "num_heads")
@@ -97,7 +100,7 @@ def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def longformer_attention(node: ImportedNode, weight: int = 1, everywhere: int = 4) -> list[LayerDraft]:
-    """LongformerAttention: each query attends to a window of keys; tokens with global attention have own weights.
+    """LongformerAttention: each query attends to a window of keys; global attention has weights of its own.
 
     weight, everywhere: indices of the inputs with the weights of local and global attention.
     """
@@ -117,28 +120,31 @@ def paged_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def sparse_paged_attention(node: ImportedNode) -> list[LayerDraft]:
+    """SparsePagedAttention: each token attends to as many keys as input 9 has columns."""
     return _selected_attention(node, need(node, 9).shape[-1])
 
 
 def dynamic_sparse_attention(node: ImportedNode) -> list[LayerDraft]:
+    """DynamicSparseAttention: each token attends to as many keys as input 7 has columns."""
     return _selected_attention(node, need(node, 7).shape[-1])
 
 
 def linear_attention(node: ImportedNode) -> list[LayerDraft]:
-    """LinearAttention: each token updates a state per head by an outer product and reads it.
+    """LinearAttention: each token updates a matrix of d x dv per head by an outer product, and multiplies it.
 
-    The delta rule reads the state once more.
+    Both cost d * dv MACs; the delta rule multiplies the matrix once more.
     """
     query, value = need(node, 0), need(node, 2)
     q_heads, kv_heads = (_head_count(node, name) for name in ("q_num_heads", "kv_num_heads"))
     batch, rows, width = _axes(query, 3)
-    reads = 3 if "delta" in (node.attributes.text("update_rule") or "gated_delta") else 2
+    products = 3 if "delta" in (node.attributes.text("update_rule") or "gated_delta") else 2
     d, dv = width // q_heads, value.shape[-1] // kv_heads
-    gemm = sized_gemm(rows, d, reads * dv, batch * max(q_heads, kv_heads))
+    gemm = sized_gemm(rows, d, products * dv, batch * max(q_heads, kv_heads))
     return [draft(node, "matmul", gemm=gemm)] if gemm else []
 
 
 def gated_delta_net(node: ImportedNode) -> list[LayerDraft]:
+    """GatedDeltaNet: linear attention by the delta rule, with inputs of the shape (tokens, heads, width)."""
     query, value = need(node, 0), node.input(2)
     if value is None or len(query.shape) != 3 or len(value.shape) != 3:
         return [draft(node, "unknown")]
@@ -149,8 +155,9 @@ def gated_delta_net(node: ImportedNode) -> list[LayerDraft]:
 def _selected_attention(node: ImportedNode, keys: int) -> list[LayerDraft]:
     """Attention of each token to *keys* keys of a cache."""
     query, key = need(node, 0), node.input(1)
-    heads, shared = _head_count(node, "num_heads"), _head_count(node, "kv_num_heads")
-    width = query.shape[-1] // (heads if key is not None else heads + 2 * shared)
+    heads, kv_heads = _head_count(node, "num_heads"), _head_count(node, "kv_num_heads")
+    # Without a key input, input 0 holds the queries, keys and values.
+    width = query.shape[-1] // (heads if key is not None else heads + 2 * kv_heads)
     tokens = query.elements // max(1, query.shape[-1])
     return _scores_and_context(node, AttentionSizes(1, heads, tokens, keys, width, width))
 
@@ -161,8 +168,9 @@ def _projection(node: ImportedNode, data: Tensor, weight: Tensor, part: str) -> 
     gemm = sized_gemm(data.elements // max(1, k), k, n)
     if gemm is None:
         return []
-    kind, bare = "gemm" if weight.constant else "matmul", ImportedNode(node.name, node.op, (data,), (), node.attributes)
-    projection = draft(bare, kind, gemm=gemm, weight=weight, trained=(weight,), output_elements=gemm.m * n)
+    kind = "gemm" if weight.constant else "matmul"
+    projection_node = ImportedNode(node.name, node.op, (data,), (), node.attributes)
+    projection = draft(projection_node, kind, gemm=gemm, weight=weight, trained=(weight,), output_elements=gemm.m * n)
     return [replace(projection, layer=replace(projection.layer, name=f"{node.name}/{part}"))]
 
 
@@ -190,31 +198,31 @@ def projected(
     if len(query.shape) not in (3, 4, 5):
         return [draft(node, "unknown")]
     if key is None or len(key.shape) == 5:
-        batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, whole=key is None)
+        batch, heads, rows, d = _unpack_sizes(query, node, q_heads, kv_heads, packed=key is None)
         keys, dv = rows if key is None else key.shape[1], d
     else:
         batch, heads, rows, d = _sizes_by_head(query, node, q_heads)
         _, _, keys, _ = _sizes_by_head(key, node, kv_heads)
         _, _, _, dv = _sizes_by_head(node.input(2) or key, node, kv_heads)
-    earlier = node.input(past)
-    if earlier is not None and len(earlier.shape) == 4:
-        keys += earlier.shape[2]
+    cache = node.input(past)
+    if cache is not None and len(cache.shape) == 4:
+        keys += cache.shape[2]
     return _scores_and_context(node, AttentionSizes(batch, heads, rows, keys, d, dv))
 
 
 def _unpack_sizes(
-    tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, whole: bool
+    tensor: Tensor, node: ImportedNode, q_heads: str, kv_heads: str, *, packed: bool
 ) -> tuple[int, int, int, int]:
     """(batch, heads, positions, width of a head) of queries.
 
-    *whole*: the tensor holds queries, keys and values; otherwise only keys and values share another tensor.
+    *packed*: the tensor holds queries, keys and values; otherwise only keys and values share another tensor.
     """
     if len(tensor.shape) == 5:
         batch, rows, heads, _, width = tensor.shape
         return batch, heads, rows, width
     batch, rows, width = _axes(tensor, 3)
     heads, shared = _head_count(node, q_heads), _head_count(node, kv_heads)
-    return batch, heads, rows, width // (heads + 2 * shared if whole else heads)
+    return batch, heads, rows, width // (heads + 2 * shared if packed else heads)
 
 
 def _sizes_by_head(tensor: Tensor, node: ImportedNode, heads: str) -> tuple[int, int, int, int]:
@@ -241,26 +249,26 @@ def _head_count(node: ImportedNode, name: str) -> int:
 
 
 def _scores_and_context(node: ImportedNode, sizes: AttentionSizes) -> list[LayerDraft]:
-    """The two products of an attention, queries times keys and scores times values; no layers if one is empty."""
+    """The core of an attention, two products: queries times keys and scores times values; no layers if one is empty."""
     batch, heads, queries, keys, d, dv = sizes
     scores = sized_gemm(queries, d, keys, batch * heads)
     context = sized_gemm(queries, keys, dv, batch * heads)
     if scores is None or context is None:
         return []
     base = draft(node, "matmul", gemm=scores)
-    matrix = batch * heads * queries * keys
+    score_elements = batch * heads * queries * keys
     first: Layer = replace(
         base.layer,
         name=f"{node.name}/scores",
         input_elements=batch * heads * d * (queries + keys),
-        output_elements=matrix,
+        output_elements=score_elements,
         reuses_weights=False,
     )
     second = replace(
         first,
         name=f"{node.name}/context",
         gemm=context,
-        input_elements=matrix + batch * heads * dv * keys,
+        input_elements=score_elements + batch * heads * dv * keys,
         output_elements=base.layer.output_elements,
     )
     return [replace(base, layer=first, writes=(), stored=()), replace(base, layer=second, reads=())]

@@ -8,20 +8,20 @@ from weft.models.operators.rules.shapes import Inputs, Shape, ShapeRule, shape_o
 
 def attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Shape of the output of com.microsoft Attention: the input's rows, as wide as the projected values."""
-    left, right = shape_of(inputs, 0), shape_of(inputs, 1)
-    sizes = attributes.integers("qkv_hidden_sizes", (right[-1] // 3,) if right else ())
-    return (*left[:-1], sizes[-1]) if left and sizes else None
+    data, weight = shape_of(inputs, 0), shape_of(inputs, 1)
+    sizes = attributes.integers("qkv_hidden_sizes", (weight[-1] // 3,) if weight else ())
+    return (*data[:-1], sizes[-1]) if data and sizes else None
 
 
 def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Shape of the new cache of com.microsoft Attention: keys and values of cached positions and of the rows."""
-    data, right, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 4)
+    data, weight, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 4)
     heads = attributes.integer("num_heads", 1)
-    if data is None or len(data) != 3 or right is None or heads < 1:
+    if data is None or len(data) != 3 or weight is None or heads < 1:
         return None
-    earlier = past[3] if past is not None and len(past) == 5 else 0
-    sizes = attributes.integers("qkv_hidden_sizes", (right[-1] // 3,))
-    return (2, data[0], heads, earlier + data[1], sizes[0] // heads)
+    cached = past[3] if past is not None and len(past) == 5 else 0
+    sizes = attributes.integers("qkv_hidden_sizes", (weight[-1] // 3,))
+    return (2, data[0], heads, cached + data[1], sizes[0] // heads)
 
 
 def projected(kv_heads: str) -> ShapeRule:
@@ -32,10 +32,10 @@ def projected(kv_heads: str) -> ShapeRule:
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         query, value = shape_of(inputs, 0), shape_of(inputs, 2)
-        heads, shared = attributes.integer("num_heads", 1), attributes.integer(kv_heads, 1)
-        if query is None or min(heads, shared) < 1:
+        heads, value_heads = attributes.integer("num_heads", 1), attributes.integer(kv_heads, 1)
+        if query is None or min(heads, value_heads) < 1:
             return None
-        if len(query) == 5:
+        if len(query) == 5:  # queries, keys and values in one tensor: batch, rows, heads, 3, width
             return (query[0], query[1], query[2] * query[4])
         if len(query) not in (2, 3):
             return None
@@ -43,8 +43,8 @@ def projected(kv_heads: str) -> ShapeRule:
             packed = shape_of(inputs, 1)
             if packed is not None:  # keys and values in one tensor: batch, rows, heads, 2, width
                 return query
-            return (*query[:-1], heads * (query[-1] // (heads + 2 * shared)))
-        width = value[-1] if len(value) == 4 else value[-1] // shared
+            return (*query[:-1], heads * (query[-1] // (heads + 2 * value_heads)))
+        width = value[-1] if len(value) == 4 else value[-1] // value_heads
         return (*query[:-1], heads * width)
 
     return rule
@@ -57,20 +57,20 @@ def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
     """
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        new, earlier = shape_of(inputs, key), shape_of(inputs, past)
+        new, cache = shape_of(inputs, key), shape_of(inputs, past)
         heads = attributes.integer(kv_heads, 1)
         if new is None or heads < 1:
             return None
         if len(new) == 4:
             return new
-        before = earlier[2] if earlier is not None and len(earlier) == 4 else 0
-        return (new[0], heads, before + new[1], new[2] // heads) if len(new) == 3 else None
+        cached = cache[2] if cache is not None and len(cache) == 4 else 0
+        return (new[0], heads, cached + new[1], new[2] // heads) if len(new) == 3 else None
 
     return rule
 
 
 def normed(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Shape of a mean or deviation for each row."""
+    """Shape of a norm's mean or deviation: one value per row."""
     shape = shape_of(inputs, 0)
     return (*shape[:-1], 1) if shape else None
 

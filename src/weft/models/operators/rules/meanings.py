@@ -40,7 +40,9 @@ class TorchNode:
     torch: Any
     attributes: Mapping[str, Any]
     outputs: int = 1
+    """Number of outputs of the node."""
     version: int = NEWEST
+    """Opset of the node's operator."""
 
     @property
     def nn(self) -> Any:
@@ -49,9 +51,9 @@ class TorchNode:
     def get(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)
 
-    def numbers(self, name: str, given: Numbers | None) -> Numbers | None:
-        """The input *given*, which older opsets have as the attribute *name*; None if the node has neither."""
-        values = self.get(name) if given is None else given
+    def numbers(self, name: str, value: Numbers | None) -> Numbers | None:
+        """The *value* of an input that older opsets have as the attribute *name*; None if the node has neither."""
+        values = self.get(name) if value is None else value
         return None if values is None else tuple(values)
 
     def dtype(self, number: int) -> Any:
@@ -104,7 +106,7 @@ def shift(t: TorchNode, left: TorchTensor, right: TorchTensor) -> TorchTensor:
 
 def clip(t: TorchNode, x: TorchTensor, low: Numbers | None = None, high: Numbers | None = None) -> TorchTensor:
     """Clip with optional bounds, which are inputs or, in older opsets, attributes."""
-    bounds = [t.get(name) if given is None else given[0] for name, given in (("min", low), ("max", high))]
+    bounds = [t.get(name) if value is None else value[0] for name, value in (("min", low), ("max", high))]
     return x if bounds == [None, None] else t.torch.clamp(x, *bounds)
 
 
@@ -192,8 +194,8 @@ def reduced(
     before, after: names of torch functions that are applied to each element and to the result.
     """
 
-    def meaning(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> TorchTensor:
-        axes = t.numbers("axes", given)
+    def meaning(t: TorchNode, x: TorchTensor, axes_input: Numbers | None = None) -> TorchTensor:
+        axes = t.numbers("axes", axes_input)
         x = getattr(t.torch, before)(x) if before else x
         if axes or not t.get("noop_with_empty_axes", 0):
             x = function(t, x, list(axes or range(x.dim())), bool(t.get("keepdims", 1)))
@@ -230,11 +232,11 @@ def extreme(name: str) -> Meaning:
     return meaning
 
 
-def top_k(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> tuple[TorchTensor, ...]:
+def top_k(t: TorchNode, x: TorchTensor, k_input: Numbers | None = None) -> tuple[TorchTensor, ...]:
     """TopK by a stable sort: of equal values ONNX takes the first, which torch's topk does not guarantee."""
-    axis, k = t.get("axis", -1), given or (t.get("k"),)
+    axis, (k,) = t.get("axis", -1), k_input or (t.get("k"),)
     values, indices = t.torch.sort(x, dim=axis, descending=bool(t.get("largest", 1)), stable=True)
-    return values.narrow(axis, 0, k[0]), indices.narrow(axis, 0, k[0])
+    return values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
 
 
 def cumulated(name: str, neutral: int) -> Meaning:
@@ -310,7 +312,7 @@ def rms_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor) -> TorchTensor:
 def skip_norm(norm: Meaning) -> Meaning:
     """The meaning of a norm of a sum *x* + *skip* + bias; with four outputs the last is the sum.
 
-    The parameters are those of *norm*, then an optional bias.
+    Inputs after *skip*: the parameters of *norm*, then an optional bias.
     """
 
     def meaning(t: TorchNode, x: TorchTensor, skip: TorchTensor, *parameters: TorchTensor) -> Any:
@@ -407,13 +409,13 @@ def flatten(t: TorchNode, x: TorchTensor) -> TorchTensor:
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
-def squeeze(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> TorchTensor:
-    axes = t.numbers("axes", given)
+def squeeze(t: TorchNode, x: TorchTensor, axes_input: Numbers | None = None) -> TorchTensor:
+    axes = t.numbers("axes", axes_input)
     return x.squeeze() if axes is None else x.squeeze(axes)
 
 
-def unsqueeze(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> TorchTensor:
-    axes = t.numbers("axes", given) or ()
+def unsqueeze(t: TorchNode, x: TorchTensor, axes_input: Numbers | None = None) -> TorchTensor:
+    axes = t.numbers("axes", axes_input) or ()
     for axis in sorted(axis % (x.dim() + len(axes)) for axis in axes):
         x = x.unsqueeze(axis)
     return x
@@ -442,10 +444,10 @@ def concat(t: TorchNode, *parts: Any) -> Any:
     return t.torch.cat(parts, dim=t.get("axis"))
 
 
-def split(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> tuple[TorchTensor, ...]:
-    axis, sizes = t.get("axis", 0), t.numbers("split", given)
-    even = -(-x.shape[axis] // t.outputs)
-    return tuple(t.torch.split(x, even if sizes is None else list(sizes), dim=axis))
+def split(t: TorchNode, x: TorchTensor, sizes_input: Numbers | None = None) -> tuple[TorchTensor, ...]:
+    axis, sizes = t.get("axis", 0), t.numbers("split", sizes_input)
+    equal_size = -(-x.shape[axis] // t.outputs)
+    return tuple(t.torch.split(x, equal_size if sizes is None else list(sizes), dim=axis))
 
 
 def slice_(
@@ -475,11 +477,11 @@ def slice_(
 def pad(
     t: TorchNode,
     x: TorchTensor,
-    given: Numbers | None = None,
+    pads_input: Numbers | None = None,
     fill: Numbers | None = None,
     axes: Numbers | None = None,
 ) -> TorchTensor:
-    amounts = t.numbers("pads", given) or ()
+    amounts = t.numbers("pads", pads_input) or ()  # before each axis, then after each axis
     widths, count = [(0, 0)] * x.dim(), len(amounts) // 2
     for axis, before, after in zip(axes or range(x.dim()), amounts[:count], amounts[count:], strict=True):
         widths[axis] = (before, after)

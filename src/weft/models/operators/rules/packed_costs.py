@@ -34,16 +34,18 @@ def named(draft: LayerDraft, part: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
 
 
-def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
-    """A product with packed weights of *bits* bits in input *place*; *k* and *n* are the sizes before packing."""
-    data, stored = need(node, 0), need(node, place)
+def packed(node: ImportedNode, k: int, n: int, bits: int, index: int = 1) -> list[LayerDraft]:
+    """A product with packed weights of *bits* bits in input *index*; *k* and *n* are the sizes before packing."""
+    data, stored = need(node, 0), need(node, index)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
-    bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
-    return [draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,))] if gemm else []
+    # The packed weight is no activation: only the data is left as an input.
+    data_node = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
+    return [draft(data_node, "gemm", gemm=gemm, weight=weight, trained=(weight,))] if gemm else []
 
 
 def matmul_nbits(node: ImportedNode) -> list[LayerDraft]:
+    """MatMulNBits: the attributes have the sizes and bits of the packed weights."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
     return packed(node, k, n, bits)
 
@@ -69,51 +71,54 @@ def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
 def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
     """MatMulNBitsMlp: the weights of the gate and of the gated values as one product of twice the columns."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
-    return packed(node, k, 2 * n, bits, place=3)
+    return packed(node, k, 2 * n, bits, index=3)
 
 
 def nbits_qkv(node: ImportedNode) -> list[LayerDraft]:
+    """MatMulNBitsQkv: the projections to queries, keys and values as one product."""
     k, q, kv, bits = (node.attributes.integer(name, 1) for name in ("K", "Nq", "Nkv", "bits"))
-    return packed(node, k, q + 2 * kv, bits, place=3)
+    return packed(node, k, q + 2 * kv, bits, index=3)
 
 
 def moe(node: ImportedNode) -> list[LayerDraft]:
-    """MoE: each token passes ``k`` experts; at most as many experts' weights are read as tokens pass."""
+    """MoE: each token passes through ``k`` experts, so at most ``k`` * tokens experts' weights are read."""
     return _experts(node, {"fc1": 2, "fc3": 6, "fc2": 4}, {})
 
 
 def q_moe(node: ImportedNode) -> list[LayerDraft]:
+    """QMoE: MoE with packed weights."""
     default = node.attributes.integer("expert_weight_bits", 4)
     bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", default) for name in ("fc1", "fc2", "fc3")}
     return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
 
 
-def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
+def _experts(node: ImportedNode, weight_inputs: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
     """The layers of a mixture of experts.
 
-    places: layer -> index of the input with its weights, in the order of computing. bits: layer -> bits of a packed
-    weight; layers without an entry are not packed.
+    weight_inputs: layer -> index of the input with its weights, in the order of computing. bits: layer -> bits of a
+    packed weight; layers without an entry are not packed.
     """
     data = need(node, 0)
+    # rows of all experts' products together
     tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
     drafts = []
-    for name, place in places.items():
-        stored = node.input(place)
+    for name, index in weight_inputs.items():
+        stored = node.input(index)
         if stored is None:
             continue
         if len(stored.shape) != 3:
             raise ModelError(f"the weights of experts have 3 axes, {name} has {len(stored.shape)}")
         experts, n, bytes_or_values = stored.shape
-        width = bits.get(name, 0)
-        k = bytes_or_values * 8 // max(1, width) if width else bytes_or_values
+        packed_bits = bits.get(name, 0)
+        k = bytes_or_values * 8 // max(1, packed_bits) if packed_bits else bytes_or_values
         parameters = (Stored(experts * n * k, stored.dtype),) if stored.constant else ()
         weight = Tensor(
-            (experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=parameters
+            (experts, n, k), stored.dtype, packed_bits or stored.bits, constant=stored.constant, stored=parameters
         )
         gemm = sized_gemm(tokens, k, n)
         if gemm is not None:
-            bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
-            layer = named(draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
+            data_node = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
+            layer = named(draft(data_node, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
             weights_read = min(experts, tokens) * n * k if stored.constant else 0
             drafts.append(replace(layer, layer=replace(layer.layer, weights=weights_read)))
     return chained(drafts)
@@ -122,7 +127,7 @@ def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -
 def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     """AttnLSTM: an LSTM with attention to a memory in every step.
 
-    The products of each step (query, scores, context, attention layer) are counted together as ``looks``.
+    The products of each step (query, scores, context, attention layer) are counted together as the layer ``looks``.
     """
     query, memory, attention_layer = node.input(8), node.input(11), node.input(13)
     steps = recurrent(node, gates=4)
@@ -132,12 +137,14 @@ def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
     batch, length, depth = memory.shape
     rows = need(node, 0).shape[0] * batch
     layer_macs = (depth + hidden) * attention_layer.shape[-1] if attention_layer is not None else 0
-    looks = sized_gemm(rows, hidden * size + length * (size + depth) + layer_macs, 1, directions)
+    step_products = sized_gemm(rows, hidden * size + length * (size + depth) + layer_macs, 1, directions)
     keys = sized_gemm(batch * length, depth, size, directions)
-    extra = [
-        named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm
+    attention = [
+        named(draft(node, "matmul", gemm=gemm), part)
+        for gemm, part in ((keys, "memory"), (step_products, "looks"))
+        if gemm
     ]
-    return chained([*extra, *steps])
+    return chained([*attention, *steps])
 
 
 def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:

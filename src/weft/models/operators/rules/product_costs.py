@@ -42,7 +42,7 @@ def conv(node: ImportedNode, w: int = 1, bias: int = 2, channels: int = 1) -> li
 
 
 def conv_integer(node: ImportedNode) -> list[LayerDraft]:
-    return conv(node, bias=len(node.inputs))
+    return conv(node, bias=len(node.inputs))  # it has no bias
 
 
 def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
@@ -54,11 +54,12 @@ def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
     groups = node.attributes.integer("group", 1)
     if len(weight.shape) < 3 or len(data.shape) < 2:
         raise ModelError(f"a transposed convolution weight has at least 3 axes, not {_shape_text(weight.shape)}")
-    channels, outs, *window = weight.shape
+    channels, out_channels, *window = weight.shape
     if groups < 1 or channels % groups:
         raise ModelError(f"{channels} input channels do not split into {groups} groups")
     _check_equal(data.shape[1], channels, "input channels", data, weight)
-    gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, outs * math.prod(window), groups)
+    columns = out_channels * math.prod(window)
+    gemm = sized_gemm(data.elements // max(data.shape[1], 1), channels // groups, columns, groups)
     return _convolution(node, gemm, weight, node.input(bias))
 
 
@@ -105,15 +106,16 @@ def einsum(node: ImportedNode) -> list[LayerDraft]:
         if size != 1
     }
     left, right = (set(letters) for letters in inputs)
-    shared, kept = left & right, set(output)
+    shared, result = left & right, set(output)
 
     def count(letters: set[str]) -> int:
         return math.prod(sizes.get(letter, 1) for letter in letters)
 
-    m, k, n = count((left - right) & kept), count(shared - kept), count((right - left) & kept)
+    m, k, n = count((left - right) & result), count(shared - result), count((right - left) & result)
+    groups = count(shared & result)
     if operands[0].constant:
-        return _weighted_product(node, sized_gemm(n, k, m, count(shared & kept)), operands[0])
-    return _weighted_product(node, sized_gemm(m, k, n, count(shared & kept)), operands[1])
+        return _weighted_product(node, sized_gemm(n, k, m, groups), operands[0])
+    return _weighted_product(node, sized_gemm(m, k, n, groups), operands[1])
 
 
 def sized_gemm(m: int, k: int, n: int, groups: int = 1, kernel: int = 1) -> Gemm | None:
@@ -156,7 +158,7 @@ def _product(node: ImportedNode, left: Operand, right: Operand, trained: Sequenc
     *a_batch, m, k = a_shape if len(a_shape) > 1 else (1, *a_shape)
     *b_batch, k2, n = b_shape if len(b_shape) > 1 else (*b_shape, 1)
     _check_equal(k, k2, "inner sizes", a, b)
-    if a.constant and not b.constant:
+    if a.constant and not b.constant:  # a weight becomes the right matrix
         a_batch, b_batch, m, n, a, b = b_batch, a_batch, n, m, b, a
     batch = math.prod(broadcast(a_batch, b_batch))
     # A weight without batch axes multiplies all rows at once; each matrix of a batch of weights is a group.
@@ -172,6 +174,7 @@ def _convolution(node: ImportedNode, gemm: Gemm | None, weight: Tensor, bias: Te
 def _weighted_product(
     node: ImportedNode, gemm: Gemm | None, weight: Tensor, trained: Sequence[Tensor | None] = ()
 ) -> list[LayerDraft]:
+    """The layer of a GEMM whose right matrix is *weight*, which may be an activation; *trained*: biases."""
     if gemm is None:
         return []
     kind = "gemm" if weight.constant else "matmul"
@@ -202,5 +205,6 @@ def _parse_equation(equation: str, operands: Sequence[Tensor]) -> tuple[list[str
     # The axes of an ellipsis align at the right, as in broadcasting, so operands share the last spare letters.
     expanded = [term.replace("...", "".join(spare[64 - n :])) for term, n in zip(terms, hidden, strict=True)]
     ellipsis = "".join(spare[64 - max(hidden) :])
+    # Without an arrow, the result has the letters that occur once, in alphabetic order.
     once = sorted(letter for letter, times in Counter(left).items() if times == 1 and letter.isalpha())
     return expanded, right.replace("...", ellipsis) if arrow else ellipsis + "".join(once)

@@ -1,4 +1,4 @@
-"""Row rules: which rows of a batch the outputs of a node depend on, given those that its inputs depend on.
+"""Row rules: the rows of a batch on which a node's outputs depend, given the rows on which its inputs depend.
 
 Rows are followed as *owners* (``Owners``): for each element of a tensor the sample on which it depends. A rule maps the
 owners of a node's inputs to the owners of its outputs and raises ``Mixed`` if an element would depend on two
@@ -29,23 +29,23 @@ class Mixed(Exception):
     """An element would depend on several samples; the message may say why."""
 
 
-def joined(*parts: Owners | None) -> Owners | None:
-    """Owners of elements that are computed from one element of each part, with broadcasting.
+def joined(*operands: Owners | None) -> Owners | None:
+    """Owners of elements that are computed from one element of each operand, with broadcasting.
 
     Raises ``Mixed`` if the owners differ.
     """
     owners: Owners | None = None
-    for part in parts:
-        if owners is not None and part is not None:
+    for operand in operands:
+        if owners is not None and operand is not None:
             try:
-                clash = (owners != part) & (owners != 0) & (part != 0)
+                clash = (owners != operand) & (owners != 0) & (operand != 0)
             except ValueError as error:
                 raise Mixed from error
             if np.any(clash):
                 raise Mixed
-            owners = np.maximum(owners, part)
-        elif part is not None:
-            owners = part
+            owners = np.maximum(owners, operand)
+        elif operand is not None:
+            owners = operand
     return owners
 
 
@@ -96,7 +96,7 @@ class RowCase:
     shapes: Sequence[Shape | None]
     output_shapes: Sequence[Shape | None]
     value: Callable[[int], Array]
-    """Returns the values of the input with this index, which must depend on no sample."""
+    """Returns the values of the input with the given index, which must depend on no sample."""
     compute: Callable[[OnnxNode, Mapping[int, Array]], Sequence[Array]]
     """Runs a node on inputs by index, and returns its outputs."""
 
@@ -104,27 +104,27 @@ class RowCase:
     def attributes(self) -> Attributes:
         return Attributes(self.node)
 
-    def given(self, place: int) -> bool:
-        """Whether the node has the input with index *place*."""
-        return place < len(self.node.input) and bool(self.node.input[place])
+    def given(self, index: int) -> bool:
+        """Whether the node has the input with index *index*."""
+        return index < len(self.node.input) and bool(self.node.input[index])
 
-    def owner(self, place: int) -> Owners | None:
-        """The owners of the input with index *place*."""
-        return self.owners[place] if place < len(self.owners) else None
+    def owner(self, index: int) -> Owners | None:
+        """The owners of the input with index *index*."""
+        return self.owners[index] if index < len(self.owners) else None
 
-    def shape(self, place: int) -> Shape:
-        """The shape of the input with index *place*; raises ``Mixed`` if it is unknown."""
-        shape = self.shapes[place] if place < len(self.shapes) else None
+    def shape(self, index: int) -> Shape:
+        """The shape of the input with index *index*; raises ``Mixed`` if it is unknown."""
+        shape = self.shapes[index] if index < len(self.shapes) else None
         if shape is None:
             raise Mixed
         return shape
 
-    def rank(self, place: int = 0) -> int:
-        return len(self.shape(place))
+    def rank(self, index: int = 0) -> int:
+        return len(self.shape(index))
 
-    def numbers(self, place: int) -> tuple[int, ...] | None:
-        """The integers in the input with index *place*; None if the node does not have it."""
-        return tuple(map(int, np.ravel(self.value(place)).tolist())) if self.given(place) else None
+    def numbers(self, index: int) -> tuple[int, ...] | None:
+        """The integers in the input with index *index*; None if the node does not have it."""
+        return tuple(map(int, np.ravel(self.value(index)).tolist())) if self.given(index) else None
 
     def require_rows_only_in(self, inputs: Iterable[int]) -> None:
         """Raise ``Mixed`` if any input other than those with the indices *inputs* depends on samples."""
@@ -135,24 +135,25 @@ class RowCase:
 OutputOwners = Owners | None | Sequence[Owners | None]
 """The owners of each output in a list, or owners that hold for all outputs."""
 Follow = Callable[[RowCase], OutputOwners]
+"""Computes the owners of a node's outputs, or raises ``Mixed``."""
 
 
 class RowRule(NamedTuple):
-    """A row rule: the function *follow* from the owners of inputs to those of outputs."""
+    """A row rule: the function *follow* computes the owners of outputs from the owners of inputs."""
 
     follow: Follow
     reads: tuple[int, ...] = ()
     """Indices of the inputs whose values *follow* reads."""
     by_numbers: bool = False
-    """Whether these values decide where elements move, so that the result may hold for some batch sizes only."""
+    """Whether the values in *reads* decide where elements move; the result may then hold for some batch sizes only."""
 
 
 # Element by element
 
 
-def _broadcast(case: RowCase, *parts: Owners | None) -> OutputOwners:
-    """Owners of an output that is computed element by element from *parts*, with the rank of the first output."""
-    owners, shape = joined(*parts), case.output_shapes[0]
+def _broadcast(case: RowCase, *operands: Owners | None) -> OutputOwners:
+    """Owners of an output that is computed element by element from *operands*, with the rank of the first output."""
+    owners, shape = joined(*operands), case.output_shapes[0]
     if owners is None or shape is None or len(shape) < owners.ndim:
         return owners
     return owners.reshape((1,) * (len(shape) - owners.ndim) + owners.shape)
@@ -173,14 +174,14 @@ def _elementwise_of(*inputs: int) -> Follow:
 
 
 def _batch_norm(case: RowCase) -> OutputOwners:
-    """In training mode, a batch norm mixes samples by their mean."""
+    """Element by element of input 0; the training mode is refused, since the mean of a batch mixes its samples."""
     if case.attributes.integer("training_mode", 0) or len([*filter(None, case.node.output)]) > 1:
         raise Mixed
     return _elementwise_of(0)(case)
 
 
 def _dropout(case: RowCase) -> OutputOwners:
-    """Refuses the training mode, whose random mask depends on the batch."""
+    """The owners of input 0; the training mode (input 2) is refused, since its random mask depends on the batch."""
     case.require_rows_only_in([0])
     if case.given(2) and np.any(case.value(2)):
         raise Mixed
@@ -200,32 +201,32 @@ def _one_hot(case: RowCase) -> OutputOwners:
 def _follow_moves(*inputs: int) -> Follow:
     """The rule of an operator that moves elements of the inputs with these indices (none given: all inputs).
 
-    It runs the operator on the owners instead of the values.
+    The rule runs the operator on the owners instead of the values: every owner moves as its element does.
     """
 
     def rule(case: RowCase) -> OutputOwners:
         moved_inputs = inputs or range(len(case.owners))
         case.require_rows_only_in(moved_inputs)
-        feed = {place: _broadcast_owners(case, place) for place in moved_inputs if case.given(place)}
+        feed = {index: _broadcast_owners(case, index) for index in moved_inputs if case.given(index)}
         outputs = case.compute(_without_fill(case.node), feed)
         return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
     return rule
 
 
-def _broadcast_owners(case: RowCase, place: int) -> Array:
+def _broadcast_owners(case: RowCase, index: int) -> Array:
     """The owners of an input in its full shape, as floats, which every operator that moves elements accepts."""
-    owners = case.owner(place)
-    return np.broadcast_to(np.int32(0) if owners is None else owners, case.shape(place)).astype(np.float32)
+    owners = case.owner(index)
+    return np.broadcast_to(np.int32(0) if owners is None else owners, case.shape(index)).astype(np.float32)
 
 
 def _without_fill(node: OnnxNode) -> OnnxNode:
     """The node without the fill value of a Pad, so that padding, which depends on no sample, gets the owner 0."""
     plain = copied(node)
     if node.op_type == "Pad":
-        kept = [attribute for attribute in node.attribute if attribute.name != "value"]
+        other_attributes = [attribute for attribute in node.attribute if attribute.name != "value"]
         del plain.attribute[:]
-        plain.attribute.extend(kept)
+        plain.attribute.extend(other_attributes)
         if len(plain.input) > 2:
             plain.input[2] = ""
     return plain
@@ -244,6 +245,7 @@ def _follow_gather(case: RowCase) -> OutputOwners:
     """Values are selected along an axis, by constant indices, or by a sample's indices from values of this sample."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
+    # The output's axes are those of the data before *axis*, then those of the indices, then those of the data after it.
     axis = case.attributes.integer("axis", 0) % max(1, case.rank())
     index_rank, axes_after = case.rank(1), case.rank() - axis - 1
     data, indices = case.owner(0), case.owner(1)
@@ -259,7 +261,7 @@ def _follow_gather_elements(case: RowCase) -> OutputOwners:
     if case.owner(1) is None:
         return _follow_moves(0)(case)
     data, axis = case.owner(0), case.attributes.integer("axis", 0)
-    data_sizes, index_sizes = (np.delete(case.shape(place), axis).tolist() for place in (0, 1))
+    data_sizes, index_sizes = (np.delete(case.shape(index), axis).tolist() for index in (0, 1))
     if data is not None and data_sizes != index_sizes:
         raise Mixed
     return joined(None if data is None else collapsed(data, [axis]), case.owner(1))
@@ -289,8 +291,8 @@ def _follow_quantised_concat(case: RowCase) -> OutputOwners:
     """QLinearConcat: inputs from index 2 are triples of tensor, scale and zero point; only the tensors are moved."""
     tensors = range(2, len(case.owners), 3)
     case.require_rows_only_in(tensors)
-    parts = [case.node.input[number] for number in tensors]
-    node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
+    names = [case.node.input[number] for number in tensors]
+    node = make_node("Concat", names, case.node.output, axis=case.attributes.integer("axis", 0))
     outputs = case.compute(node, {index: _broadcast_owners(case, number) for index, number in enumerate(tensors)})
     return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
@@ -301,7 +303,7 @@ def _follow_quantised_concat(case: RowCase) -> OutputOwners:
 def _reduction_rule(axes: Callable[[RowCase], Iterable[int]], *inputs: int) -> Follow:
     """Make the row rule of an operator that combines all elements along some axes, as a sum or a softmax does.
 
-    A row rule maps the samples that each element of the inputs depends on to those of the outputs. Combined elements
+    A row rule maps the owners of the inputs' elements to the owners of the outputs' elements. Combined elements
     must depend on the same sample. *axes*: returns the axes for a node. *inputs*: the indices of the inputs that are
     combined (default: the first); no other input may depend on samples.
     """
@@ -335,6 +337,7 @@ def _reduced_axes(case: RowCase) -> Iterable[int]:
 
 
 def _axis(default: int) -> Callable[[RowCase], Iterable[int]]:
+    """The axis in the attribute ``axis``."""
     return lambda case: [case.attributes.integer("axis", default)]
 
 
@@ -347,17 +350,18 @@ def _axes_from(first: int) -> Callable[[RowCase], Iterable[int]]:
     return lambda case: range(first, case.rank())
 
 
-def _softmax(case: RowCase) -> Iterable[int]:
+def _softmax_axes(case: RowCase) -> Iterable[int]:
     """The axes of a softmax: before opset 13 all from ``axis`` on, then only ``axis``."""
     version = case.attributes.integer("opset", case.version)
     return (_from_axis(1) if version < 13 else _axis(-1))(case)
 
 
-def _contracted_axes(case: RowCase) -> Iterable[int]:
+def _cumulated_axes(case: RowCase) -> Iterable[int]:
+    """The axis of a CumSum, which is input 1."""
     return case.numbers(1) or ()
 
 
-def _mean_variance(case: RowCase) -> Iterable[int]:
+def _mean_variance_axes(case: RowCase) -> Iterable[int]:
     return case.attributes.integers("axes", (0, 2, 3))
 
 
@@ -367,8 +371,8 @@ def _last_two(case: RowCase) -> Iterable[int]:
 
 def _transformed_axes(case: RowCase) -> Iterable[int]:
     """The axis of a Fourier transform, and the last axis with the two parts of complex numbers."""
-    given = case.numbers(2) if case.version >= 20 else None
-    return (*(given or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
+    axis_input = case.numbers(2) if case.version >= 20 else None
+    return (*(axis_input or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
 
 
 def _resized_axes(case: RowCase) -> Iterable[int]:
@@ -378,10 +382,10 @@ def _resized_axes(case: RowCase) -> Iterable[int]:
         return range(case.rank())
     if text("keep_aspect_ratio_policy") not in ("", "stretch"):
         return axes
-    place = 1 if case.node.op_type == "Upsample" or case.version < 11 else 2
-    scales = [attribute.floats for attribute in case.node.attribute if attribute.name == "scales"] or [[]]
-    given = np.ravel(case.value(place)).tolist() if case.given(place) else scales[0]
-    scaled = [axis for axis, scale in zip(axes, given, strict=False) if scale != 1]
+    scales_input = 1 if case.node.op_type == "Upsample" or case.version < 11 else 2
+    attributes = [attribute.floats for attribute in case.node.attribute if attribute.name == "scales"] or [[]]
+    scales = np.ravel(case.value(scales_input)).tolist() if case.given(scales_input) else attributes[0]
+    scaled = [axis for axis, scale in zip(axes, scales, strict=False) if scale != 1]
     return {*scaled, *(axis for axis, size in enumerate(case.shape(0)) if size != case.output_shapes[0][axis])}
 
 
@@ -401,7 +405,7 @@ def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
             raise Mixed
         rows = _sum_out(case, left, bool(attributes.integer("transA", 0)), -1)
         columns = _sum_out(case, right, bool(attributes.integer("transB", 0)), -2)
-        vector_axes = [axis for axis, place in ((-2, left), (-1, right)) if case.rank(place) == 1]
+        vector_axes = [axis for axis, index in ((-2, left), (-1, right)) if case.rank(index) == 1]
         owners = joined(rows, columns)
         owners = owners if owners is None else np.squeeze(owners, tuple(vector_axes))
         return _broadcast(case, owners, case.owner(added) if added >= 0 else None)
@@ -409,9 +413,12 @@ def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
     return rule
 
 
-def _sum_out(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | None:
-    """The owners of a factor in input *place*, with size 1 along the axis *summed*; *flipped*: transposed before."""
-    owners = case.owner(place)
+def _sum_out(case: RowCase, index: int, flipped: bool, summed: int) -> Owners | None:
+    """The owners of the matrix in input *index*, with size 1 along the axis *summed* over which the product sums.
+
+    flipped: whether the product transposes the matrix first. A vector gets the shape (1, 1).
+    """
+    owners = case.owner(index)
     if owners is None:
         return None
     if owners.ndim == 1:
@@ -422,14 +429,14 @@ def _sum_out(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | 
 
 
 def _einsum(case: RowCase) -> OutputOwners:
-    """Letters that the result lacks are summed over; ellipses and letters that a term has twice are refused."""
+    """Einsum combines elements along the letters that the result lacks; ellipses and repeated letters are refused."""
     inputs, arrow, result = case.attributes.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
     if "." in inputs or any(len(set(term)) < len(term) for term in terms):
         raise Mixed
     if not arrow:
         result = "".join(sorted(letter for letter in set(inputs) - {","} if inputs.count(letter) == 1))
-    return joined(*(_arrange_term(case.owner(place), term, result) for place, term in enumerate(terms)))
+    return joined(*(_arrange_term(case.owner(index), term, result) for index, term in enumerate(terms)))
 
 
 def _arrange_term(owners: Owners | None, term: str, result: str) -> Owners | None:
@@ -437,16 +444,16 @@ def _arrange_term(owners: Owners | None, term: str, result: str) -> Owners | Non
     if owners is None:
         return None
     summed = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in result])
-    kept = [term.index(letter) for letter in result if letter in term]
-    others = [axis for axis in range(owners.ndim) if axis not in kept]
-    ordered = summed.transpose(*kept, *others).reshape([summed.shape[axis] for axis in kept])
+    result_axes = [term.index(letter) for letter in result if letter in term]
+    summed_axes = [axis for axis in range(owners.ndim) if axis not in result_axes]
+    ordered = summed.transpose(*result_axes, *summed_axes).reshape([summed.shape[axis] for axis in result_axes])
     return ordered[tuple(slice(None) if letter in term else np.newaxis for letter in result)]
 
 
 def _convolution(case: RowCase) -> OutputOwners:
     """A convolution combines all positions and the channels of each group; groups are kept apart.
 
-    So samples may also lie side by side as groups of channels.
+    So samples may also lie side by side as groups of channels (axis 1 of a standard convolution).
     """
     fused = case.node.op_type == "FusedConv"
     case.require_rows_only_in([0, 3] if fused else [0])
@@ -476,7 +483,7 @@ def _keep_rows_apart(input_axes: Mapping[int, int] | None = None, output_axes: S
     def rule(case: RowCase) -> OutputOwners:
         if input_axes is not None:
             case.require_rows_only_in(input_axes)
-        owners = joined(*(_row_owners(case, place, input_axes) for place in range(len(case.owners))))
+        owners = joined(*(_row_owners(case, index, input_axes) for index in range(len(case.owners))))
         if owners is None:
             raise Mixed
         return [
@@ -488,15 +495,18 @@ def _keep_rows_apart(input_axes: Mapping[int, int] | None = None, output_axes: S
 
 
 def _place_along(owners: Owners, shape: Shape | None, axis: int) -> Owners:
-    """The owners of an output of this shape with rows along *axis*; raises ``Mixed`` if their number differs."""
+    """Reshape a vector with an owner per row for an output of this shape with rows along *axis*.
+
+    Raises ``Mixed`` if the number of rows differs.
+    """
     if shape is None or len(owners) not in (1, *shape[axis : axis + 1]):
         raise Mixed
     return along(axis, len(shape), owners)
 
 
-def _row_owners(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owners | None:
+def _row_owners(case: RowCase, index: int, axes: Mapping[int, int] | None) -> Owners | None:
     """The owner of each row of an input along its axis in *axes*; raises ``Mixed`` if a row has several owners."""
-    owners, axis = case.owner(place), 0 if axes is None else axes.get(place, 0)
+    owners, axis = case.owner(index), 0 if axes is None else axes.get(index, 0)
     if owners is None:
         return None
     if owners.ndim <= axis:
@@ -508,6 +518,7 @@ def _recurrent(case: RowCase) -> OutputOwners:
     """Recurrent layers keep samples apart along the batch axis; the layout with the batch first is refused."""
     if case.attributes.integer("layout", 0):
         raise Mixed
+    # Batch axes: of the outputs Y, Y_h, Y_c; of the inputs X, sequence_lens, initial_h, initial_c.
     output_axes = [axis for axis, name in zip((2, 1, 1), case.node.output, strict=False) if name]
     return _keep_rows_apart({0: 1, 4: 0, 5: 1, 6: 1}, output_axes)(case)
 
@@ -521,14 +532,14 @@ def _attention(case: RowCase) -> OutputOwners:
 
 
 def _feature_rows(case: RowCase) -> OutputOwners:
-    """Operators on rows of features; a vector, which is a single row, is refused."""
+    """Operators on a matrix (rows, features), as in ai.onnx.ml; a vector, which is a single row, is refused."""
     if case.rank() < 2:
         raise Mixed
     return _keep_rows_apart({0: 0})(case)
 
 
 def _follow_reverse(case: RowCase) -> OutputOwners:
-    """ReverseSequence: by constant lengths, or each sequence by its own length."""
+    """ReverseSequence reverses each sequence up to its length; lengths are constant or depend on the samples."""
     if case.owner(1) is None:
         return _follow_moves(0)(case)
     case.require_rows_only_in([0, 1])
@@ -544,6 +555,7 @@ def _constant(case: RowCase) -> OutputOwners:
 
 
 def _refuse_mixing(case: RowCase) -> OutputOwners:
+    """The rule of an operator that combines all rows."""
     raise Mixed("looks at all rows at once")
 
 
@@ -596,10 +608,10 @@ gathered_slices = RowRule(_follow_gather_nd, (1,), by_numbers=True)
 scattered = RowRule(_follow_scatter, (1,), by_numbers=True)
 reversed_sequence = RowRule(_follow_reverse, reads=(1,))
 reduced = RowRule(_reduction_rule(_reduced_axes), reads=(1,))
-cumulated = RowRule(_reduction_rule(_contracted_axes), reads=(1,))
-softmax = RowRule(_reduction_rule(_softmax))
+cumulated = RowRule(_reduction_rule(_cumulated_axes), reads=(1,))
+softmax = RowRule(_reduction_rule(_softmax_axes))
 layer_norm = RowRule(_reduction_rule(_from_axis(-1)))
-mean_variance = RowRule(_reduction_rule(_mean_variance))
+mean_variance = RowRule(_reduction_rule(_mean_variance_axes))
 last_two_axes = RowRule(_reduction_rule(_last_two))
 fourier = RowRule(_reduction_rule(_transformed_axes), reads=(2,))
 resized = RowRule(_reduction_rule(_resized_axes), (1, 2, 3), by_numbers=True)
@@ -626,5 +638,7 @@ def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:
 
 
 def _fits(owners: Shape, shape: Shape) -> bool:
-    """Whether owners of one shape broadcast to a tensor of the other shape of the same rank."""
-    return len(owners) == len(shape) and all(own in (1, size) for own, size in zip(owners, shape, strict=True))
+    """Whether an array of owners of one shape broadcasts to a tensor of the other shape, without a change of rank."""
+    return len(owners) == len(shape) and all(
+        owners_size in (1, size) for owners_size, size in zip(owners, shape, strict=True)
+    )

@@ -11,7 +11,8 @@ from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
 def recurrent(name: str, gates: Sequence[int]) -> Meaning:
     """The meaning of a recurrent layer by torch's ``lstm``, ``gru`` or ``rnn_tanh``, whose gates have another order.
 
-    gates: for each of torch's gates, its index in ONNX's order.
+    gates: for each of torch's gates, its index in ONNX's order. Inputs are named as in the standard: weights *w* and
+    *r* of input and state, biases *b*.
     """
 
     def meaning(
@@ -29,17 +30,18 @@ def recurrent(name: str, gates: Sequence[int]) -> Meaning:
         x = x.flip(0) if direction == "reverse" else x
         zeros = x.new_zeros(directions, x.shape[1], hidden)
         state_count = 2 if name == "lstm" else 1
-        start = [*given_states, *[zeros] * (state_count - len(given_states))]
+        initial = [*given_states, *[zeros] * (state_count - len(given_states))]
         weights = []
         for direction_number in range(directions):
             biases = () if b is None else b[direction_number].chunk(2)  # of the input and of the state
             parameters = [w[direction_number], r[direction_number], *biases]
             weights += [_order_gates(t, parameter, gates) for parameter in parameters]
-        state = tuple(start) if name == "lstm" else start[0]
+        state = tuple(initial) if name == "lstm" else initial[0]
         run = getattr(t.torch, name)
-        steps, *ends = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
+        # after the weights: has_biases, num_layers, dropout, train, bidirectional, batch_first
+        steps, *final_states = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
         steps = steps.reshape(x.shape[0], x.shape[1], directions, hidden).transpose(1, 2)
-        return (steps.flip(0) if direction == "reverse" else steps, *ends)[: t.outputs]
+        return (steps.flip(0) if direction == "reverse" else steps, *final_states)[: t.outputs]
 
     return meaning
 
@@ -50,7 +52,7 @@ def _order_gates(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> 
     return t.torch.cat([parts[gate] for gate in gates])
 
 
-_ATTENTION = {
+_ATTENTION = {  # attributes that ``attention`` handles or refuses by value
     "is_causal",
     "kv_num_heads",
     "q_num_heads",

@@ -1,4 +1,4 @@
-"""Rules for output shapes: those that many operators share, and those of single operators that move or select values.
+"""Rules for output shapes: shared by many operators, and of single operators that move or select values.
 
 A rule takes a node's inputs and attributes and returns a shape, or None if it does not know the shape.
 """
@@ -27,7 +27,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> Shape:
 
 
 def operand(shape: Shape, attributes: Attributes, side: str) -> Shape:
-    """The shape of a factor as it enters the product; *side*: "A" or "B".
+    """The shape of a factor after the transpositions of a product; *side*: "A" or "B".
 
     The attribute ``transA`` transposes it; ``transBatchA`` first moves its first axis to the last but one.
     """
@@ -37,45 +37,45 @@ def operand(shape: Shape, attributes: Attributes, side: str) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
 
 
-def shape_of(inputs: Inputs, place: int) -> Shape | None:
-    """The shape of the input with index *place*; None if it is left out."""
-    tensor = inputs[place] if place < len(inputs) else None
+def shape_of(inputs: Inputs, index: int) -> Shape | None:
+    """The shape of the input with index *index*; None if it is left out."""
+    tensor = inputs[index] if index < len(inputs) else None
     return None if tensor is None else tensor.shape
 
 
-def values_of(inputs: Inputs, place: int) -> Shape | None:
-    """The values of the input with index *place*, if they are known constants; otherwise None."""
-    tensor = inputs[place] if place < len(inputs) else None
+def values_of(inputs: Inputs, index: int) -> Shape | None:
+    """The values of the input with index *index*, if they are known constants; otherwise None."""
+    tensor = inputs[index] if index < len(inputs) else None
     return None if tensor is None or tensor.value is None else tuple(int(value) for value in tensor.value.reshape(-1))
 
 
-def like(place: int) -> ShapeRule:
-    """Rule: the shape of the input with index *place*."""
-    return lambda inputs, attributes: shape_of(inputs, place)
+def like(index: int) -> ShapeRule:
+    """Rule: the shape of the input with index *index*."""
+    return lambda inputs, attributes: shape_of(inputs, index)
 
 
 def fixed(*shape: int) -> ShapeRule:
     return lambda inputs, attributes: shape
 
 
-def common(*places: int) -> ShapeRule:
-    """Rule: the shape to which the inputs *places* broadcast."""
+def common(*indices: int) -> ShapeRule:
+    """Rule: the shape to which the inputs *indices* broadcast."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         result: Shape = ()
-        for place in places:
-            result = broadcast(result, shape_of(inputs, place) or ())
+        for index in indices:
+            result = broadcast(result, shape_of(inputs, index) or ())
         return result
 
     return rule
 
 
-def product(place: int) -> ShapeRule:
-    """Rule: the matrix product of the first input and the input *place*, with attributes that transpose them."""
+def product(index: int) -> ShapeRule:
+    """Rule: the matrix product of the first input and the input *index*, with attributes that transpose them."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         left = operand(shape_of(inputs, 0) or (), attributes, "A")
-        right = operand(shape_of(inputs, place) or (), attributes, "B")
+        right = operand(shape_of(inputs, index) or (), attributes, "B")
         if not left or not right:
             return None
         rows = left[-2:-1] if len(left) > 1 else ()
@@ -90,11 +90,11 @@ def columns(name: str) -> ShapeRule:
     return lambda inputs, attributes: (*(shape_of(inputs, 0) or ())[:-1], attributes.integer(name, 1))
 
 
-def columns_of(place: int, axis: int) -> ShapeRule:
-    """Rule: the first input, with as many columns as the size of the input *place* along *axis*."""
+def columns_of(index: int, axis: int) -> ShapeRule:
+    """Rule: the first input, with as many columns as the size of the input *index* along *axis*."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
-        left, other = shape_of(inputs, 0), shape_of(inputs, place)
+        left, other = shape_of(inputs, 0), shape_of(inputs, index)
         return (*left[:-1], other[axis]) if left and other else None
 
     return rule

@@ -93,10 +93,10 @@ def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
     pads, mode = list(t.get("pads") or [0] * 2 * rank), t.get("auto_pad", "NOTSET")
     before, after = pads[:rank], pads[rank:]
     if mode.startswith("SAME"):
-        reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, dilations, strict=True)]
-        totals = [
-            max(0, (-(-size // step) - 1) * step + wide - size)
-            for size, step, wide in zip(x.shape[2:], strides, reach, strict=True)
+        extents = [(size - 1) * gap + 1 for size, gap in zip(kernel, dilations, strict=True)]
+        totals = [  # padding of both ends, with which there are as many windows as strides in the image, rounded up
+            max(0, (-(-size // step) - 1) * step + extent - size)
+            for size, step, extent in zip(x.shape[2:], strides, extents, strict=True)
         ]
         small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
         before, after = (small, large) if mode == "SAME_UPPER" else (large, small)
@@ -110,7 +110,7 @@ def _pad(
 ) -> tuple[TorchTensor, list[int]]:
     """Return *x* and the padding to pass to torch's function; *x* is padded here if torch's function cannot do it.
 
-    half: torch's pools refuse padding of more than half a window.
+    half: for pools, whose torch functions refuse padding of more than half a window.
     """
     limits = [size // 2 if half else size + pad for size, pad in zip(window.kernel, window.before, strict=True)]
     if window.before == window.after and all(pad <= limit for pad, limit in zip(window.before, limits, strict=True)):
@@ -123,9 +123,9 @@ def _pad(
 
 
 class Taps(NamedTuple):
-    """How the elements along one axis are interpolated: each is a weighted sum of some input elements.
+    """Interpolation along one axis: each output element is a weighted sum of input elements.
 
-    Both lists have an entry per summand: the input index (*places*) and the weight (*shares*) of each output element.
+    Both lists have the shape (summands, output elements): the input indices (*places*) and their weights (*shares*).
     """
 
     places: list[list[int]]
@@ -146,12 +146,12 @@ def resize(
         or t.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize",
         "resizing with antialiasing, a kept aspect ratio or a region",
     )
-    axes, corners = t.get("axes") or range(x.dim()), t.get("coordinate_transformation_mode") == "align_corners"
-    for number, axis in enumerate(axes):
+    align_corners = t.get("coordinate_transformation_mode") == "align_corners"
+    for number, axis in enumerate(t.get("axes") or range(x.dim())):
         size = x.shape[axis]
         scale = scales[number] if scales else sizes[number] / size if sizes else 1.0
         length = math.floor(size * scale) if scales else sizes[number] if sizes else size
-        t.refuse(corners and size * scale != length, "aligned corners of a size that is rounded")
+        t.refuse(align_corners and size * scale != length, "aligned corners of a size that is rounded")
         if (length, scale) != (size, 1.0):
             x = _resample(t, x, axis, _compute_taps(t, size, length, scale))
     return x
@@ -176,26 +176,26 @@ def _resample(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTenso
 
 
 def _compute_taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
-    """How *length* output elements are interpolated from *size* input elements, by the node's attributes."""
+    """The interpolation of *length* output elements from *size* input elements, by the node's attributes."""
     mode = t.get("mode", "nearest")
     centres = [_position(t, index, size, length, scale) for index in range(length)]
     if mode == "nearest":
         return Taps([[min(max(_round_position(t, centre), 0), size - 1) for centre in centres]], [[1.0] * length])
-    reach, weight = ((0, 1), _linear) if mode == "linear" else ((-1, 0, 1, 2), _cubic)
-    outside = bool(t.get("exclude_outside", 0))
-    factor = t.get("cubic_coeff_a", -0.75)
+    offsets, weight = ((0, 1), _linear) if mode == "linear" else ((-1, 0, 1, 2), _cubic)
+    exclude_outside = bool(t.get("exclude_outside", 0))
+    coefficient = t.get("cubic_coeff_a", -0.75)
     all_places: list[list[int]] = []
     all_shares: list[list[float]] = []
     for centre in centres:
         floor = math.floor(centre)
-        places = [floor + offset for offset in reach]
-        shares = [weight(abs(centre - place), factor) for place in places]
-        if outside and mode != "linear":
+        places = [floor + offset for offset in offsets]
+        shares = [weight(abs(centre - place), coefficient) for place in places]
+        if exclude_outside and mode != "linear":
             shares = [share if 0 <= place < size else 0.0 for place, share in zip(places, shares, strict=True)]
             shares = [share / sum(shares) for share in shares]
         all_places.append([min(max(place, 0), size - 1) for place in places])
         all_shares.append(shares)
-    summands = range(len(reach))
+    summands = range(len(offsets))
     return Taps(
         [[places[number] for places in all_places] for number in summands],
         [[shares[number] for shares in all_shares] for number in summands],
@@ -203,11 +203,12 @@ def _compute_taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
 
 
 def _linear(distance: float, _: float) -> float:
+    """The weight of an element at *distance* in linear interpolation."""
     return max(0.0, 1.0 - distance)
 
 
 def _cubic(distance: float, a: float) -> float:
-    """Keys' kernel of cubic convolution; *a*: its coefficient."""
+    """The weight of an element at *distance* in Keys' cubic convolution with the coefficient *a*."""
     if distance <= 1:
         return ((a + 2) * distance - (a + 3)) * distance**2 + 1
     return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a if distance < 2 else 0.0
