@@ -109,13 +109,13 @@ def _highest_class(models, terms, rules, table, count, now):
         row = table[i]
         if row[k.MAY_GO]:
             whole, rest = _whole_and_rest(models, row)
-            climbed = rank(
+            raised_priority = rank(
                 terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
                 waited(now, row[k.HEAD_ARRIVAL], whole, rest),
                 whole,
                 rules.patience,
             )
-            key = -climbed, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
+            key = -raised_priority, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
             if best < 0 or key < least:
                 best, least = i, key
     return best
@@ -145,7 +145,7 @@ def _punctual(models, terms, rules, heads, count, now):
 
     If no head can be on time, the cheapest of all. Cost: remaining time over worth.
     """
-    table, costs, order, plans = heads.table, heads.costs, heads.order, 0
+    table, costs, order, candidates = heads.table, heads.costs, heads.order, 0
     for i in range(count):
         row = table[i]
         if not row[k.MAY_GO]:
@@ -156,26 +156,26 @@ def _punctual(models, terms, rules, heads, count, now):
         patient = waited(now, row[k.HEAD_ARRIVAL], whole, rest) < rules.patience * whole
         row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
-        place = plans
+        place = candidates
         while place > 0 and _due_before(table, costs, i, order[place - 1]):
             order[place] = order[place - 1]
             place -= 1
         order[place] = i
-        plans += 1
-    if plans == 1:
+        candidates += 1
+    if candidates == 1:
         return order[0]
-    _leave_out(table, costs, order, plans, now)
-    best, end, spare = -1, now, k.NONE
-    for place in range(plans):
+    _mark_late(table, costs, order, candidates, now)
+    best, planned_end, spare = -1, now, k.NONE  # spare: how long work may run first without making an earlier one late
+    for place in range(candidates):
         i = order[place]
         if table[i, k.YIELDS] < 0:
             continue
         if best < 0 or (costs[i] < costs[best] and models.layers[table[i, k.HEAD_LAYER], k.COMPUTE] <= spare):
             best = i
-        end += table[i, k.NEED]
-        spare = min(spare, table[i, k.REACHABLE] - end)
+        planned_end += table[i, k.NEED]
+        spare = min(spare, table[i, k.REACHABLE] - planned_end)
     if best < 0:
-        for place in range(plans):
+        for place in range(candidates):
             if best < 0 or costs[order[place]] < costs[best]:
                 best = order[place]
     return best
@@ -184,21 +184,21 @@ def _punctual(models, terms, rules, heads, count, now):
 @inlined
 def _due_before(table, costs, i, j):
     """Return whether head *i* comes before head *j* in order of deadlines; twin of ``policies.punctual.due_order``."""
-    one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.HEAD_STREAM], table[i, k.HEAD_QUERY]
-    other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.HEAD_STREAM], table[j, k.HEAD_QUERY]
-    return one < other
+    key_i = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.HEAD_STREAM], table[i, k.HEAD_QUERY]
+    key_j = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.HEAD_STREAM], table[j, k.HEAD_QUERY]
+    return key_i < key_j
 
 
 @called
-def _leave_out(table, costs, order, plans, now):
+def _mark_late(table, costs, order, candidates, now):
     """Moore and Hodgson: mark the heads outside the largest set that can be on time by a YIELDS of -1.
 
-    order: the rows of *plans* heads in order of deadlines.
+    order: the rows of *candidates* heads in order of deadlines.
     """
-    end = now
-    for place in range(plans):
-        end += table[order[place], k.NEED]
-        while end > table[order[place], k.REACHABLE]:
+    planned_end = now
+    for place in range(candidates):
+        planned_end += table[order[place], k.NEED]
+        while planned_end > table[order[place], k.REACHABLE]:
             worst = -1
             for earlier in range(place + 1):
                 i = order[earlier]
@@ -209,7 +209,7 @@ def _leave_out(table, costs, order, plans, now):
             if worst < 0:
                 break
             table[worst, k.YIELDS] = -1
-            end -= table[worst, k.NEED]
+            planned_end -= table[worst, k.NEED]
 
 
 @inlined
@@ -265,15 +265,15 @@ def _least_idle(models, rules, state, table, count):
     clocks, best = state.clocks, -1
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
     wants_weights = wants_space = False
-    for again in range(2):
+    for second_pass in range(2):
         choice, least, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
             if not goes_on(wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1):
                 continue
-            at, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
-            size, busy = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE]
+            layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
+            size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]
             ahead = prefetchable(array, end, highest + fetched - rules.buffer + size)
             for_weights, for_space, potential, inherent, distance = idle(
                 size, busy, end, ahead, array, rules.buffer, rules.largest
@@ -289,7 +289,7 @@ def _least_idle(models, rules, state, table, count):
                 choice, least = i, key
         if choice >= 0:
             best = choice
-        if again or not (all_weights or all_space):
+        if second_pass or not (all_weights or all_space):
             break
         wants_weights, wants_space = all_weights, all_space
     return best

@@ -61,8 +61,12 @@ def is_compiled() -> bool:
 
 def fresh_heads(state: k.LoopState, lanes: int) -> k.LoopHeads:
     """Allocate the table of heads, for as many heads as a decision can have."""
-    most = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
-    return k.LoopHeads(np.empty((most, k.HEADS), np.int64), np.empty(most), np.empty(most + 2 * lanes, np.int64))
+    # Per stream: its jobs, a READY and a BELATED batch; one more for the segment that ``_preempt`` compares. The last
+    # array is also the scratch space of ``_free_in``, for begun batches and for lanes.
+    max_heads = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
+    return k.LoopHeads(
+        np.empty((max_heads, k.HEADS), np.int64), np.empty(max_heads), np.empty(max_heads + 2 * lanes, np.int64)
+    )
 
 
 @uncounted_loop
@@ -138,7 +142,7 @@ def _step(models, terms, rules, state, log, heads, refilling):
     """Issue one layer if the device can take one; return whether another layer may be issued at once."""
     clocks = state.clocks
     if rules.device == k.HOST and clocks[k.RUNNING] == rules.lanes:
-        _reconsider(models, terms, rules, state, log, heads)
+        _preempt(models, terms, rules, state, log, heads)
         return False
     if refilling is None:
         count = _list_heads(models, terms, rules, state, log, heads)
@@ -180,7 +184,10 @@ def _next_event(models, terms, state):
 
 @called
 def _wait(models, rules, state, tick):
-    """Advance the clock to *tick*; on a host, at most to the next end of a segment."""
+    """Advance the clock to *tick*; on a host, at most to the next end of a segment.
+
+    On a host, the clock stays if the engine was busy: arrivals and ends of that time have to be accounted for first.
+    """
     clocks = state.clocks
     if rules.device == k.NPU:
         clocks[k.CHANNEL] = max(clocks[k.CHANNEL], tick)
@@ -202,7 +209,7 @@ def _list_heads(models, terms, rules, state, log, heads):
     """
     clocks, table = state.clocks, heads.table
     now = clocks[k.CHANNEL]
-    clock = now if rules.device == k.HOST else max(now, clocks[k.ARRAY])
+    clock = now if rules.device == k.HOST else max(now, clocks[k.ARRAY])  # when the device could compute
     with_late = rules.late == k.WEAVE or (rules.policy >= k.LAYERWEAVER and rules.failsafe == 1)
     count = on_time = 0
     for s in range(len(terms)):
@@ -274,11 +281,11 @@ def _mark_allowed(models, rules, state, table, count, on_time):
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
         compute_on_chip(models, rules, state, table, count)
     if rules.late == k.WEAVE and 0 < on_time < count:
-        _let_fill(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
+        _allow_late_heads(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
 
 
 @called
-def _let_fill(models, table, count, array):
+def _allow_late_heads(models, table, count, array):
     """Mark late heads that use an idle resource and make no other late; twin of ``lateness.weave_late_heads``."""
     latest = _latest_end(models, table, count, array)
     array_bound = channel_bound = False
@@ -288,9 +295,9 @@ def _let_fill(models, table, count, array):
             channel_bound |= models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 0
     for i in range(count):
         if table[i, k.HEAD_DUE] == k.NONE:
-            taken = array_bound if models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] else channel_bound
+            busy = array_bound if models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] else channel_bound
             end = max(array, table[i, k.ON_CHIP]) + models.layers[table[i, k.HEAD_LAYER], k.COMPUTE]
-            table[i, k.MAY_GO] = not taken and end <= latest
+            table[i, k.MAY_GO] = not busy and end <= latest
 
 
 @called
@@ -319,24 +326,25 @@ def _latest_end(models, table, count, now):
 
 
 @shared
-def _reconsider(models, terms, rules, state, log, heads):
+def _preempt(models, terms, rules, state, log, heads):
     """Stop running work for waiting work if the policy, punctual, would do so; twin of ``Punctual.aborts``.
 
     Late requests are sorted out for every policy as soon as a segment could be stopped, as in the plain engine.
     """
-    victim, lost, free = -1, 0, k.NONE
+    victim, lost_ticks, next_end = -1, 0, k.NONE
     for i in range(state.clocks[k.RUNNING]):
         rest = rest_of(models, state, i)
-        free = min(free, rest)
+        next_end = min(next_end, rest)
         if stoppable(models, rules, state, i):
             done = models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - rest
-            if victim < 0 or done < lost:
-                victim, lost = i, done
+            if victim < 0 or done < lost_ticks:
+                victim, lost_ticks = i, done
     if victim < 0:
         return
     count = _list_heads(models, terms, rules, state, log, heads)
     if count == 0 or rules.policy != k.PUNCTUAL or state.clocks[k.GIVEN_UP]:
         return
+    # The segment that would lose least joins the heads; it is stopped only if another head is chosen.
     segment, row = state.segments[victim], heads.table[count]
     row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_LAYER] = (
         segment[k.SEG_STREAM],
@@ -353,7 +361,8 @@ def _reconsider(models, terms, rules, state, log, heads):
     best = choose(models, terms, rules, state, heads, count + 1)
     now, chosen = state.clocks[k.CHANNEL], heads.table[best]
     need = with_margin(rules, models.layers[chosen[k.HEAD_LAYER], k.REMAINING])
-    if best == count or not now + need <= chosen[k.HEAD_DUE] < now + free + need:
+    # Stopping must help: the waiting batch can be on time if it starts now, but not if it waits for the next end.
+    if best == count or not now + need <= chosen[k.HEAD_DUE] < now + next_end + need:
         return
     spare = slack(row[k.HEAD_DUE], now, models.layers[row[k.HEAD_LAYER], k.REMAINING], 100 + rules.margin)
     if spare >= need or row_worth(models, terms, chosen, now) > row_worth(models, terms, row, now):
@@ -406,6 +415,7 @@ def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) ->
 
 @loop
 def _remaining_alone(fetch, compute, buffer, issues, out):
+    """The loop of ``remaining_alone``; *issues*: scratch space, the columns of ``buffer``."""
     fetch, compute, issues, out = borrowed((fetch, compute, issues, out))
     before, peak = issues[0], issues[1]
     for first in range(len(fetch)):

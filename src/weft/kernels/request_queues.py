@@ -67,7 +67,7 @@ def _schedule_return(terms, state, stream, now):
 
 @inlined
 def _next_unknown(coming, terms, stream):
-    """Return whether a stream's next request, or the exit at which it leaves, is only in the next block."""
+    """Return whether a stream's next request, or the exit at which that leaves, is only in the next block."""
     known, leaves = coming.known[stream], coming.leaves_known[stream]
     used_up = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
     return used_up or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
@@ -117,12 +117,12 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
     accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
     if rules.strict:
         accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
-    if not accepted:
+    if not accepted:  # as if answered at its deadline: a client that sent again at once would be refused for ever
         record_end(
             models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
         )
         return
-    if not _busy(state, stream):
+    if not _busy(state, stream):  # an idle stream must not claim the service that it did not use (policy fair)
         least = k.NONE
         for s in range(len(terms)):
             if _busy(state, s):
@@ -188,8 +188,8 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
 def _can_be_met(models, terms, rules, state, heads, stream, due):
     """Return whether a strict request can meet its deadline *due* after all work ahead; as ``engine.admission``."""
     now = state.clocks[k.CHANNEL]
-    own = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
+    alone = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    return now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
 
 
 @called
@@ -197,10 +197,11 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
     """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
     begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
+    Requests due after *deadline* are not ahead if the policy orders by deadlines, nor are late ones that give way.
     """
     latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
-    clocks, ahead, count = state.clocks, 0, 0
+    clocks, waiting_ticks, count = state.clocks, 0, 0
     if rules.device == k.NPU:
         if clocks[k.STEPS]:
             begun[0], count = max(0, clocks[k.ARRAY] - now), 1
@@ -210,7 +211,7 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
         count = clocks[k.RUNNING]
     running = count
     for s in range(len(terms)):
-        ahead += _expected_ticks(
+        waiting_ticks += _expected_ticks(
             models, terms, s, _count_between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
         )
         for place in range(state.streams[s, k.PLACES]):
@@ -223,19 +224,19 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
                 first, last = min(first, arrival), max(last, arrival)
             if first + terms[s, k.DEADLINE] > latest or last + terms[s, k.DEADLINE] < earliest:
                 continue
-            own = -1
+            slot = -1
             for i in range(running):
                 if rules.device == k.NPU:
-                    here = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
+                    same_batch = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
                 else:
-                    here = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
-                if here:
-                    own = i
-            if own < 0:
-                own, count = count, count + 1
-                begun[own] = 0
-            begun[own] += rest_of_batch(models, job)
-    return _free_time(rules, begun, count, ahead)
+                    same_batch = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
+                if same_batch:
+                    slot = i
+            if slot < 0:
+                slot, count = count, count + 1
+                begun[slot] = 0
+            begun[slot] += rest_of_batch(models, job)
+    return _free_time(rules, begun, count, waiting_ticks)
 
 
 @inlined
@@ -257,10 +258,10 @@ def _count_between(state, stream, earliest, latest):
 @inlined
 def _expected_ticks(models, terms, stream, requests):
     """Return the expected ticks of a number of requests of a stream; two or more count as parts of full batches."""
-    base, most = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
+    base, max_batch = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
     if requests <= 1:
         return requests * models.layers[models.programs[base, k.FIRST], k.REMAINING]
-    return requests * models.layers[models.programs[base + most - 1, k.FIRST], k.REMAINING] // most
+    return requests * models.layers[models.programs[base + max_batch - 1, k.FIRST], k.REMAINING] // max_batch
 
 
 @called
@@ -268,22 +269,22 @@ def _free_time(rules, begun, count, waiting):
     """Return the ticks until the first lane is free.
 
     Each of the first *count* entries of *begun* keeps one lane, the longest placed first; *waiting* ticks are divided
-    freely. The last entries of *begun* are scratch space for the lanes.
+    freely, so that the least loaded lanes fill up evenly. The last entries of *begun* are scratch space for the lanes.
     """
     lanes = begun[len(begun) - rules.lanes :]
     for lane in range(rules.lanes):
         lanes[lane] = 0
-    for taken in range(count):
-        longest = taken
-        for i in range(taken + 1, count):
+    for placed in range(count):
+        longest = placed  # selection sort: bring the longest of the others to the front
+        for i in range(placed + 1, count):
             if begun[i] > begun[longest]:
                 longest = i
-        begun[taken], begun[longest] = begun[longest], begun[taken]
+        begun[placed], begun[longest] = begun[longest], begun[placed]
         least = 0
         for lane in range(1, rules.lanes):
             if lanes[lane] < lanes[least]:
                 least = lane
-        lanes[least] += begun[taken]
+        lanes[least] += begun[placed]
     for place in range(1, rules.lanes):  # ``sort`` would take longer to compile than all else here
         while place > 0 and lanes[place] < lanes[place - 1]:
             lanes[place - 1], lanes[place] = lanes[place], lanes[place - 1]
@@ -307,17 +308,17 @@ def first_strict(terms, state):
     for s in range(len(terms)):
         if state.rings[s, k.WAITING, k.LENGTH] > 0:
             row = front(state.queue, state.rings, s, k.WAITING)
-            own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-            if own_due < due or (own_due == due and row[k.NUMBER] < number):
-                due, number, stream, place = own_due, row[k.NUMBER], s, -1
+            row_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+            if row_due < due or (row_due == due and row[k.NUMBER] < number):
+                due, number, stream, place = row_due, row[k.NUMBER], s, -1
         for p in range(state.streams[s, k.PLACES]):
             if not state.jobs[s, p, k.USED]:
                 continue
             for i in range(state.jobs[s, p, k.SIZE]):
                 row = state.members[s, p, i]
-                own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-                if not row[k.GONE] and (own_due < due or (own_due == due and row[k.NUMBER] < number)):
-                    due, number, stream, place, member = own_due, row[k.NUMBER], s, p, i
+                row_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+                if not row[k.GONE] and (row_due < due or (row_due == due and row[k.NUMBER] < number)):
+                    due, number, stream, place, member = row_due, row[k.NUMBER], s, p, i
     return due, stream, place, member
 
 
@@ -344,10 +345,10 @@ def all_gone(state, stream, place):
 
     Requests of a batch that still runs end when they are dropped, or when they leave at an exit.
     """
-    gone = 0
+    ended = 0
     for i in range(state.jobs[stream, place, k.SIZE]):
-        gone += state.members[stream, place, i, k.GONE]
-    return gone == state.jobs[stream, place, k.SIZE]
+        ended += state.members[stream, place, i, k.GONE]
+    return ended == state.jobs[stream, place, k.SIZE]
 
 
 # Late requests
@@ -363,11 +364,12 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
         return
     rings, deadline = state.rings, terms[stream, k.DEADLINE]
     rest = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    latest = clock + rest * rules.foresight // 100 - deadline
+    # Requests of a stream have the same time to the deadline, so arrivals are compared instead of deadlines.
+    earliest_arrival = clock + rest * rules.foresight // 100 - deadline
     while rings[stream, k.WAITING, k.LENGTH] > 0:
         row = front(state.queue, rings, stream, k.WAITING)
         arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
-        if arrival >= latest:
+        if arrival >= earliest_arrival:
             return
         if rules.strict:
             drop_front(models, terms, rules, state, log, stream, clock)
@@ -402,18 +404,20 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
         if job[k.LATE] and not rules.refills:
             continue
         at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-        latest = clock + models.layers[at, k.REMAINING] * rules.foresight // 100
+        expected_end = clock + models.layers[at, k.REMAINING] * rules.foresight // 100  # earlier deadlines are missed
         if not rules.refills:
-            if latest <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
+            if expected_end <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
-            latest = max(latest, job[k.BATCH_DUE])  # a request that counted as late does not count as on time again
-        saved = k.NONE
+            expected_end = max(
+                expected_end, job[k.BATCH_DUE]
+            )  # a request that counted as late does not count as on time again
+        first_due = k.NONE
         for i in range(job[k.SIZE]):
             row = state.members[stream, place, i]
-            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= latest:
-                saved = min(saved, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
-        if saved < k.NONE:
-            job[k.LATE], job[k.BATCH_DUE] = 0, saved
+            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= expected_end:
+                first_due = min(first_due, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
+        if first_due < k.NONE:
+            job[k.LATE], job[k.BATCH_DUE] = 0, first_due
         elif rules.strict:
             _give_up(models, terms, rules, state, log, stream, place, clock)
         else:
@@ -534,7 +538,7 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
     for i in range(size):
         if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
             staying += 1
-    if done and not state.clocks[k.GIVEN_UP]:
+    if done and not state.clocks[k.GIVEN_UP]:  # before any answer, which may give the run up
         state.counts[stream, k.BATCHES] += first >= rules.warm
     if done:
         _free_place(state, stream, place)
@@ -550,12 +554,12 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
             state.counts[stream, k.BATCHES] += first >= rules.warm
         _free_place(state, stream, place)
         return False
-    kept = 0
+    place_left = 0
     for i in range(size):
         if not members[i, k.GONE]:
-            k.copy_row(members[i], members[kept])
-            kept += 1
-    job[k.SIZE], job[k.PROGRAM] = kept, terms[stream, k.BASE] + kept - 1
+            k.copy_row(members[i], members[place_left])
+            place_left += 1
+    job[k.SIZE], job[k.PROGRAM] = place_left, terms[stream, k.BASE] + place_left - 1
     _set_due(terms, state, stream, place)
     return True
 
@@ -570,27 +574,30 @@ def _merge(terms, state, stream, place):
         together = jobs[place, k.SIZE] + jobs[other, k.SIZE]
         if jobs[other, k.LAYER] != jobs[place, k.LAYER] or together > terms[stream, k.MAX_BATCH]:
             continue
-        kept, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
+        target, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
         for i in range(jobs[joining, k.SIZE]):
-            k.copy_row(members[joining, i], members[kept, jobs[kept, k.SIZE] + i])
-        jobs[kept, k.SIZE], jobs[kept, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
-        for column in (k.LATE, k.BATCH_DUE):
-            jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
-        jobs[kept, k.LAST_ISSUED] = max(jobs[kept, k.LAST_ISSUED], jobs[joining, k.LAST_ISSUED])
+            k.copy_row(members[joining, i], members[target, jobs[target, k.SIZE] + i])
+        jobs[target, k.SIZE], jobs[target, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
+        for column in (k.LATE, k.BATCH_DUE):  # late only if both are; a late batch has the largest deadline, NONE
+            jobs[target, column] = min(jobs[target, column], jobs[joining, column])
+        jobs[target, k.LAST_ISSUED] = max(jobs[target, k.LAST_ISSUED], jobs[joining, k.LAST_ISSUED])
         _free_place(state, stream, joining)
-        _set_due(terms, state, stream, kept)
-        place = kept
+        _set_due(terms, state, stream, target)
+        place = target
 
 
 @called
 def _set_due(terms, state, stream, place):
-    """Set the first arrival and the deadline of a batch whose members have changed."""
-    job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
+    """Set the first arrival and the deadline of a batch whose members have changed.
+
+    The deadline does not move back: a request that counted as late does not count as on time again.
+    """
+    job, members, oldest, first_due = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
     for i in range(job[k.SIZE]):
         oldest = min(oldest, members[i, k.ARRIVAL])
         due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
         if due >= job[k.BATCH_DUE]:
-            saved = min(saved, due)
+            first_due = min(first_due, due)
     job[k.OLDEST] = oldest
     if not job[k.LATE]:
-        job[k.BATCH_DUE] = saved if saved < k.NONE else oldest + terms[stream, k.DEADLINE]
+        job[k.BATCH_DUE] = first_due if first_due < k.NONE else oldest + terms[stream, k.DEADLINE]

@@ -81,6 +81,11 @@ def weave_rollout(
 
 @loop
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
+    """The loop. issues: the columns of ``buffer``. plans: the streams of a play and of the best one so far, (2,
+    horizon).
+
+    play: scratch space. queries: the completed queries of each stream.
+    """
     streams, front, play, issues = borrowed((streams, front, play, issues))
     plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))
     plan, best_plan = plans[0], plans[1]
@@ -152,9 +157,9 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
         highest = peak[n]
         behind = furthest_behind(progress)
         least = progress[behind]
-        best = heavy = light = -1
-        end_best = end_heavy = end_light = 0
-        key_best = key_heavy = key_light = (0, 0)
+        best = compute_best = memory_best = -1
+        end_best = end_compute = end_memory = 0
+        key_best = key_compute = key_memory = (0, 0)  # of all streams, the compute-bound and the memory-bound ones
         wants_weights = wants_space = not by_price
         for stream in range(count):
             at = position[stream]
@@ -177,18 +182,18 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
                 wants_weights &= compute_idle > 0
                 wants_space &= memory_idle > 0
                 if compute_bound[stream]:
-                    if heavy < 0 or key < key_heavy:
-                        heavy, end_heavy, key_heavy = stream, end, key
-                elif light < 0 or key < key_light:
-                    light, end_light, key_light = stream, end, key
+                    if compute_best < 0 or key < key_compute:
+                        compute_best, end_compute, key_compute = stream, end, key
+                elif memory_best < 0 or key < key_memory:
+                    memory_best, end_memory, key_memory = stream, end, key
             if best < 0 or key < key_best:
                 best, end_best, key_best = stream, end, key
         if wants_weights or wants_space:
             if goes_on(wants_weights, wants_space, True):
-                if heavy >= 0:
-                    best, end_best = heavy, end_heavy
-            elif light >= 0:
-                best, end_best = light, end_light
+                if compute_best >= 0:
+                    best, end_best = compute_best, end_compute
+            elif memory_best >= 0:
+                best, end_best = memory_best, end_memory
         plan[step] = best
         at = position[best]
         channel = end_best
