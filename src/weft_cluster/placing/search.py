@@ -1,4 +1,4 @@
-"""The search for a placement: a packing of all demands, the fewest machines, and one way for each objective.
+"""The search for a placement: packing all demands, finding the fewest machines, and the search for each objective.
 
 ``pack`` places all demands on given machines, small problems exactly by a mixed integer programme; ``fewest`` opens
 machines from the bound upwards until a packing fits; ``search`` adds the objectives, and moves models until a
@@ -22,8 +22,8 @@ from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import reshare, reshare_for_load
 
-LITTLE = 0.1
-"""Largest unplaced share of the load with which models are divided anew."""
+MOST_RESHARED = 0.1
+"""Largest unplaced part of the load with which models are divided anew between machines (``reshare``)."""
 SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
 """Parts of the bound for which models are packed before they are divided anew: a high one leaves no room to move
 models, a low one leaves machines unbalanced."""
@@ -58,7 +58,7 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     if objective in ("machines", "cost"):
         return _minimise_machines(problem, objective, target, seed)
     most = placing_bound(problem, "load")
-    assert most is not None  # nothing at all can always be served
+    assert most is not None  # a multiple of 0 can always be served
     scale, filling = most_load(problem, most)
     return BoundedFilling(filling, scale, most, 0)
 
@@ -82,23 +82,25 @@ def _minimise_machines(
 class _OnTime:
     """Refines a filling until enough requests are on time: evens out the loads, then moves models.
 
-    The result is judged with other arrivals than those that the moves were chosen by.
+    The result is judged with other arrivals than those by which the moves were chosen. Returns None if too many
+    requests would be late.
     """
 
     def __init__(self, target: float, seed: int) -> None:
-        self._target, self._moving, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
+        self._target, self._move_judge, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
 
     def __call__(self, filling: Filling) -> Filling | None:
         _, even = reshare_for_load(filling)
         used = np.flatnonzero(even.used).tolist()
-        if self._late(even, used[:: max(1, len(used) // SAMPLE)]) > 2 * HOPELESS:
+        # A sample is less exact than all machines, hence twice the limit.
+        if self._lateness(even, used[:: max(1, len(used) // SAMPLE)]) > 2 * HOPELESS:
             return None
-        if 1 < self._late(even, used) < HOPELESS:
-            improve(even, self._moving, self._target, TRIALS * len(used))
-        return even if self._late(even, used) <= 1 else None
+        if 1 < self._lateness(even, used) < HOPELESS:
+            improve(even, self._move_judge, self._target, TRIALS * len(used))
+        return even if self._lateness(even, used) <= 1 else None
 
-    def _late(self, filling: Filling, machines: list[int]) -> float:
-        """Share of late requests on *machines*, over the share that the target allows."""
+    def _lateness(self, filling: Filling, machines: list[int]) -> float:
+        """Return the share of late requests on *machines*, over the share that the target allows."""
         return (1 - self._judge.attainment(filling, machines)) / (1 - self._target)
 
 
@@ -133,7 +135,7 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
 
 
 class _Levels:
-    """Increasing sets of machines to open: level 0 as many as the bound opens, each further level about one more."""
+    """Increasing sets of machines to open: level 0 opens as many as the bound, each further level about one more."""
 
     def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
         self._problem, self._objective = problem, objective
@@ -141,7 +143,7 @@ class _Levels:
         self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
 
     def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
-        """Whether each machine is open at a level, and the bound that opens them; None for machines all alike."""
+        """Return whether each machine is open at a level, and the bound that opens them; None if all are alike."""
         if level not in self._known:
             self._known[level] = self._open(level)
         return self._known[level]
@@ -178,7 +180,7 @@ def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = N
     filling, left = pack_evenly(problem, opened, wanted)
     sizes = problem.rows.max(axis=(0, 1))
     missing = sum(piece.share * sizes[piece.model] for piece in left)
-    if left and missing <= LITTLE * np.sum(sizes):
+    if left and missing <= MOST_RESHARED * np.sum(sizes):
         filling, left = reshare(filling)
     if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
         return exact, []
@@ -201,11 +203,11 @@ def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Fill
     opened = np.ones(len(problem.machines), np.bool_)
     for scale in SCALES:
         packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
-        times, filling = reshare_for_load(Filling(problem, packed.shares))
+        multiple, filling = reshare_for_load(Filling(problem, packed.shares))
         if not left:
-            times = max(times, scale * bound.value)
-        if times > best or not largest.used.any():
-            best, largest = times, filling
+            multiple = max(multiple, scale * bound.value)
+        if multiple > best or not largest.used.any():
+            best, largest = multiple, filling
     return best, largest
 
 
@@ -213,8 +215,8 @@ MOST_PLACES = 120
 """Largest number of machines times models with which the exact packing is tried."""
 MOST_MS = 2000
 """Time limit of the exact packing."""
-OF_A_REPLICA = 0.2
-"""Smallest share of a replica, as a part of an equal share."""
+LEAST_REPLICA_SHARE = 0.2
+"""Smallest share of one replica of several, as a part of an equal share."""
 # Shares below this are the solver's rounding, not a copy of the model; its tolerance is of the same size.
 LEAST_SHARE = 1e-7
 
@@ -246,7 +248,7 @@ def pack_exactly(problem: PlacingProblem, opened: Bools) -> Filling | None:
         if demand.replicas > 1:
             solver.Add(sum(present[key] for key in places) >= demand.replicas)
             for key in places:
-                solver.Add(shares[key] >= OF_A_REPLICA / demand.replicas * present[key])
+                solver.Add(shares[key] >= LEAST_REPLICA_SHARE / demand.replicas * present[key])
     solver.Minimize(sum(present.values()))
     if solver.Solve() not in (solver.OPTIMAL, solver.FEASIBLE):
         return None
@@ -279,9 +281,9 @@ def _add_machine(
         solver.Add(sum(loads) <= float(problem.cap[kind]))
     memory_parts = problem.bytes[kind] / problem.room_bytes[kind]
     solver.Add(sum(float(memory_parts[model]) * present[machine, model] for model in models) <= 1)
-    for one, other in combinations(models, 2):
+    for first, second in combinations(models, 2):  # a request must not wait longer than its slack for a segment
         if (
-            problem.segment_s[kind, one] > problem.slack_s[kind, other]
-            or problem.segment_s[kind, other] > problem.slack_s[kind, one]
+            problem.segment_s[kind, first] > problem.slack_s[kind, second]
+            or problem.segment_s[kind, second] > problem.slack_s[kind, first]
         ):
-            solver.Add(present[machine, one] + present[machine, other] <= 1)
+            solver.Add(present[machine, first] + present[machine, second] <= 1)
