@@ -228,8 +228,10 @@ def _machine_deployment(machine: PlacedMachine, settings: RaySettings) -> Any:
 
 
 def _deployment(kind: type, name: str, options: dict[str, Any], **deployment_options: Any) -> Any:
-    """A Ray deployment of actor class *kind*; *options*: of the actor, *deployment_options*: further options of the
-    deployment."""
+    """Return a Ray deployment of actor class *kind*.
+
+    options: of the actor; deployment_options: further options of the deployment.
+    """
     return serve.deployment(kind).options(
         name=name,
         ray_actor_options=options,
