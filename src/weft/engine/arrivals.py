@@ -157,6 +157,6 @@ class Arrivals:
         """
         self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
-            back = now + self._terms[ticket.stream].think
-            heapq.heappush(self._returning[ticket.stream], back)
-            self._soonest = min(self._soonest, back)
+            return_tick = now + self._terms[ticket.stream].think
+            heapq.heappush(self._returning[ticket.stream], return_tick)
+            self._soonest = min(self._soonest, return_tick)
