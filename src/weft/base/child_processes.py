@@ -52,9 +52,9 @@ def bare_environment(more: Sequence[str] = ()) -> dict[str, str]:
 
     The working directory is left out of the module path: any user with write access there could run code.
     """
-    kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
+    values = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
     # numpy's BLAS would start a thread for every core in every child, and children do no linear algebra
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _join_paths(filter(None, sys.path))}
+    return {**values, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _join_paths(filter(None, sys.path))}
 
 
 def _join_paths(paths: Iterator[str] | Sequence[str]) -> str:
@@ -144,9 +144,9 @@ class ChildProcess:
         """
         # -P: without it, a file in the working directory could be imported instead of any module
         # -c, not -m: the classes that the child pickles must not belong to a module called __main__
-        start = f"from {main.__module__} import {main.__name__} as main; main(*{arguments!r})"
+        code = f"from {main.__module__} import {main.__name__} as main; main(*{arguments!r})"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", start],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -208,9 +208,9 @@ def start_detached(main: Callable[[], object]) -> int:
 
     For work of a bounded length whose result is kept on disk. OSError if the system refuses.
     """
-    start = f"from {main.__module__} import {main.__name__} as main; main()"
+    code = f"from {main.__module__} import {main.__name__} as main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", start],
+        [sys.executable, "-P", "-c", code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -88,17 +88,18 @@ def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
 
     That is the largest value, but the lowest clock and the earliest end.
     """
-    known = [conditions for conditions in measured if conditions is not None]
-    if not known:
+    all_conditions = [conditions for conditions in measured if conditions is not None]
+    if not all_conditions:
         return None
     numbers: dict[str, Any] = {
         key: max(
-            (getattr(measurement, key) for measurement in known if getattr(measurement, key) is not None), default=None
+            (getattr(measurement, key) for measurement in all_conditions if getattr(measurement, key) is not None),
+            default=None,
         )
         for key in ("cores", "others_cores", "stolen_share", "repeats_ratio")
     }
-    clocks = [measurement.clock_mhz for measurement in known if measurement.clock_mhz is not None]
-    ended = min(measurement.ended for measurement in known)
+    clocks = [measurement.clock_mhz for measurement in all_conditions if measurement.clock_mhz is not None]
+    ended = min(measurement.ended for measurement in all_conditions)
     return Conditions(ended=ended, clock_mhz=min(clocks, default=None), **numbers)
 
 
