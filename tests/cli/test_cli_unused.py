@@ -13,7 +13,7 @@ from tests.serving import live
 from tests.support.benchmarks import benchmark_report
 from tests.support.commands import refused, run
 from weft.cli.app import app
-from weft.cli.simulate import OPTIONS, FORM_NAMES, CommandForms
+from weft.cli.simulate import FORM_NAMES, OPTIONS, CommandForms
 
 SIMULATE = next(
     command

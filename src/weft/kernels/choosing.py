@@ -66,7 +66,7 @@ def _one_sided(models, table, count):
 @called
 def _first_in_order(state, table, count, policy):
     """Whole batches: return the batch served last if it has not ended, else the first batch in the policy's order."""
-    best, least = -1, (0, 0, 0, 0)
+    best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
             stream, job = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
@@ -77,20 +77,20 @@ def _first_in_order(state, table, count, policy):
             elif policy == k.ROUND_ROBIN:
                 order = table[i, k.HEAD_QUERY]
             key = fifo_key(resumes(job + 1, last), order, 0, stream)
-            if best < 0 or key < least:
-                best, least = i, key
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
 @called
 def _earliest_deadline(table, count):
     """edf: return the head with the earliest deadline."""
-    best, least = -1, (0, 0)
+    best, best_key = -1, (0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
             key = edf_key(table[i, k.HEAD_DUE], table[i, k.HEAD_ARRIVAL])
-            if best < 0 or key < least:
-                best, least = i, key
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
@@ -104,39 +104,39 @@ def _whole_and_rest(models, row):
 @called
 def _highest_class(models, terms, rules, table, count, now):
     """priority: return the head of the highest class, of that class the one with the earliest deadline."""
-    best, least = -1, (0, (0, 0))
+    best, best_key = -1, (0, (0, 0))
     for i in range(count):
         row = table[i]
         if row[k.MAY_GO]:
-            whole, rest = _whole_and_rest(models, row)
+            whole, remaining = _whole_and_rest(models, row)
             raised_priority = rank(
                 terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-                waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+                waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
                 whole,
                 rules.patience,
             )
             key = -raised_priority, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
-            if best < 0 or key < least:
-                best, least = i, key
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
 @inlined
 def row_worth(models, terms, row, now):
     """punctual: return how much a head counts (its worth)."""
-    whole, rest = _whole_and_rest(models, row)
+    whole, remaining = _whole_and_rest(models, row)
     return worth(
         terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
         row[k.HEAD_SIZE],
-        waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+        waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
         whole,
     )
 
 
 @inlined
-def with_margin(rules, rest):
+def with_margin(rules, remaining):
     """punctual: return the remaining ticks with the margin."""
-    return rest * (100 + rules.margin) // 100
+    return remaining * (100 + rules.margin) // 100
 
 
 @called
@@ -150,10 +150,10 @@ def _punctual(models, terms, rules, heads, count, now):
         row = table[i]
         if not row[k.MAY_GO]:
             continue
-        whole, rest = _whole_and_rest(models, row)
-        row[k.NEED] = with_margin(rules, rest) // rules.lanes
+        whole, remaining = _whole_and_rest(models, row)
+        row[k.NEED] = with_margin(rules, remaining) // rules.lanes
         row[k.REACHABLE] = reachable_due(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL], now + row[k.NEED])
-        patient = waited(now, row[k.HEAD_ARRIVAL], whole, rest) < rules.patience * whole
+        patient = waited(now, row[k.HEAD_ARRIVAL], whole, remaining) < rules.patience * whole
         row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
         place = candidates
@@ -215,9 +215,9 @@ def _mark_late(table, costs, order, candidates, now):
 @inlined
 def _tokens(models, terms, row, now):
     """Return the tokens of a head (times its time alone), and its time alone."""
-    whole, rest = _whole_and_rest(models, row)
+    whole, remaining = _whole_and_rest(models, row)
     return tokens(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, rest)
+        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
     ), whole
 
 
@@ -232,9 +232,9 @@ def _shortest_with_tokens(models, terms, table, count, now):
     for i in range(count):
         if table[i, k.MAY_GO]:
             own_tokens, whole = _tokens(models, terms, table[i], now)
-            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            remaining = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
             if own_tokens >= reached * whole and (
-                best < 0 or rest < models.layers[table[best, k.HEAD_LAYER], k.REMAINING]
+                best < 0 or remaining < models.layers[table[best, k.HEAD_LAYER], k.REMAINING]
             ):
                 best = i
     return best
@@ -266,7 +266,7 @@ def _least_idle(models, rules, state, table, count):
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
     wants_weights = wants_space = False
     for second_pass in range(2):
-        choice, least, all_weights, all_space = -1, (0, 0), True, True
+        choice, best_key, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
@@ -285,8 +285,8 @@ def _least_idle(models, rules, state, table, count):
                 key = weave_key(total, inherent, distance)
             else:
                 key = weave_due_key(total, table[i, k.HEAD_DUE])
-            if choice < 0 or key < least:
-                choice, least = i, key
+            if choice < 0 or key < best_key:
+                choice, best_key = i, key
         if choice >= 0:
             best = choice
         if second_pass or not (all_weights or all_space):

@@ -73,12 +73,12 @@ def set_segment_speeds(models, rules, state):
             continue
         speed = share
         if len(losses) and active > 1:
-            kind, lost = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
+            kind, lost_share = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
             for j in range(clocks[k.RUNNING]):
                 if segments[j, k.SEG_BEGIN] <= now:
-                    lost += losses[kind, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
-            lost -= losses[kind, kind]  # the loop has counted the segment itself
-            speed = share * max(rules.least_speed, 1.0 - lost)
+                    lost_share += losses[kind, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
+            lost_share -= losses[kind, kind]  # the loop has counted the segment itself
+            speed = share * max(rules.least_speed, 1.0 - lost_share)
         speeds[i, k.SPEED] = speed
         if not segments[i, k.ABORTED]:
             # Less the rounding of speeds, which must not add a tick (AT_ONCE).
@@ -95,18 +95,18 @@ def end_segments(models, rules, state, log):
     if not any_ended:
         return
     settle(models, state)
-    left = 0
+    still_running = 0
     for i in range(clocks[k.RUNNING]):
         if segments[i, k.SEG_END] > now:
-            k.copy_row(segments[i], segments[left])
-            k.copy_row(speeds[i], speeds[left])
-            left += 1
+            k.copy_row(segments[i], segments[still_running])
+            k.copy_row(speeds[i], speeds[still_running])
+            still_running += 1
             continue
         k.copy_row(segments[i], state.unseen[clocks[k.UNSEEN]])
         clocks[k.UNSEEN] += 1
         if not segments[i, k.ABORTED]:
             _account(models, state, log, segments[i])
-    clocks[k.RUNNING] = left
+    clocks[k.RUNNING] = still_running
     set_segment_speeds(models, rules, state)
 
 
@@ -128,7 +128,7 @@ def _account(models, state, log, segment):
 
 
 @called
-def start_segment(models, terms, rules, state, log, stream, place, at):
+def start_segment(models, terms, rules, state, log, stream, place, layer_row):
     """Start the next segment of a batch on a lane, after the time that the engine takes for that (``rules.step``)."""
     clocks, job = state.clocks, state.jobs[stream, place]
     started = clocks[k.CHANNEL] + rules.step
@@ -138,15 +138,15 @@ def start_segment(models, terms, rules, state, log, stream, place, at):
     clocks[k.WAS_BUSY] = rules.step > 0
     settle(models, state)
     n = clocks[k.RUNNING]
-    hand_over, ticks = 0, models.layers[at, k.COMPUTE]
+    hand_over, ticks = 0, models.layers[layer_row, k.COMPUTE]
     if len(models.work):
         first, end = models.programs[job[k.PROGRAM], k.FIRST], models.programs[job[k.PROGRAM] + 1, k.FIRST]
-        drawn = _draw_ticks(models, terms, stream, job[k.QUERY], at, at - first, end - first)
+        drawn = _draw_ticks(models, terms, stream, job[k.QUERY], layer_row, layer_row - first, end - first)
         hand_over = _next_hand_over(models, rules, clocks)
         ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, k.SPEED] = 1.0
     row = state.segments[n]
-    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, at
+    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, layer_row
     row[k.SEG_PROGRAM], row[k.SEG_QUERY] = job[k.PROGRAM], job[k.QUERY]
     row[k.SEG_BEGIN] = clocks[k.CHANNEL] + hand_over
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
@@ -166,12 +166,13 @@ def _next_hand_over(models, rules, clocks):
 
 
 @inlined
-def _draw_ticks(models, terms, stream, query, at, layer, layers):
+def _draw_ticks(models, terms, stream, query, layer_row, layer, layers):
     """Return the ticks of a segment alone, as in a measured run; successive batches take the runs in turn.
 
-    at: row of ``Models.layers``; layer, layers: its number within the program, and the program's number of layers.
+    layer_row: row of ``Models.layers``; layer, layers: its number within the program, and the program's number of
+    layers.
     """
-    ticks, runs = models.work[at], terms[stream, k.RUNS_MEASURED]
+    ticks, runs = models.work[layer_row], terms[stream, k.RUNS_MEASURED]
     if runs:
         ticks *= models.spread[terms[stream, k.SPREAD] + (terms[stream, k.FIRST_RUN] + query) % runs * layers + layer]
     return max(1.0, ticks)

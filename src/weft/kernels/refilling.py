@@ -103,8 +103,8 @@ def _is_exit(models, terms, layer):
 def _rest(models, terms, size, layer):
     """Return the estimated ticks from a layer to the end at a batch size."""
     program = terms[0, k.BASE] + size - 1
-    at = models.programs[program, k.FIRST] + layer
-    return models.layers[at, k.REMAINING] if at < models.programs[program + 1, k.FIRST] else 0
+    layer_row = models.programs[program, k.FIRST] + layer
+    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[program + 1, k.FIRST] else 0
 
 
 @called
@@ -209,15 +209,15 @@ def _sweep(models, terms, refilling, low, high, skip, start, now):
     flight, dues, leaving = refilling.flight, refilling.dues, refilling.leaving
     layers = len(leaving)
     time, size, cost = start, 0, 0.0
-    for at in range(flight[low, AT_LAYER], layers):
+    for layer in range(flight[low, AT_LAYER], layers):
         for row in range(low, high):
-            if flight[row, AT_LAYER] == at:
+            if flight[row, AT_LAYER] == layer:
                 size += flight[row, COUNT]
-        time += _rest(models, terms, size, at) - _rest(models, terms, size, at + 1)
-        if at + 1 < layers and not _is_exit(models, terms, at + 1):
+        time += _rest(models, terms, size, layer) - _rest(models, terms, size, layer + 1)
+        if layer + 1 < layers and not _is_exit(models, terms, layer + 1):
             continue
         for row in range(low, high):
-            share = leaving[flight[row, AT_LAYER], at + 1]
+            share = leaving[flight[row, AT_LAYER], layer + 1]
             if share > 0:
                 late, first_known = 0, skip if row == 0 else 0
                 for place in range(first_known, first_known + flight[row, KNOWN_DUES]):

@@ -73,7 +73,7 @@ def fresh_heads(state: k.LoopState, lanes: int) -> k.LoopHeads:
 def serve_until(until, models, terms, rules, state, log, heads, coming, refilling):
     """Run the loop as ``serve`` does, but return False before any decision at *until* or later; later arrivals wait."""
     clocks = state.clocks
-    done = False
+    finished = False
     while clocks[k.CHANNEL] < until:
         if rules.device == k.NPU and clocks[k.ISSUES] + 1 >= len(state.before):
             _forget_old_issues(rules, state)
@@ -85,13 +85,13 @@ def serve_until(until, models, terms, rules, state, log, heads, coming, refillin
             continue
         soonest = next_arrival(terms, state, coming)
         if clocks[k.GIVEN_UP] or (soonest == k.NONE and until == k.NONE and not any_busy(state)):
-            done = True
+            finished = True
             break
         soonest = min(soonest, _next_event(models, terms, state))
         _wait(models, rules, state, min(max(soonest, clocks[k.CHANNEL]), until))
     if until < k.NONE:
         take(models, terms, rules, state, log, heads, coming)
-    return done
+    return finished
 
 
 @called
@@ -116,9 +116,9 @@ def _account(models, terms, rules, state, log, heads, coming):
         clocks[k.FIRST_DUE] = k.NONE
         return take(models, terms, rules, state, log, heads, coming)
     _expire(models, terms, rules, state, log)
-    known = take(models, terms, rules, state, log, heads, coming)
+    all_known = take(models, terms, rules, state, log, heads, coming)
     clocks[k.FIRST_DUE], _, _, _ = first_strict(terms, state)
-    return known
+    return all_known
 
 
 @called
@@ -157,15 +157,15 @@ def _step(models, terms, rules, state, log, heads, refilling):
         if place == NO_BATCH or clocks[k.GIVEN_UP]:
             return False
     job = state.jobs[stream, place]
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     job[k.LAYER] += 1
     job[k.LAST_ISSUED], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
-    state.streams[stream, k.SERVED] += max(models.layers[at, k.FETCH], models.layers[at, k.COMPUTE])
+    state.streams[stream, k.SERVED] += max(models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE])
     if rules.device == k.HOST:
         job[k.COMPUTING] = 1
-        start_segment(models, terms, rules, state, log, stream, place, at)
+        start_segment(models, terms, rules, state, log, stream, place, layer_row)
     else:
-        _issue(models, rules, state, log, stream, place, at)
+        _issue(models, rules, state, log, stream, place, layer_row)
         advance(models, terms, rules, state, log, stream, place, clocks[k.ARRAY])
     return True
 
@@ -262,9 +262,9 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
 
     kind: READY for waiting requests, BELATED for late ones; ring: the table of those requests.
     """
-    which = k.WAITING if kind == k.READY else k.BELATED_RING
-    row, oldest = table[count], front(ring, state.rings, stream, which)[k.ARRIVAL]
-    size = min(state.rings[stream, which, k.LENGTH], terms[stream, k.MAX_BATCH])
+    ring_kind = k.WAITING if kind == k.READY else k.BELATED_RING
+    row, oldest = table[count], front(ring, state.rings, stream, ring_kind)[k.ARRIVAL]
+    size = min(state.rings[stream, ring_kind, k.LENGTH], terms[stream, k.MAX_BATCH])
     program = terms[stream, k.BASE] + size - 1
     row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM] = stream, kind, program
     row[k.HEAD_QUERY], row[k.HEAD_SIZE] = state.counts[stream, k.QUERIES], size
@@ -306,20 +306,20 @@ def _latest_end(models, table, count, now):
 
     Heads by deadline, those with equal deadlines in the order of the table.
     """
-    latest, need, last = k.NONE, 0, -1
+    latest, need, last_due = k.NONE, 0, -1
     while True:
         due = k.NONE
         for i in range(count):
-            if last < table[i, k.HEAD_DUE] < due:
+            if last_due < table[i, k.HEAD_DUE] < due:
                 due = table[i, k.HEAD_DUE]
         if due == k.NONE:
             return latest
         for i in range(count):
-            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
-            if table[i, k.HEAD_DUE] == due and now + need + rest <= due:
-                need += rest
+            remaining = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            if table[i, k.HEAD_DUE] == due and now + need + remaining <= due:
+                need += remaining
                 latest = min(latest, due - need)
-        last = due
+        last_due = due
 
 
 # Preemption on a host
@@ -333,12 +333,14 @@ def _preempt(models, terms, rules, state, log, heads):
     """
     victim, lost_ticks, next_end = -1, 0, k.NONE
     for i in range(state.clocks[k.RUNNING]):
-        rest = rest_of(models, state, i)
-        next_end = min(next_end, rest)
+        remaining = rest_of(models, state, i)
+        next_end = min(next_end, remaining)
         if stoppable(models, rules, state, i):
-            done = models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - rest
-            if victim < 0 or done < lost_ticks:
-                victim, lost_ticks = i, done
+            computed = (
+                models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - remaining
+            )
+            if victim < 0 or computed < lost_ticks:
+                victim, lost_ticks = i, computed
     if victim < 0:
         return
     count = _list_heads(models, terms, rules, state, log, heads)
@@ -386,13 +388,13 @@ def _forget_old_issues(rules, state):
 
 
 @called
-def _issue(models, rules, state, log, stream, place, at):
-    """Issue the next layer of a batch, row *at* of ``Models.layers``, on the NPU."""
+def _issue(models, rules, state, log, stream, place, layer_row):
+    """Issue the next layer of a batch, row *layer_row* of ``Models.layers``, on the NPU."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]
-    size, busy, n = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE], clocks[k.ISSUES]
+    size, busy, n = models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE], clocks[k.ISSUES]
     x = clocks[k.FETCHED] - rules.buffer + size
-    seen = caught_up(before, clocks[k.POINTER], x)
-    end, _ = on_chip(before, peak, seen, peak[n], clocks[k.CHANNEL], size, x)
+    pointer = caught_up(before, clocks[k.POINTER], x)
+    end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
     if clocks[k.LOGGED] < len(log.issues):
         row = log.issues[clocks[k.LOGGED]]
@@ -401,7 +403,7 @@ def _issue(models, rules, state, log, stream, place, at):
         clocks[k.LOGGED] += 1
     clocks[k.COMPUTED] += busy
     clocks[k.CHANNEL], clocks[k.ARRAY], clocks[k.FETCHED] = end, array, fetched
-    clocks[k.ISSUES], clocks[k.POINTER] = n, seen
+    clocks[k.ISSUES], clocks[k.POINTER] = n, pointer
     clocks[k.LAST_STREAM], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
 
 
@@ -419,9 +421,9 @@ def _remaining_alone(fetch, compute, buffer, issues, out):
     fetch, compute, issues, out = borrowed((fetch, compute, issues, out))
     before, peak = issues[0], issues[1]
     for first in range(len(fetch)):
-        channel = array = fetched = seen = n = 0
-        for at in range(first, len(fetch)):
-            x = fetched - buffer + fetch[at]
-            channel, seen = on_chip(before, peak, seen, peak[n], channel, fetch[at], x)
-            array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[at], compute[at])
+        channel = array = fetched = pointer = n = 0
+        for layer in range(first, len(fetch)):
+            x = fetched - buffer + fetch[layer]
+            channel, pointer = on_chip(before, peak, pointer, peak[n], channel, fetch[layer], x)
+            array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[layer], compute[layer])
         out[first] = array

@@ -14,9 +14,9 @@ from weft.kernels.host_lanes import rest_of
 
 
 @inlined
-def front(ring, rings, stream, which):
-    """Return the first entry of a stream's ring; *which*: WAITING, BELATED_RING or RETURNING."""
-    return ring[stream, rings[stream, which, k.HEAD]]
+def front(ring, rings, stream, ring_kind):
+    """Return the first entry of a stream's ring; *ring_kind*: WAITING, BELATED_RING or RETURNING."""
+    return ring[stream, rings[stream, ring_kind, k.HEAD]]
 
 
 @inlined
@@ -40,9 +40,9 @@ def _insert_request(ring, rings, stream, arrival, leaves, number):
 
 
 @inlined
-def _pop_front(ring, rings, stream, which):
+def _pop_front(ring, rings, stream, ring_kind):
     """Remove the first entry of a stream's ring."""
-    bounds = rings[stream, which]
+    bounds = rings[stream, ring_kind]
     bounds[k.HEAD] = _wrap(ring, bounds[k.HEAD] + 1)
     bounds[k.LENGTH] -= 1
 
@@ -53,12 +53,12 @@ def _schedule_return(terms, state, stream, now):
     think = terms[stream, k.THINK]
     if think < 0:
         return
-    ring, bounds, back = state.returning, state.rings[stream, k.RETURNING], now + think
+    ring, bounds, return_tick = state.returning, state.rings[stream, k.RETURNING], now + think
     place = bounds[k.LENGTH]
-    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > back:
+    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > return_tick:
         ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
         place -= 1
-    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = back
+    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = return_tick
     bounds[k.LENGTH] += 1
 
 
@@ -123,12 +123,12 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
         )
         return
     if not _busy(state, stream):  # an idle stream must not claim the service that it did not use (policy fair)
-        least = k.NONE
+        least_served = k.NONE
         for s in range(len(terms)):
             if _busy(state, s):
-                least = min(least, state.streams[s, k.SERVED])
-        if least < k.NONE:
-            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least)
+                least_served = min(least_served, state.streams[s, k.SERVED])
+        if least_served < k.NONE:
+            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least_served)
     _insert_request(state.queue, state.rings, stream, arrival, leaves, clocks[k.ADMITTED])
     clocks[k.ADMITTED] += 1
 
@@ -242,8 +242,8 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
 @inlined
 def rest_of_batch(models, job):
     """Return the expected ticks of the layers of a batch that were not issued."""
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    return models.layers[at, k.REMAINING] if at < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
 
 
 @inlined
@@ -280,11 +280,11 @@ def _free_time(rules, begun, count, waiting):
             if begun[i] > begun[longest]:
                 longest = i
         begun[placed], begun[longest] = begun[longest], begun[placed]
-        least = 0
+        least_loaded = 0
         for lane in range(1, rules.lanes):
-            if lanes[lane] < lanes[least]:
-                least = lane
-        lanes[least] += begun[placed]
+            if lanes[lane] < lanes[least_loaded]:
+                least_loaded = lane
+        lanes[least_loaded] += begun[placed]
     for place in range(1, rules.lanes):  # ``sort`` would take longer to compile than all else here
         while place > 0 and lanes[place] < lanes[place - 1]:
             lanes[place - 1], lanes[place] = lanes[place], lanes[place - 1]
@@ -363,9 +363,9 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
     if not rules.strict and rules.late == k.KEEP:
         return
     rings, deadline = state.rings, terms[stream, k.DEADLINE]
-    rest = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    remaining = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
     # Requests of a stream have the same time to the deadline, so arrivals are compared instead of deadlines.
-    earliest_arrival = clock + rest * rules.foresight // 100 - deadline
+    earliest_arrival = clock + remaining * rules.foresight // 100 - deadline
     while rings[stream, k.WAITING, k.LENGTH] > 0:
         row = front(state.queue, rings, stream, k.WAITING)
         arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
@@ -403,8 +403,10 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
             continue
         if job[k.LATE] and not rules.refills:
             continue
-        at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-        expected_end = clock + models.layers[at, k.REMAINING] * rules.foresight // 100  # earlier deadlines are missed
+        layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+        expected_end = (
+            clock + models.layers[layer_row, k.REMAINING] * rules.foresight // 100
+        )  # earlier deadlines are missed
         if not rules.refills:
             if expected_end <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
@@ -448,8 +450,8 @@ def ready_at(models, terms, state, stream):
         return oldest + term[k.DEADLINE] * term[k.WAITS] // 100
     if term[k.TIMEOUT] == 0:
         return 0
-    rest = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
-    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - rest)
+    remaining = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
+    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - remaining)
 
 
 @called
@@ -480,14 +482,14 @@ def begin(terms, state, stream, program, belated):
     size = program - terms[stream, k.BASE] + 1
     oldest = k.NONE
     for i in range(size):
-        ring, which = state.queue, k.WAITING
+        ring, ring_kind = state.queue, k.WAITING
         if belated or state.rings[stream, k.WAITING, k.LENGTH] == 0:
-            ring, which = state.late, k.BELATED_RING
-        row, member = front(ring, state.rings, stream, which), state.members[stream, place, i]
+            ring, ring_kind = state.late, k.BELATED_RING
+        row, member = front(ring, state.rings, stream, ring_kind), state.members[stream, place, i]
         oldest = min(oldest, row[k.ARRIVAL])
         k.copy_row(row, member)
         member[k.GONE] = 0
-        _pop_front(ring, state.rings, stream, which)
+        _pop_front(ring, state.rings, stream, ring_kind)
     job = jobs[stream, place]
     job[k.USED], job[k.LATE], job[k.PROGRAM], job[k.LAYER], job[k.SIZE] = 1, belated, program, 0, size
     job[k.QUERY], job[k.LAST_ISSUED], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
@@ -512,9 +514,9 @@ def _free_place(state, stream, place):
 def advance(models, terms, rules, state, log, stream, place, end):
     """Account for a layer computed at *end*: end the batch, answer requests that leave at an exit, or merge batches."""
     job = state.jobs[stream, place]
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[at - 1, k.EXIT]) or _answer_done(
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    done = layer_row == models.programs[job[k.PROGRAM] + 1, k.FIRST]
+    stays = not (done or models.layers[layer_row - 1, k.EXIT]) or _answer_done(
         models, terms, rules, state, log, stream, place, end, done
     )
     if stays and rules.refills:

@@ -301,14 +301,14 @@ def _pick_earliest(tables, cluster, up, first, count, gate, turn, now):
 
     first: the model's first entry in ``ClusterTables.stream``; turn: the number of the model's requests before this.
     """
-    best, least = turn % count, k.NONE
+    best, earliest = turn % count, k.NONE
     for step in range(count):
         place = (turn + step) % count
         stream = tables.stream[first + place]
         if up[tables.machine[stream], UP] == 1:
             end = _expected_answer(tables, cluster, gate, stream, now)
-            if end < least:
-                best, least = place, end
+            if end < earliest:
+                best, earliest = place, end
     return best
 
 
@@ -326,24 +326,24 @@ def _pick_by_share(tables, up, first, count, draw):
 
 
 @part
-def _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other):
+def _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other_place):
     """Return the better of two replica indices, by requests on the machine or by expected answer.
 
-    *place* if the machine of *other* is down.
+    *place* if the machine of *other_place* is down.
     """
-    stream, other_stream = tables.stream[first + place], tables.stream[first + other]
+    stream, other_stream = tables.stream[first + place], tables.stream[first + other_place]
     if up[tables.machine[other_stream], UP] == 0:
         return place
     if routing.router == TWO_CHOICES or routing.router == TWO_IN_FLIGHT:
         column = WAITING if routing.router == TWO_CHOICES else IN_FLIGHT
-        here = cluster.ahead[gate, tables.machine[stream], column]
-        there = cluster.ahead[gate, tables.machine[other_stream], column]
+        cost = cluster.ahead[gate, tables.machine[stream], column]
+        other_cost = cluster.ahead[gate, tables.machine[other_stream], column]
     else:
-        here, there = (
+        cost, other_cost = (
             _expected_answer(tables, cluster, gate, stream, now),
             _expected_answer(tables, cluster, gate, other_stream, now),
         )
-    return other if there < here else place
+    return other_place if other_cost < cost else place
 
 
 @part
@@ -427,8 +427,8 @@ def _write_report(machine, now, state, terms, models, tables, routing, cluster, 
         for place in range(state.streams[stream, k.PLACES]):
             job = state.jobs[stream, place]
             if job[k.USED] == 1 and job[k.LATE] == 0:
-                at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-                array += tables.rest_compute[at]
-                channel += tables.rest_fetch[at]
+                layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+                array += tables.rest_compute[layer_row]
+                channel += tables.rest_fetch[layer_row]
     report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING] = array, channel, waiting
     report[UP] = 1 if cluster.up[machine] else 0
