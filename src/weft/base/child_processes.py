@@ -115,6 +115,7 @@ def _read(stream: BinaryIO) -> list[memoryview]:
 
 def _read_exactly(stream: BinaryIO, size: int) -> memoryview:
     # not a bytearray: that would be zeroed first, while holding the global lock
+    """Read *size* bytes; EOFError if the stream ends before."""
     view, position = np.empty(size, np.uint8).data, 0
     while position < size:
         count = stream.readinto(view[position:])  # type: ignore[attr-defined]  # BinaryIO does not declare it
@@ -166,7 +167,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def send(self, message: object) -> None:
-        """Send a message; raises what ``death`` returns if the process has ended."""
+        """Send a message; raises the error of ``death`` if the process has ended."""
         parts = _pack(message)
         try:
             _write(self._input, parts)
@@ -174,7 +175,7 @@ class ChildProcess:
             raise self.death() from None
 
     def receive(self) -> Any:
-        """Wait for the next message; raises what ``death`` returns if the process has ended."""
+        """Wait for the next message; raises the error of ``death`` if the process has ended."""
         try:
             parts = _read(self._output)
         except (OSError, EOFError, ValueError):
@@ -182,7 +183,7 @@ class ChildProcess:
         return _unpack(parts)
 
     def call(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Have a child that runs ``answer_calls`` call a function of a module; raises what the function raises."""
+        """Have a child that runs ``answer_calls`` call a function of a module; raises the function's error."""
         self.send((function, arguments))
         return cast(Result, result_of(self.receive()))
 

@@ -9,7 +9,7 @@ WeftError
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── PlacingError      a machines file, a placement, or models that no machine can serve
-│   ├── PlanError         a plan folder, or what was planned
+│   ├── PlanError         a plan folder, or the models of a plan
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
 │   ├── TuneError         the input of a search for number formats
@@ -132,7 +132,7 @@ class TuneError(InputError):
 
 
 class EvaluationError(TuneError):
-    """A configuration could not be scored; ``output`` is what the evaluation printed before it failed."""
+    """A configuration could not be scored; ``output`` is the text that the evaluation printed before."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)

@@ -83,7 +83,7 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
 def _descriptor(path: Path) -> int | None:
     """Return the file descriptor that a name like /dev/stdout stands for; None for any other path.
 
-    Opening the name instead would truncate that file: what other processes wrote to it would be lost.
+    Opening the name instead would truncate that file: the output of other processes in it would be lost.
     """
     open_files = {os.path.realpath(folder) for folder in ("/dev/fd", "/proc/self/fd")}
     for _ in range(_MOST_LINKS):

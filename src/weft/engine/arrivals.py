@@ -18,7 +18,7 @@ Confidences = Mapping[int, float]
 
 
 class Ending(NamedTuple):
-    """What became of one request."""
+    """The end of one request: answered, dropped or refused."""
 
     stream: int
     arrival: int
@@ -69,7 +69,7 @@ class Arrivals:
         return self
 
     def take(self, now: int) -> Iterable[Ticket]:
-        """Return the requests that arrived by *now*; of a stream, those at given times before those of clients."""
+        """Return the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
         return self._take_due(now) if self._soonest <= now else ()
 
     def _take_due(self, now: int) -> Iterator[Ticket]:

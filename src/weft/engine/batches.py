@@ -108,7 +108,7 @@ class Batcher:
         return [batch for batch in paused if batch.home is None or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
-        """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those.
+        """Return whether another batch may begin: fewer than one on time per lane, or it is due before all these.
 
         batches: the batches in flight that still need a lane.
         """

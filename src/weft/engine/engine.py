@@ -58,7 +58,7 @@ class Source(Protocol):
         ...
 
     def offer(self, device: DeviceClocks) -> Offer:
-        """Return what could be issued at this instant of the device."""
+        """Return the layers that could be issued now, given the device's clocks."""
         ...
 
     def next_event(self) -> int:

@@ -208,7 +208,7 @@ class Requests:
         return batch
 
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
-        """Set the exit threshold of every member of a batch that begins: the request's own, or the one under this load.
+        """Set the exit threshold of each member of a batch that begins: the request's own, or that of the present load.
 
         The load is the time that another request would wait now. The part of one request alone after its first layer
         is subtracted: a single running request is no load.

@@ -1,4 +1,4 @@
-"""The weight buffer within compiled loops: when a layer is on chip, and what an issue adds to the columns.
+"""The weight buffer within compiled loops: when a layer is on chip, and the columns that record the issues.
 
 Twin of ``weft.devices.decoupled``, which scans the resident layers. The docstring of the package ``weft.kernels``
 defines the columns P and PM, and X: *before*[j] is P of issue j, *peak*[j + 1] is PM of issue j, and *x* is X.
@@ -26,7 +26,7 @@ def columns(places: int) -> npt.NDArray[np.int64]:
 
 @inlined
 def caught_up(before, pointer, x):
-    """Move a layer's pointer on from *pointer* to the first issue j with P[j] >= X, and return it."""
+    """Advance *pointer* to the first issue j with P[j] >= X, and return it."""
     while before[pointer] < x:
         pointer += 1
     return pointer

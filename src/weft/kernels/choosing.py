@@ -57,10 +57,10 @@ def choose(models, terms, rules, state, heads, count):
 @inlined
 def _one_sided(models, table, count):
     """Return whether the models of all heads are compute-bound, or all are memory-bound."""
-    heavy = 0
+    compute_bound_count = 0
     for i in range(count):
-        heavy += models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND]
-    return heavy in (0, count)
+        compute_bound_count += models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND]
+    return compute_bound_count in (0, count)
 
 
 @called
@@ -190,13 +190,13 @@ def _due_before(table, costs, i, j):
 
 
 @called
-def _mark_late(table, costs, order, candidates, now):
+def _mark_late(table, costs, order, count, now):
     """Moore and Hodgson: mark the heads outside the largest set that can be on time by a YIELDS of -1.
 
-    order: the rows of *candidates* heads in order of deadlines.
+    Heads that yield are left out first, then those of the highest cost. order: the rows of *count* heads by deadline.
     """
     planned_end = now
-    for place in range(candidates):
+    for place in range(count):
         planned_end += table[order[place], k.NEED]
         while planned_end > table[order[place], k.REACHABLE]:
             worst = -1
@@ -249,7 +249,7 @@ def compute_on_chip(models, rules, state, table, count):
             table[i, k.ON_CHIP] = clocks[k.CHANNEL]
         elif table[i, k.MAY_GO]:
             size = models.layers[table[i, k.HEAD_LAYER], k.FETCH]
-            x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]
+            x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]  # X of ``buffer``
             table[i, k.ON_CHIP], _ = on_chip(
                 state.before, state.peak, clocks[k.POINTER], highest, clocks[k.CHANNEL], size, x
             )

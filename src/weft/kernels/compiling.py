@@ -52,7 +52,7 @@ event.register("numba:compile", _Announcement())
 
 
 def loop(function: F, *, _counts: bool = True) -> F:
-    """Compile a function, and cache it on disk until a source changes that it is made of.
+    """Compile a function, and cache it on disk until one of the sources that it is made of changes.
 
     _counts: whether references to arrays are counted (see ``uncounted_loop``).
     """
@@ -153,7 +153,7 @@ def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return _without_owner(context, builder, arrays, arguments[0])
 
-    return arrays(arrays), generate
+    return arrays(arrays), generate  # a numba type called with types is a signature
 
 
 borrowed: Callable[[T], T] = _unchanged if _config.DISABLE_JIT else cast(Any, _drop_owner)

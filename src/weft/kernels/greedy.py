@@ -117,7 +117,7 @@ def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
     size, busy: its fetch and compute ticks. The candidate with the least key goes first.
     """
     channel, array, fetched, highest = clocks
-    x = fetched - buffer + size
+    x = fetched - buffer + size  # X of ``buffer``
     end, pointer = on_chip(before, peak, pointer, highest, channel, size, x)
     ahead = prefetchable(array, end, highest + x)
     for_weights, for_space, potential, inherent, distance = idle(size, busy, end, ahead, array, buffer, largest)

@@ -25,6 +25,7 @@ def replay(
 
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
+    """The loop. issues: the columns of ``buffer``. position: scratch space, the next layer of each stream."""
     fetch, compute, offsets, position, issues, chosen, times = borrowed(
         (fetch, compute, offsets, position, issues, chosen, times)
     )

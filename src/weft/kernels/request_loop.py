@@ -260,7 +260,7 @@ def _list_job(models, state, table, stream, place, count):
 def _list_batch(models, terms, state, ring, table, stream, kind, count):
     """Write the first layer of a batch of waiting requests to row *count* of the table; return the new number of heads.
 
-    kind: READY for waiting requests, BELATED for late ones; ring: the table of those requests.
+    kind: READY for waiting requests, BELATED for late ones; ring: the table of such requests.
     """
     ring_kind = k.WAITING if kind == k.READY else k.BELATED_RING
     row, oldest = table[count], front(ring, state.rings, stream, ring_kind)[k.ARRIVAL]
@@ -275,7 +275,7 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
 
 @called
 def _mark_allowed(models, rules, state, table, count, on_time):
-    """Mark the heads that may be issued: all if none is on time; else those on time, and late ones as the rule says."""
+    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says."""
     for i in range(count):
         table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.HEAD_DUE] < k.NONE
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
@@ -392,7 +392,7 @@ def _issue(models, rules, state, log, stream, place, layer_row):
     """Issue the next layer of a batch, row *layer_row* of ``Models.layers``, on the NPU."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]
     size, busy, n = models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE], clocks[k.ISSUES]
-    x = clocks[k.FETCHED] - rules.buffer + size
+    x = clocks[k.FETCHED] - rules.buffer + size  # X of ``buffer``
     pointer = caught_up(before, clocks[k.POINTER], x)
     end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)

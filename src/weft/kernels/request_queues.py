@@ -456,7 +456,7 @@ def ready_at(models, terms, state, stream):
 
 @called
 def may_begin(terms, rules, state, stream):
-    """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those."""
+    """Return whether another batch may begin: fewer than one on time per lane, or it is due before all these."""
     streams, jobs = state.streams, state.jobs
     if streams[stream, k.BATCHES_IN_FLIGHT] == 0:
         return True
@@ -525,7 +525,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
 
 @shared
 def _answer_done(models, terms, rules, state, log, stream, place, end, done):
-    """Answer the requests that are done after a layer: all if *done*, else those that leave at this exit.
+    """Answer the requests that are done after a layer: all if *done*, else the requests that leave at this exit.
 
     Returns whether any requests stay in the batch.
     """
@@ -536,12 +536,12 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
             due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
             if not members[i, k.GONE] and due < end:
                 drop_member(models, terms, rules, state, log, stream, place, i, due)
-    first = members[0, k.ARRIVAL]
+    first_arrival = members[0, k.ARRIVAL]
     for i in range(size):
         if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
             staying += 1
     if done and not state.clocks[k.GIVEN_UP]:  # before any answer, which may give the run up
-        state.counts[stream, k.BATCHES] += first >= rules.warm
+        state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
     if done:
         _free_place(state, stream, place)
     for i in range(size):
@@ -553,15 +553,15 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
         return False
     if staying == 0:
         if not state.clocks[k.GIVEN_UP]:
-            state.counts[stream, k.BATCHES] += first >= rules.warm
+            state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
         _free_place(state, stream, place)
         return False
-    place_left = 0
+    next_row = 0
     for i in range(size):
         if not members[i, k.GONE]:
-            k.copy_row(members[i], members[place_left])
-            place_left += 1
-    job[k.SIZE], job[k.PROGRAM] = place_left, terms[stream, k.BASE] + place_left - 1
+            k.copy_row(members[i], members[next_row])
+            next_row += 1
+    job[k.SIZE], job[k.PROGRAM] = next_row, terms[stream, k.BASE] + next_row - 1
     _set_due(terms, state, stream, place)
     return True
 

@@ -23,6 +23,8 @@ NONE = 1 << 62
 NPU, HOST = range(2)
 """Devices: an NPU fetches ahead; the lanes of a host compute one segment at a time."""
 FIFO, FAIR, ROUND_ROBIN, EDF, PRIORITY, PUNCTUAL, PREMA, LAYERWEAVER, LAYERWEAVER_PLUS, WEFT_PLUS = range(10)
+"""Policies, in an order that comparisons use: up to ROUND_ROBIN they run whole batches, from LAYERWEAVER on they
+weave."""
 KEEP, DEMOTE, WEAVE = range(3)
 """Rules for late requests under which these are answered."""
 CHANNEL, ARRAY, FETCHED, ISSUES, POINTER, STEPS, COMPUTED, LOGGED, ANSWERED = range(9)

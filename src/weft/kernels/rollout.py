@@ -170,7 +170,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
                 continue
             size, busy = fetch[layer], compute[layer]
             if by_price:
-                x = fetched - buffer + size
+                x = fetched - buffer + size  # X of ``buffer``
                 end, pointers[stream] = on_chip(before, peak, pointers[stream], highest, channel, size, x)
                 cost = priced_idle(size, busy, end, channel, array, compute_price, memory_price, shortest, longest)
                 key = cost, progress[stream]
@@ -212,7 +212,7 @@ def _issue(stream, streams, rules, front, issues, clocks):
     layer = front.position[stream]
     size = streams.fetch[layer]
     before, peak = issues[0], issues[1]
-    x = clocks.fetched - rules.buffer + size
+    x = clocks.fetched - rules.buffer + size  # X of ``buffer``
     end, front.pointer[stream] = on_chip(before, peak, front.pointer[stream], peak[clocks.n], clocks.channel, size, x)
     array, fetched, n = issued(before, peak, clocks.n, clocks.array, end, clocks.fetched, size, streams.compute[layer])
     front.progress[stream] += streams.gains[layer]

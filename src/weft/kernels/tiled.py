@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 STRADDLE, REFETCH, GROUPS, BROADCAST = range(4)
 """Readings of how lanes side by side share a pass; see ``TiledNpu.p_reading``."""
 EDGES_ADDED, EDGES_WITHIN, EDGES_NONE = range(3)
-"""Readings of what the load of the first tiles and the write of a last tile cost; see ``TiledNpu.edges``."""
+"""Readings of the cost of loading the first tiles and writing the last one; see ``TiledNpu.edges``."""
 
 
 class ProductWork(NamedTuple):

@@ -184,8 +184,8 @@ def compare_requests(
     """Simulate the requests of a workload under several policies, on a machine that was measured.
 
     workload: a workload or its file. device: the result of ``weft.measure``, or the JSON file of such a machine
-    (``weft profile --device host``). policies: the names of policies, or ``ALL``. late: what happens to requests that
-    cannot be on time any more, by a name in ``LATE``. name: of the workload in the title; None: the name of its file.
+    (``weft profile --device host``). policies: the names of policies, or ``ALL``. late: the rule for requests that
+    cannot be on time any more, a name in ``LATE``. name: of the workload in the title; None: the name of its file.
     most_segments: about the number of segments to simulate, over all policies; None: the whole workload. A longer
     workload is cut short at the same time for all policies, so that they see the same requests. on_progress: called
     before each policy.

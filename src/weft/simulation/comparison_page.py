@@ -122,7 +122,7 @@ def _saturated_row(report: Report) -> list[str]:
 
 
 def _remarks(report: Report) -> list[str]:
-    """Return what the table does not show: the report's own remark, and the streams that completed no query."""
+    """Return the remarks below the table: the report's own, and the streams that completed no query."""
     starved = [f"no query of {stream.model} was completed" for stream in report.streams if not stream.queries]
     return [*([report.remark] if report.remark else []), *starved]
 

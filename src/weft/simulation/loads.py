@@ -196,6 +196,7 @@ def _table(loads: SustainedLoads) -> ResultTable:
 
 
 def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
+    """Return the notes below the table of loads."""
     explanation = (
         "p99 of each stream in turn; load: share of the lanes' time in which they compute"
         if on_host

@@ -226,6 +226,7 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
 
 
 def _read(path: str | Path) -> _BenchFile:
+    """Read a result of ``weft bench``; InputError if it is none, or has no single requests."""
     raw = read_json(path, InputError)
     streams = raw.get("streams") if isinstance(raw, dict) else None
     if isinstance(streams, list) and any(isinstance(stream, dict) and "latency_s" not in stream for stream in streams):
@@ -364,6 +365,7 @@ def _sent_ticks(stream: _Stream) -> Ints:
 
 
 def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: int) -> Terms:
+    """Return the terms of stream number *index*. first_program: the number of its program at batch 1."""
     streams = bench.workload.get("stream")
     priority = streams[index].get("priority", 1) if isinstance(streams, list | tuple) else 1
     return Terms(
@@ -384,6 +386,7 @@ def _deadline_s(bench: _BenchFile, index: int) -> float:
 
 
 def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
+    """Return the measured segments of a model at a batch size as a program; each takes *hand_over_s* longer."""
     times = model.seen_s.get(batch) or model.times_s.get(batch) or []
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
@@ -403,6 +406,7 @@ def _measured_latencies(stream: _Stream) -> Floats:
 
 
 def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
+    """Return the figures of latencies in seconds, NaN for requests without an answer."""
     answered = latency_s[~np.isnan(latency_s)]
     missed = None
     if len(latency_s) and deadline_s is not None:

@@ -141,7 +141,8 @@ def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> f
     all_done: whether every stream issued all its queries; a stream that has issued its last layer is then not behind.
     """
     gains = band.gains(setting.programs)
-    # For each stream, its progress after every issue of the run.
+    # For each stream, its progress after every issue of the run. ``minimum`` keeps the index in range at issues of
+    # other streams, whose values ``where`` discards.
     progress_by_stream = [
         np.where(trace.stream == index, np.array(gain, np.int64)[np.minimum(trace.layer, len(gain) - 1)], 0).cumsum()
         for index, gain in enumerate(gains)

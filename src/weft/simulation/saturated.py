@@ -92,7 +92,7 @@ def simulate(
 
 
 def _describe_choice(requested: Policy, chosen: Policy) -> str:
-    """Return what a trial before the run decided, for the user; empty if it changed nothing."""
+    """Return the decisions of a trial before the run as a text; empty if it changed nothing."""
     changes = [f"as {described(chosen)}"] if described(chosen) != described(requested) else []
     if chosen.setting.kept_mix:
         changes.append(f"kept at a mix of {':'.join(f'{part:.3g}' for part in chosen.setting.kept_mix)}")

@@ -29,7 +29,7 @@ SMALLEST, LARGEST = 2.0**-40, 2.0**40
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One search: a workload, a policy, and what counts as sustained."""
+    """One search: a workload, a policy, and the criterion for a sustained load."""
 
     workload: Workload
     policy: str

@@ -1,4 +1,4 @@
-"""``weft place``: which models share which machine; with ``--from``, adapted to what has changed."""
+"""``weft place``: which models share which machine; with ``--from``, adapted to changes."""
 
 from __future__ import annotations
 

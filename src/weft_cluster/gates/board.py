@@ -1,7 +1,7 @@
 """A gate's estimates of the servers behind it, and the choice of a server for a request.
 
 Estimates and routers are those of ``weft_cluster.routing.router``, so a gate decides as a simulated cluster does. Until
-a server has reported, requests cost what the placement says. Times are nanoseconds.
+a server has reported, the placement predicts the cost of requests. Times are nanoseconds.
 """
 
 from __future__ import annotations

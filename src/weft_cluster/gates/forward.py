@@ -86,7 +86,7 @@ class Link:
         self._sooner.set()
 
     def want(self, wanted: bool) -> None:
-        """Set whether the server gets new requests; those that it has are answered."""
+        """Set whether the server gets new requests; requests that it already has are answered."""
         self._wanted = wanted
         self._set_up(up=self.up)
 

@@ -194,14 +194,14 @@ class Gate:
         Known servers keep their connections; a server that is not listed gets no new requests, and is removed by a
         later call after it has answered its requests.
         """
-        known = {(link.target.url, link.placed): link for link in self.links.values()}
-        wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
-        for url, machine in wanted:
-            if (url, machine) not in known:
+        linked = {(link.target.url, link.placed): link for link in self.links.values()}
+        listed = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
+        for url, machine in listed:
+            if (url, machine) not in linked:
                 self._add_server(url, machine)
-        for key, link in known.items():
-            link.want(key in wanted)
-            if key not in wanted and not self.board.estimates[link.place].in_flight:
+        for key, link in linked.items():
+            link.want(key in listed)
+            if key not in listed and not self.board.estimates[link.place].in_flight:
                 self._past.append(self._row(link))
                 del self.links[link.place]
                 self.board.remove(link.place)

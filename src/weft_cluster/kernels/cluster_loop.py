@@ -91,7 +91,7 @@ class ClusterState(NamedTuple):
     """(gates, lag + 1, machines, 2): work that a gate sent in each period, a ring."""
     ahead: Ints
     """(gates, machines, 4): a gate's estimates: array and channel work before a new request, the requests on the
-    machine as reported, and those in flight to or on it."""
+    machine as reported, and the requests in flight."""
     as_of: Ints
     """(gates, machines): the time of the values in ``ahead``."""
     up: Bools
@@ -162,7 +162,7 @@ def run(end, models, terms, loop_rules, state, log, heads, tables, routing, clus
 
 @part
 def _apply_failures(loop_rules, state, tables, cluster, period):
-    """Stop machines that fail in a period, which lose all their requests; restart, empty, those that come back."""
+    """Stop machines that fail in a period, which lose all their requests; restart, idle, those whose failure ends."""
     for row in range(len(tables.failures)):
         machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
         if begin == period:
@@ -231,7 +231,7 @@ def _restart(state, machine):
 
 @part
 def _update_estimates(routing, cluster, period):
-    """Set every gate's estimates at the start of a period: the newest report, plus what was sent since.
+    """Set every gate's estimates at the start of a period: the newest report, plus the work sent since.
 
     A gate assumes that the other gates sent as much as it did.
     """

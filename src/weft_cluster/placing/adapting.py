@@ -201,10 +201,10 @@ def _remove_machines(problem: PlacingProblem, lost: Sequence[str]) -> PlacingPro
     for name in lost:
         if name not in names:
             raise PlacingError(unknown_name("machine", name, names))
-    left = [number for number, name in enumerate(names) if name not in lost]
-    if not left:
+    remaining = [number for number, name in enumerate(names) if name not in lost]
+    if not remaining:
         raise PlacingError("no machine is left; name fewer of them as lost")
-    return problem.section(left, range(len(problem.demands)))
+    return problem.section(remaining, range(len(problem.demands)))
 
 
 def _objective_value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
@@ -233,15 +233,15 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
     lowered_caps = replace(problem, cap=problem.cap * (1 - hysteresis))
     filling, unplaced = carried_over(lowered_caps, before)
     mover = _ModelMover(filling)
-    over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
-    for machine in np.flatnonzero(over).tolist():
+    is_over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
+    for machine in np.flatnonzero(is_over).tolist():
         unplaced += mover.relieve(machine)
     used_before = filling.used
     still_unplaced = mover.settle(unplaced)
     if before.objective in ("machines", "cost") and not still_unplaced:
         mover.close_new_machines(used_before)
         mover.empty_machines()
-    # What still has no place may fill machines up to their real caps.
+    # Pieces without a place may fill machines up to their real caps.
     mover.filling = Filling(problem, mover.filling.shares)
     mover.settle(still_unplaced)
     return mover.filling

@@ -31,7 +31,7 @@ class Filling:
         self._homes: dict[int, set[int]] = {}
         """Model -> the machines that have it."""
         self.loads = np.zeros((machines, 2))
-        """(machine, row): the two loads."""
+        """(machine, 2): the two loads (``PlacingProblem.rows``)."""
         self.bytes = np.zeros(machines)
         self.longest_s = np.zeros(machines)
         """(machine): the longest segment of its models."""
@@ -166,10 +166,10 @@ class Piece(NamedTuple):
     """The machines that it may go to; empty: any."""
 
 
-def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[Piece]:
-    """Order the models to place: first those with few possible machines, then by size; divide those that need several.
+def pieces(problem: PlacingProblem, bound: PlacingBound | None = None) -> list[Piece]:
+    """Order the models to place: first those with few possible machines, then by size; divide models that need several.
 
-    wanted: the bound by whose division among groups of machines models are divided; None: not divided by groups.
+    bound: the bound by whose division among groups of machines models are divided; None: not divided by groups.
     """
     sizes = np.maximum(problem.rows.max(axis=1) / problem.cap[:, None], problem.bytes / problem.room_bytes[:, None])
     runnable = np.stack([problem.allowed[problem.kind_of == kind].any(axis=0) for kind in range(len(problem.kinds))])
@@ -177,7 +177,7 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
     choices = problem.allowed.sum(axis=0)
     unrestricted = choices >= choices.max(initial=0)
     sized = []
-    for piece, kind in _divide_by_bound(problem, wanted):
+    for piece, kind in _divide_by_bound(problem, bound):
         model, share, among = piece
         size = share * (smallest[model] if kind is None else sizes[kind, model])
         count = max(math.ceil(size / LARGEST_PIECE) if size > 1 else 1, 1 if among else problem.demands[model].replicas)
@@ -185,23 +185,23 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
     return [piece for _, _, piece in sorted(sized, key=lambda entry: entry[:2])]
 
 
-def _divide_by_bound(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
+def _divide_by_bound(problem: PlacingProblem, bound: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
     """Yield every model whole, or in the shares by which the bound divides it.
 
     Each piece comes with the kind of its machines; None if the model is whole.
     """
     for model, demand in enumerate(problem.demands):
-        if wanted is None or len(wanted.groups) == 1 or demand.replicas > 1:
+        if bound is None or len(bound.groups) == 1 or demand.replicas > 1:
             yield Piece(model, 1.0), None
             continue
         shares = {
             index: group_shares[model]
-            for index, group_shares in enumerate(wanted.shares)
+            for index, group_shares in enumerate(bound.shares)
             if group_shares.get(model, 0.0) > LEAST_PART
         }
         total = sum(shares.values())
         for index, share in shares.items():
-            group = wanted.groups[index]
+            group = bound.groups[index]
             yield Piece(model, share / total, group.members), group.kind
 
 
@@ -255,9 +255,9 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
 
 
 def _pick_machine(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """The machine, of those that *fits* allows, where the sum of the exponentials of its two loads grows least.
+    """Return the machine, among *fits*, on which the sum of the exponentials of the two loads grows least.
 
-    So models that need one resource join models that need the other.
+    So models that mostly need one resource are placed with models that mostly need the other.
     """
     problem = filling.problem
     candidates = np.flatnonzero(fits)

@@ -74,7 +74,7 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     """The hardware of machines of one kind, and how far it is used."""
 
     device: Name | None = None
-    """A profile of ``weft profile -o``, an NPU by name or file; None: rules say what each model takes."""
+    """A profile of ``weft profile -o``, an NPU by name or file; None: rules state the need of each model."""
     memory_gib: Positive
     """For weights and activations."""
     overlap: Share = 0.45
@@ -171,7 +171,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def all_machines(self) -> tuple[ClusterMachine, ...]:
-        """Every machine, in the order of the file; those of a group that is not named are numbered by kind."""
+        """Every machine, in the order of the file; machines of a group without a name are numbered by kind."""
         machines: list[ClusterMachine] = []
         used: dict[str, int] = {}
         for group in self.machine:

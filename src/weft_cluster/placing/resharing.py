@@ -131,7 +131,7 @@ class _SharesProgramme:
             rest = self._solver.NumVar(0.0, 1.0, "")
             served_sum.SetBounds(1.0, 1.0)
             served_sum.SetCoefficient(rest, 1.0)
-            self._goal.SetCoefficient(rest, size + 10 * NEW_MACHINE_PENALTY)
+            self._goal.SetCoefficient(rest, size + 10 * NEW_MACHINE_PENALTY)  # worse than any new machine
 
     def serve_many_times(self) -> Any:
         """Set the objective: the largest common multiple of all models' rates; return its variable."""
@@ -156,8 +156,8 @@ class _SharesProgramme:
                 filling.add(machine, model, share)
         served = filling.served()
         for model in np.flatnonzero((served < 1) & (served > 1 - len(filling.shares) * LEAST_SHARE)).tolist():
-            most = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
-            filling.add(most, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
+            largest_machine = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
+            filling.add(largest_machine, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
         return filling
 
 
@@ -210,19 +210,20 @@ def levelled(filling: Filling) -> Filling:
     problem, solver = filling.problem, pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
     placed = [(machine, model) for machine, models in enumerate(filling.shares) for model in models]
-    share = {(machine, model): solver.NumVar(LEAST_OF_A_MODEL, 1, "") for machine, model in placed}
+    shares = {(machine, model): solver.NumVar(LEAST_OF_A_MODEL, 1, "") for machine, model in placed}
     for model in sorted({model for _, model in placed}):
-        solver.Add(sum(share[machine, model] for machine in filling.where(model)) == 1)
+        solver.Add(sum(shares[machine, model] for machine in filling.where(model)) == 1)
     crowding = []
     for machine in np.flatnonzero(filling.used).tolist():
         kind = problem.kind_of[machine]
-        pieces = [solver.NumVar(0, min(width * problem.cap[kind], infinity), "") for width, _ in CROWDING]
-        crowding += [weight * piece for piece, (_, weight) in zip(pieces, CROWDING, strict=True)]
+        # The load is at most the sum of these parts; the solver fills the parts of low weight first.
+        load_parts = [solver.NumVar(0, min(width * problem.cap[kind], infinity), "") for width, _ in CROWDING]
+        crowding += [weight * load_part for load_part, (_, weight) in zip(load_parts, CROWDING, strict=True)]
         for row in problem.rows[kind]:
-            solver.Add(sum(row[model] * share[machine, model] for model in filling.shares[machine]) <= sum(pieces))
+            solver.Add(sum(row[model] * shares[machine, model] for model in filling.shares[machine]) <= sum(load_parts))
     solver.Minimize(sum(crowding))
     solver.Solve()
-    level = Filling(problem)
+    result = Filling(problem)
     for machine, model in placed:
-        level.add(machine, model, share[machine, model].solution_value())
-    return level
+        result.add(machine, model, shares[machine, model].solution_value())
+    return result

@@ -34,7 +34,7 @@ Refine = Callable[[Filling], Filling | None]
 TRIALS = 1
 """Changes that are simulated for each machine."""
 HOPELESS = 1.25
-"""Late requests, in multiples of what the target allows, from which moving models cannot help."""
+"""Multiple of the late requests that the target allows, from which on moving models cannot help."""
 SAMPLE = 50
 """Machines that are simulated first; if their late requests are far above the target, the others are not simulated."""
 
@@ -57,10 +57,10 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     """
     if objective in ("machines", "cost"):
         return _minimise_machines(problem, objective, target, seed)
-    most = placing_bound(problem, "load")
-    assert most is not None  # a multiple of 0 can always be served
-    scale, filling = most_load(problem, most)
-    return BoundedFilling(filling, scale, most, 0)
+    bound = placing_bound(problem, "load")
+    assert bound is not None  # a multiple of 0 can always be served
+    scale, filling = most_load(problem, bound)
+    return BoundedFilling(filling, scale, bound, 0)
 
 
 def _minimise_machines(
@@ -117,8 +117,8 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
 
     def good(level: int) -> bool:
         if level not in fillings:
-            filling, left = pack(problem, *levels[level])
-            fillings[level] = None if left else refine(filling)
+            filling, unplaced = pack(problem, *levels[level])
+            fillings[level] = None if unplaced else refine(filling)
         return fillings[level] is not None
 
     low, high = -1, 0
@@ -160,41 +160,41 @@ class _Levels:
         return _open_by_bound(self._problem, bound), bound
 
 
-def _open_by_bound(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
-    """Open as many machines of each group as a bound does, and *more*; returns whether each machine is open."""
+def _open_by_bound(problem: PlacingProblem, bound: PlacingBound, extra: int = 0) -> Bools:
+    """Open as many machines of each group as a bound does, and *extra*; returns whether each machine is open."""
     opened = np.zeros(len(problem.machines), np.bool_)
     for group, count in zip(bound.groups, bound.opened, strict=True):
-        opened[list(group.members[: math.ceil(count - ALMOST) + more])] = True
+        opened[list(group.members[: math.ceil(count - ALMOST) + extra])] = True
     return opened
 
 
 # Packing on given machines
 
 
-def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
+def pack(problem: PlacingProblem, opened: Bools, bound: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
     """Place all models on the opened machines, divided if they do not fit whole.
 
-    Returns the filling and the pieces without a place. wanted: the bound by whose division among groups of machines
+    Returns the filling and the pieces without a place. bound: the bound by whose division among groups of machines
     models are divided.
     """
-    filling, left = pack_evenly(problem, opened, wanted)
+    filling, unplaced = pack_evenly(problem, opened, bound)
     sizes = problem.rows.max(axis=(0, 1))
-    missing = sum(piece.share * sizes[piece.model] for piece in left)
-    if left and missing <= MOST_RESHARED * np.sum(sizes):
-        filling, left = reshare(filling)
-    if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
+    missing = sum(piece.share * sizes[piece.model] for piece in unplaced)
+    if unplaced and missing <= MOST_RESHARED * np.sum(sizes):
+        filling, unplaced = reshare(filling)
+    if unplaced and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
         return exact, []
-    return filling, left
+    return filling, unplaced
 
 
 def pack_evenly(
-    problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
+    problem: PlacingProblem, opened: Bools, bound: PlacingBound | None = None
 ) -> tuple[Filling, list[Piece]]:
     """Place models one after another, each where it adds least; return the filling and the pieces without a place."""
     filling = Filling(problem)
     filling.open[:] = opened
-    left = balance(filling, pieces(problem, wanted))
-    return filling, divide(filling, balance(filling, left) if wanted else left)
+    unplaced = balance(filling, pieces(problem, bound))
+    return filling, divide(filling, balance(filling, unplaced) if bound else unplaced)
 
 
 def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
@@ -202,9 +202,9 @@ def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Fill
     best, largest = 0.0, Filling(problem)
     opened = np.ones(len(problem.machines), np.bool_)
     for scale in SCALES:
-        packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
+        packed, unplaced = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
         multiple, filling = reshare_for_load(Filling(problem, packed.shares))
-        if not left:
+        if not unplaced:
             multiple = max(multiple, scale * bound.value)
         if multiple > best or not largest.used.any():
             best, largest = multiple, filling

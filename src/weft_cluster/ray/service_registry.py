@@ -92,13 +92,15 @@ class ServiceRegistry:
         if entry is None:  # it has left, or has sent no heartbeat yet
             return url in self._left
         if entry.machine is not None:
-            others = {
+            other_models = {
                 placed.model
                 for other_url, other in self._alive().items()
                 if other_url != url and other.machine is not None and other.since_s <= now - SETTLED_S
                 for placed in other.machine.models
             }
-            if any(placed.model in self._models and placed.model not in others for placed in entry.machine.models):
+            if any(
+                placed.model in self._models and placed.model not in other_models for placed in entry.machine.models
+            ):
                 return False
         del self._entries[url]
         self._left[url] = now

@@ -147,7 +147,7 @@ class ClusterSetting:
     policy: str = POLICY
     late: str = "weave"
     gates: int = 1
-    """Gates that take requests in turn; each knows what it sent, and assumes that the others send the same."""
+    """Gates that take requests in turn; each knows its own requests, and assumes that the others send as many."""
     hop_s: float = 0.0005
     """Network delay from a gate to a machine, and again back."""
     zone_hops_s: Mapping[str, float] = field(default_factory=dict)
@@ -216,7 +216,7 @@ def failures(
 
     length_s: duration of each failure. from_s: earliest begin.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])  # a sequence of its own, whatever else is drawn with this seed
     names = _draw_machines(cluster, share, seed + 1)
     return tuple(
         Failure(name, float(start), length_s)

@@ -66,7 +66,7 @@ class _CompiledRun:
     def until(self, end: int, requests: TickedRequests) -> Ints:
         """Run the periods that begin before *end* (NONE: until all is done).
 
-        Returns the streams that requests were sent to, for those of *requests* that were routed.
+        Returns the stream that each request was sent to; requests from *end* on are not routed yet.
         """
         stream_count, position = len(self._tables.compute), self._cluster.at
         block = c.ClusterRequests(
@@ -95,7 +95,7 @@ class _CompiledRun:
 def _machine_arrays(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
     """Return the programs of all machines, one after another, the terms of each stream, and the rules of all machines.
 
-    ``ClusterTables`` has what differs by machine.
+    ``ClusterTables`` has the values that differ by machine.
     """
     terms = np.zeros((len(lowered.terms), k.TERMS), np.int64)
     for stream, (row, term) in enumerate(zip(terms, lowered.terms, strict=True)):

@@ -75,7 +75,7 @@ class _Gate:
         self._estimates: list[Estimate] = []
 
     def update_estimates(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
-        """Begin a period: take the newest report that has arrived, plus what was sent since; *reports*: by period."""
+        """Begin a period: take the newest report that has arrived, plus the work sent since; *reports*: by period."""
         newest = max(0, period - self._lag)
         self._estimates = [
             estimate._replace(in_flight=latest.waiting)
@@ -170,7 +170,7 @@ class _Machine:
         self._feed.coming.append((stream - self._first, now))
 
     def run(self, until: int) -> None:
-        """Serve until a time; NO_DEADLINE: until all is done. A machine that is down loses what was sent."""
+        """Serve until a time; NO_DEADLINE: until all is done. A machine that is down loses its requests."""
         if not self._up:
             self.endings += [(self._first + stream, arrival, DROPPED) for stream, arrival in self._feed.coming]
             self._feed.coming.clear()

@@ -138,11 +138,11 @@ def check_router(name: str) -> None:
 
 def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
     """The time, in ticks, at which a replica is expected to answer a request that is sent now."""
-    known = estimates[replica.machine]
+    estimate = estimates[replica.machine]
     return rules.finish(
         now,
-        rules.aged(known.array, known.as_of, now),
-        rules.aged(known.channel, known.as_of, now),
+        rules.aged(estimate.array, estimate.as_of, now),
+        rules.aged(estimate.channel, estimate.as_of, now),
         replica.compute,
         replica.fetch,
         replica.besides,

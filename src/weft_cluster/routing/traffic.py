@@ -232,12 +232,12 @@ def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
         unknown.append(f"the wave of a day: the trace is {trace.span_s / 3600:.2g} h long; taken to be flat")
     if len(requests) == 1:
         unknown.append("who is asked for how often: the trace has one caller; zipf = 0")
-    even = Traffic(rate=1.0, models=len(requests), zipf=_fit_zipf(requests), wave=wave, peak_s=peak_s)
-    rate = float(requests.sum()) / float(even.passed(np.array([trace.span_s]))[0])
-    cv = _fit_variation(trace, even)
+    wave_only = Traffic(rate=1.0, models=len(requests), zipf=_fit_zipf(requests), wave=wave, peak_s=peak_s)
+    rate = float(requests.sum()) / float(wave_only.passed(np.array([trace.span_s]))[0])
+    cv = _fit_variation(trace, wave_only)
     if cv is None:
         unknown.append(f"how gaps vary: no caller has {FEWEST_GAPS} requests and more; cv = 1")
-    traffic = even.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
+    traffic = wave_only.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
     return TrafficFit(traffic, tuple(_similarity(trace, requests, traffic, seed)), tuple(unknown))
 
 
@@ -277,20 +277,20 @@ def _fit_wave(trace: CallerTrace) -> tuple[float, float]:
     return round(float(height), 6), round(float(np.arctan2(sine, cosine) % tau) / tau * DAY_S, 3)
 
 
-def _fit_variation(trace: CallerTrace, even: Traffic) -> float | None:
+def _fit_variation(trace: CallerTrace, wave: Traffic) -> float | None:
     """Median over the callers of the coefficient of variation of their gaps; None if no caller has enough.
 
-    even: the fitted wave, which defines even time.
+    wave: the fitted wave, which defines even time.
     """
     variations = (
-        _variations_of_gaps(trace, even) if isinstance(trace, TimedTrace) else _variations_of_counts(trace, even)
+        _variations_of_gaps(trace, wave) if isinstance(trace, TimedTrace) else _variations_of_counts(trace, wave)
     )
     return round(float(np.clip(np.median(variations), 1e-3, 100)), 6) if variations else None
 
 
-def _variations_of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
+def _variations_of_gaps(trace: TimedTrace, wave: Traffic) -> list[float]:
     """The coefficient of variation of the gaps, in even time, of each caller that has FEWEST_GAPS."""
-    passed = even.passed(trace.times_s)
+    passed = wave.passed(trace.times_s)
     order = np.argsort(trace.caller, kind="stable")
     variations = []
     for arrivals in np.split(passed[order], np.cumsum(trace.requests())[:-1]):
@@ -300,12 +300,12 @@ def _variations_of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
     return variations
 
 
-def _variations_of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
+def _variations_of_counts(trace: CountedTrace, wave: Traffic) -> list[float]:
     """Return the coefficient of variation of each caller's gaps, from the variance of counts in windows.
 
     Windows are long enough for FEWEST_GAPS requests; callers with fewer than FEWEST_GAPS windows are left out.
     """
-    edges = even.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
+    edges = wave.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
     even_lengths = np.diff(edges) / trace.window_s
     variations = []
     for counts in trace.counts[trace.counts.sum(axis=1) >= FEWEST_GAPS**2]:
@@ -313,6 +313,7 @@ def _variations_of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
         if len(counts) // size < FEWEST_GAPS:
             continue
         group_counts = grouped(counts, size)
+        # Counts at a constant rate in even time: windows have different lengths there.
         expected = _group_sums(even_lengths, size) * group_counts.sum() / _group_sums(even_lengths, size).sum()
         variations.append(float(np.sqrt(np.mean((group_counts - expected) ** 2 / expected))))
     return variations

@@ -49,7 +49,7 @@ def scalesim_cycles(gemm: Gemm, npu: Npu) -> int:
 def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
     """Folds follow each other without a gap: the next fold's weights load while this one streams.
 
-    A fold lasts as long as its rows stream or its successor's weights load, whichever is longer; the
+    A fold lasts as long as its rows stream or its successor's weights load, whichever takes longer; the
     array fills and drains once per layer. Small groups share the array as blocks on its diagonal.
     Of the engines, some divide the output tiles and the others the rows, whichever division ends first.
     """

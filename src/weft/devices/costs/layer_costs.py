@@ -1,4 +1,4 @@
-"""Profiles: what each layer of a model costs on a device at a batch size.
+"""Profiles: the cost of each layer of a model on a device at a batch size.
 
 Estimated from a model by a cost model (``estimate``), or read from a file that a user measured on a
 chip of their own (``read_profile``); the file format is docs/formats.md.

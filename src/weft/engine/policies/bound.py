@@ -38,11 +38,11 @@ def raise_starved(shares: Sequence[float]) -> list[float]:
     This makes a schedule that starves a stream comparable with one that does not. While a stream runs alone, the
     throughput is 1; *shares* are earned in the rest of the time.
     """
-    least, rest = least_share(len(shares)), 1.0
+    least, time_left = least_share(len(shares)), 1.0
     for _ in shares:  # with less time left, more streams fall below their least share
-        starved = [share for share in shares if share * rest < least]
-        rest = (1 - len(starved) * least) / (1 - sum(starved))
-    return [max(least, share * rest) for share in shares]
+        starved = [share for share in shares if share * time_left < least]
+        time_left = (1 - len(starved) * least) / (1 - sum(starved))
+    return [max(least, share * time_left) for share in shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
 
 def prices(demands: Sequence[QueryDemand]) -> Prices:
-    """Return the optimal dual prices: the lowest at which no stream's T_i exceeds the price of what its query uses."""
+    """Return the optimal dual prices: the lowest at which no stream's T_i exceeds the price of its query."""
     corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
     if all(d.memory for d in demands):
         corners.append((0.0, max(d.alone / d.memory for d in demands)))

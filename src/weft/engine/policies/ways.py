@@ -129,7 +129,7 @@ def _store(cache: dict[K, V], key: K, value: V) -> V:
 
 
 def _compute_ways(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
-    """Compute what ``_all_ways`` returns."""
+    """Compute all ways, sorted by total speed; parameters as of ``_all_ways``."""
     with_hopes = []
     for members, member_lanes, lanes in _seatings_with_lanes(shares, len(programs), plain):
         kinds, speeds = [programs[member] for member in members], [0.0] * len(programs)

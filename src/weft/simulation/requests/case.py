@@ -213,6 +213,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
+    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused."""
     clock = Clock.of(npu)
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
@@ -236,6 +237,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
 
 
 def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
+    """Prepare models on a tiled NPU, with whole layers, and with all layers between two exits as one."""
     clock = Clock.nanoseconds()
     _ticks(clock, workload.duration_s, "duration_s")
     layered: list[Program] = []
