@@ -156,7 +156,7 @@ def _punctual(models, terms, rules, heads, count, now):
         patient = waited(now, row[k.HEAD_ARRIVAL], whole, remaining) < rules.patience * whole
         row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
-        place = candidates
+        place = candidates  # insertion sort by deadline
         while place > 0 and _due_before(table, costs, i, order[place - 1]):
             order[place] = order[place - 1]
             place -= 1

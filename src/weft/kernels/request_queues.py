@@ -203,7 +203,7 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
     earliest = now if rules.late_gives_way else 0
     clocks, waiting_ticks, count = state.clocks, 0, 0
     if rules.device == k.NPU:
-        if clocks[k.STEPS]:
+        if clocks[k.STEPS]:  # the array has one entry for all issued work
             begun[0], count = max(0, clocks[k.ARRAY] - now), 1
     else:
         for i in range(clocks[k.RUNNING]):
@@ -224,7 +224,7 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
                 first, last = min(first, arrival), max(last, arrival)
             if first + terms[s, k.DEADLINE] > latest or last + terms[s, k.DEADLINE] < earliest:
                 continue
-            slot = -1
+            slot = -1  # the entry of the lane that already runs this batch
             for i in range(running):
                 if rules.device == k.NPU:
                     same_batch = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]

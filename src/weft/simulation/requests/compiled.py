@@ -262,7 +262,7 @@ def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) 
     layers = np.zeros((sum(map(len, programs)), 4), np.int64)
     rows = np.zeros((len(programs) + 1, 3), np.int64)
     rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
-    for row, program, rest in zip(rows, programs, rests, strict=False):
+    for row, program, rest in zip(rows, programs, rests, strict=False):  # the last row has FIRST only
         table = layers[row[k.FIRST] : row[k.FIRST] + len(program)]
         table[:, k.FETCH], table[:, k.COMPUTE], table[:, k.REMAINING] = program.fetch, program.compute, rest
         table[[end - 1 for end in program.exits], k.EXIT] = 1
