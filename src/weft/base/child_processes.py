@@ -114,8 +114,8 @@ def _read(stream: BinaryIO) -> list[memoryview]:
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> memoryview:
-    # not a bytearray: that would be zeroed first, while holding the global lock
     """Read *size* bytes; EOFError if the stream ends before."""
+    # not a bytearray: that would be zeroed first, while holding the global lock
     view, position = np.empty(size, np.uint8).data, 0
     while position < size:
         count = stream.readinto(view[position:])  # type: ignore[attr-defined]  # BinaryIO does not declare it

@@ -41,6 +41,7 @@ def raise_starved(shares: Sequence[float]) -> list[float]:
     least, time_left = least_share(len(shares)), 1.0
     for _ in shares:  # with less time left, more streams fall below their least share
         starved = [share for share in shares if share * time_left < least]
+        # Solved for time_left: 1 - time_left = len(starved) * least - sum(starved) * time_left, the time alone.
         time_left = (1 - len(starved) * least) / (1 - sum(starved))
     return [max(least, share * time_left) for share in shares]
 
