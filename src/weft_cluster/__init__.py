@@ -1,1 +1,1 @@
-"""Models on many machines: placed on them, routed to them, served through gates and by Ray."""
+"""Models on many machines: their placement, routers, gates (routers as processes), and servers run by Ray."""

@@ -27,7 +27,7 @@ from weft_cluster.routing.placing_run import place
 __all__ = ["PlansAcross", "check_place", "plan_across", "print_plans", "workload_of"]
 
 KIND = "machine"
-"""The kind of machines like this one; their names are this and a number."""
+"""Name of the kind of machines like this one; machines are called machine-1, machine-2, ..."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +73,14 @@ def _measure_device(
     int8: bool = False,
     processes: int = 1,
     on_progress: OnProgress | None = None,
-    **asking: Any,
+    **plan_options: Any,
 ) -> Host:
-    """Measure this machine with each sensible number of lanes and threads; return the least loaded, per lane."""
+    """Measure this machine with each sensible number of lanes and threads; return the least loaded per lane."""
     report_progress = on_progress or (lambda progress: None)
-    served, measured = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
+    served, measured = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **plan_options)
 
     def load_per_lane(host: Host) -> float:
+        """Seconds of work per second and lane."""
         return (
             sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in served.sent)
             / host.lanes

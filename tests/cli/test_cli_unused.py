@@ -13,7 +13,7 @@ from tests.serving import live
 from tests.support.benchmarks import benchmark_report
 from tests.support.commands import refused, run
 from weft.cli.app import app
-from weft.cli.simulate import OPTIONS, WRITTEN, CommandForms
+from weft.cli.simulate import FORM_NAMES, OPTIONS, CommandForms
 
 SIMULATE = next(
     command
@@ -53,7 +53,9 @@ def test_an_option_that_a_way_of_simulating_cannot_use_is_refused(
 ) -> None:
     value = VALUES[name]
     said = refused(capsys, "simulate", *BEGINNINGS[way], written(name), *([value] if value else []))
-    assert said == f"weft: {written(name)} does not apply to {getattr(WRITTEN, way)}: {getattr(OPTIONS[name], way)}\n"
+    assert (
+        said == f"weft: {written(name)} does not apply to {getattr(FORM_NAMES, way)}: {getattr(OPTIONS[name], way)}\n"
+    )
 
 
 def test_a_default_is_nobodys_wish(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.engine.naive import play, program, scenes
 from weft.engine.policies import bound
 from weft.engine.policies.bound import (
-    EVENING,
+    EQUALITY_LOSS,
     Prices,
     QueryDemand,
     alone_ticks,
@@ -203,7 +203,7 @@ def test_equals_share_the_device_equally():
 def test_evening_costs_at_most_a_thousandth():
     demands = [QueryDemand(100, 20, 100.0), QueryDemand(15, 90, 90.0)]
     worth = sum(rate * d.alone for rate, d in zip(best_mix(demands), demands, strict=True))
-    assert worth >= prices(demands).bound * (1 - EVENING - 1e-9)
+    assert worth >= prices(demands).bound * (1 - EQUALITY_LOSS - 1e-9)
 
 
 # Shares of those who starve

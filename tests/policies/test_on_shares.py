@@ -26,7 +26,7 @@ from weft.engine.policies import (
 )
 from weft.engine.policies.abreast import Abreast
 from weft.engine.policies.base import NO_DEADLINE, LaneState, ShareUse, Traits, Work
-from weft.engine.policies.ways import STAY, open_ways, ways
+from weft.engine.policies.ways import MOVE_FACTOR, open_ways, ways
 from weft.engine.simulated_host import Crowd, DrawnWork
 
 COMPUTE = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
@@ -213,7 +213,9 @@ def test_who_runs_on_the_whole_gpu_is_not_moved_for_a_little() -> None:
     found, counts = open_ways(shares, (0, 1), held, hurried=False)
     assert best.lanes[0] != held[0] and found == known
     for way, counted in zip(known, counts.tolist(), strict=True):
-        assert counted == pytest.approx([speed * (STAY if way.lanes[0] != held[0] else 1.0) for speed in way.speeds])
+        assert counted == pytest.approx(
+            [speed * (MOVE_FACTOR if way.lanes[0] != held[0] else 1.0) for speed in way.speeds]
+        )
 
 
 def test_where_somebody_is_hurried_one_is_alone_or_two_are_on_streams() -> None:

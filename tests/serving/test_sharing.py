@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.devices.host import GpuCuts
-from weft.devices.shares import LEAST, MOST, WAITS, GpuLikeness, Pair, SeenSpeeds
+from weft.devices.shares import LEAST_FACTOR, MOST_FACTOR, WAITS, GpuLikeness, Pair, SeenSpeeds
 from weft.engine.policies.ways import open_ways, ways
 from weft.serving.gpu_sharing import UNCUT, UNMEASURED, UPDATE_TICKS, GpuSharing, LaneRun, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
@@ -158,4 +158,4 @@ def test_a_factor_stays_within_its_bounds_and_near_what_was_told(ratios: list[fl
     seen, pair = SeenSpeeds(), Pair(0, 0, 1, 1)
     for ratio in ratios:
         seen.learn(pair, ratio)
-    assert LEAST <= seen.factor(pair) <= MOST
+    assert LEAST_FACTOR <= seen.factor(pair) <= MOST_FACTOR

@@ -1,1 +1,4 @@
-"""What every other package of weft builds on: errors, files, the registry of tools, shapes, versions; imports none."""
+"""The foundation of all other packages of weft: errors, files, the registry of tools, shapes, versions.
+
+It imports none of them.
+"""

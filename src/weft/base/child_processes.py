@@ -52,9 +52,9 @@ def bare_environment(more: Sequence[str] = ()) -> dict[str, str]:
 
     The working directory is left out of the module path: any user with write access there could run code.
     """
-    kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
+    values = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
     # numpy's BLAS would start a thread for every core in every child, and children do no linear algebra
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _join_paths(filter(None, sys.path))}
+    return {**values, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": _join_paths(filter(None, sys.path))}
 
 
 def _join_paths(paths: Iterator[str] | Sequence[str]) -> str:
@@ -114,6 +114,7 @@ def _read(stream: BinaryIO) -> list[memoryview]:
 
 
 def _read_exactly(stream: BinaryIO, size: int) -> memoryview:
+    """Read *size* bytes; EOFError if the stream ends before."""
     # not a bytearray: that would be zeroed first, while holding the global lock
     view, position = np.empty(size, np.uint8).data, 0
     while position < size:
@@ -144,9 +145,9 @@ class ChildProcess:
         """
         # -P: without it, a file in the working directory could be imported instead of any module
         # -c, not -m: the classes that the child pickles must not belong to a module called __main__
-        start = f"from {main.__module__} import {main.__name__} as main; main(*{arguments!r})"
+        code = f"from {main.__module__} import {main.__name__} as main; main(*{arguments!r})"
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", start],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -166,7 +167,7 @@ class ChildProcess:
         return self._process.poll() is None
 
     def send(self, message: object) -> None:
-        """Send a message; raises what ``death`` returns if the process has ended."""
+        """Send a message; raises the error of ``death`` if the process has ended."""
         parts = _pack(message)
         try:
             _write(self._input, parts)
@@ -174,7 +175,7 @@ class ChildProcess:
             raise self.death() from None
 
     def receive(self) -> Any:
-        """Wait for the next message; raises what ``death`` returns if the process has ended."""
+        """Wait for the next message; raises the error of ``death`` if the process has ended."""
         try:
             parts = _read(self._output)
         except (OSError, EOFError, ValueError):
@@ -182,7 +183,7 @@ class ChildProcess:
         return _unpack(parts)
 
     def call(self, function: Callable[..., Result], *arguments: object) -> Result:
-        """Have a child that runs ``answer_calls`` call a function of a module; raises what the function raises."""
+        """Have a child that runs ``answer_calls`` call a function of a module; raises the function's error."""
         self.send((function, arguments))
         return cast(Result, result_of(self.receive()))
 
@@ -208,9 +209,9 @@ def start_detached(main: Callable[[], object]) -> int:
 
     For work of a bounded length whose result is kept on disk. OSError if the system refuses.
     """
-    start = f"from {main.__module__} import {main.__name__} as main; main()"
+    code = f"from {main.__module__} import {main.__name__} as main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", start],
+        [sys.executable, "-P", "-c", code],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

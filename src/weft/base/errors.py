@@ -1,15 +1,15 @@
-"""Everything weft raises on purpose.
+"""The exceptions of weft.
 
 WeftError
 ├── InputError            the caller's input cannot be used        (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
-│   │   ├── NotLearned    it could not be cut and measured within its time limit
+│   │   ├── NotLearned    a model could not be cut and measured within its time limit
 │   │   └── ShapeNeeded   an input has free dimensions whose sizes are unknown
 │   ├── UnusableTool      a tool lacks a package, or cannot be imported (an AttributeError, too)
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── PlacingError      a machines file, a placement, or models that no machine can serve
-│   ├── PlanError         a plan folder, or what was planned
+│   ├── PlanError         a plan folder, or the models of a plan
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
 │   ├── TuneError         the input of a search for number formats
@@ -37,8 +37,8 @@ WeftError
     └── Failed            an internal error
         └── WorkerDied    the worker process died
 
-Errors are split by the party that can act on them (caller, policy author, client, operator), because exit codes and
-statuses tell exactly that.
+Errors are split by the party that can act on them: caller, policy author, client or operator. Exit codes and statuses
+tell that party.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class TuneError(InputError):
 
 
 class EvaluationError(TuneError):
-    """A configuration could not be scored; ``output`` is what the evaluation printed before it failed."""
+    """A configuration could not be scored; ``output`` is the text that the evaluation printed before."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -304,8 +304,8 @@ class WorkerDied(Failed):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return the message for an unknown name, with the nearest known names, or all of them."""
     names = sorted(known)
-    near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    suggestions = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"known: {', '.join(names)}"
     return f"unknown {kind} {name!r}; {hint}"
 
 

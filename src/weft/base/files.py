@@ -61,9 +61,9 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
     """
     target = Path(path)
     try:
-        descriptor, real = _descriptor(target), Path(os.path.realpath(target))
+        descriptor, resolved = _descriptor(target), Path(os.path.realpath(target))
         in_place = descriptor is not None or not _replaceable(target)
-        with _temporary_folder(None if in_place else real) as folder:
+        with _temporary_folder(None if in_place else resolved) as folder:
             draft = Path(folder, target.name)
             yield draft
             others = [path for path in draft.parent.iterdir() if path != draft]
@@ -71,11 +71,11 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
                 raise OSError("more than one file is needed; name a file")
             # the named file last: a reader that sees it finds the files it refers to
             for other in others:
-                _move(other, real.with_name(other.name))
+                _move(other, resolved.with_name(other.name))
             if in_place:
                 _copy_into(draft, target if descriptor is None else descriptor)
             else:
-                _move(draft, real)
+                _move(draft, resolved)
     except OSError as problem:
         raise error(f"{target}: cannot write: {problem.strerror or problem}") from problem
 
@@ -83,7 +83,7 @@ def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError
 def _descriptor(path: Path) -> int | None:
     """Return the file descriptor that a name like /dev/stdout stands for; None for any other path.
 
-    Opening the name instead would truncate that file: what other processes wrote to it would be lost.
+    Opening the name instead would truncate that file: the output of other processes in it would be lost.
     """
     open_files = {os.path.realpath(folder) for folder in ("/dev/fd", "/proc/self/fd")}
     for _ in range(_MOST_LINKS):
@@ -107,16 +107,16 @@ def _replaceable(target: Path) -> bool:
     return stat.S_ISREG(mode)
 
 
-def _temporary_folder(real: Path | None) -> TemporaryDirectory[str]:
-    """Make a temporary folder next to *real*; in the system's folder if that is forbidden and *real* exists.
+def _temporary_folder(resolved: Path | None) -> TemporaryDirectory[str]:
+    """Make a temporary folder next to *resolved*; in the system's folder if that is forbidden and *resolved* exists.
 
     In the system's folder also for None: the target is written in place.
     """
-    if real:
+    if resolved:
         try:
-            return TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True)
+            return TemporaryDirectory(prefix=".", dir=resolved.parent, ignore_cleanup_errors=True)
         except OSError as problem:
-            if problem.errno not in _ONLY_IN_PLACE or not real.exists():
+            if problem.errno not in _ONLY_IN_PLACE or not resolved.exists():
                 raise
     return TemporaryDirectory(ignore_cleanup_errors=True)
 
@@ -128,16 +128,19 @@ def _copy_into(draft: Path, target: Path | int) -> None:
         shutil.copyfileobj(source, file)
 
 
-def _move(draft: Path, real: Path) -> None:
-    """Rename *draft* to *real*, with the mode of the file it replaces; write in place where a rename is impossible."""
+def _move(draft: Path, resolved: Path) -> None:
+    """Rename *draft* to *resolved*, with the mode of the file it replaces.
+
+    Where a rename is impossible, the file is written in place.
+    """
     try:
-        if real.exists():
-            shutil.copymode(real, draft)
-        draft.replace(real)
+        if resolved.exists():
+            shutil.copymode(resolved, draft)
+        draft.replace(resolved)
     except OSError as problem:
         if problem.errno not in _ONLY_IN_PLACE:
             raise
-        _copy_into(draft, real)
+        _copy_into(draft, resolved)
 
 
 @contextmanager
@@ -147,31 +150,31 @@ def replacing_folder(path: str | os.PathLike[str], error: type[InputError] = Inp
     Links are followed. Where the system can exchange two folders in one step, there is always one at *path*. A folder
     that cannot be written raises *error*.
     """
-    real = Path(os.path.realpath(path))
+    resolved = Path(os.path.realpath(path))
     try:
-        with TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True) as scratch:
-            filled = Path(scratch, real.name)
+        with TemporaryDirectory(prefix=".", dir=resolved.parent, ignore_cleanup_errors=True) as scratch:
+            filled = Path(scratch, resolved.name)
             filled.mkdir()
             yield filled
-            _put_in_place(filled, real)
+            _put_in_place(filled, resolved)
     except OSError as problem:
         raise error(f"{path}: cannot write: {problem.strerror or problem}") from problem
 
 
-def _put_in_place(filled: Path, real: Path) -> None:
-    """Rename the folder *filled* to *real*; a folder *real* is exchanged with it."""
-    if not real.exists():
-        filled.rename(real)
+def _put_in_place(filled: Path, resolved: Path) -> None:
+    """Rename the folder *filled* to *resolved*; a folder *resolved* is exchanged with it."""
+    if not resolved.exists():
+        filled.rename(resolved)
         return
-    shutil.copymode(real, filled)
-    if not _exchange(filled, real):
+    shutil.copymode(resolved, filled)
+    if not _exchange(filled, resolved):
         # two renames: readers may find no folder in between, and the old one returns if the second fails
-        before = filled.with_name(f"{filled.name}.before")
-        real.rename(before)
+        old_folder = filled.with_name(f"{filled.name}.before")
+        resolved.rename(old_folder)
         try:
-            filled.rename(real)
+            filled.rename(resolved)
         except OSError:
-            before.rename(real)
+            old_folder.rename(resolved)
             raise
 
 
@@ -182,8 +185,10 @@ def _exchange(first: Path, second: Path) -> bool:
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None), "renameat2", None)
-    here, exchange = ctypes.c_int(-100), ctypes.c_uint(2)  # AT_FDCWD, RENAME_EXCHANGE
-    return call is not None and bool(call(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
+    working_directory, exchange = ctypes.c_int(-100), ctypes.c_uint(2)  # AT_FDCWD, RENAME_EXCHANGE
+    return call is not None and bool(
+        call(working_directory, os.fsencode(first), working_directory, os.fsencode(second), exchange) == 0
+    )
 
 
 def make_folder(path: Path) -> None:
@@ -209,10 +214,12 @@ def check_folder(path: Path, *, replaced: bool) -> None:
 
     replaced: whether ``replacing_folder`` will write it; otherwise ``make_folder`` will, and files one by one.
     """
-    real = Path(os.path.realpath(path))
-    if real.exists() and not real.is_dir():
+    resolved = Path(os.path.realpath(path))
+    if resolved.exists() and not resolved.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    nearest = real.parent if replaced else next(folder for folder in (real, *real.parents) if folder.exists())
+    nearest = (
+        resolved.parent if replaced else next(folder for folder in (resolved, *resolved.parents) if folder.exists())
+    )
     with TemporaryDirectory(prefix=".", dir=nearest, ignore_cleanup_errors=True):
         return
 

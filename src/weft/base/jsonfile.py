@@ -51,10 +51,10 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
-        near = get_close_matches(
+        suggestions = get_close_matches(
             str(problem["loc"][-1]), [key for schema in schemas for key in schema.model_fields], n=1
         )
-        return f"unknown key {where!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        return f"unknown key {where!r}" + (f"; did you mean {suggestions[0]!r}?" if suggestions else "")
     if problem["type"] == "missing":
         return f"{where} is missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -62,5 +62,5 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
         return message
     value = repr(problem["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
-    rest = len(error.errors()) - 1
-    return f"{where} = {shown}: {message}" + (f" (and {rest} more problems)" if rest else "")
+    further = len(error.errors()) - 1
+    return f"{where} = {shown}: {message}" + (f" (and {further} more problems)" if further else "")

@@ -227,7 +227,9 @@ MOVED = {
 """Old path of a module or package -> new path; the contents of a package moved with it."""
 
 
-_HERE = frozenset(path.name for path in Path(__file__).parents[1].iterdir() if (path / "__init__.py").is_file())
+_CORE_PACKAGES = frozenset(
+    path.name for path in Path(__file__).parents[1].iterdir() if (path / "__init__.py").is_file()
+)
 """Packages of the core, for which the registry need not be read.
 
 A folder counts only with an ``__init__.py``: a folder that an update left behind may still hold compiled files.
@@ -241,15 +243,15 @@ def new_name(name: str) -> tuple[str, bool] | None:
         return None
     parts = name.split(".")
     for count in range(len(parts), 1, -1):
-        prefix, inside = ".".join(parts[:count]), parts[count:]
+        prefix, rest_of_path = ".".join(parts[:count]), parts[count:]
         if prefix in MOVED:
-            return ".".join((MOVED[prefix], *inside)), False
-    if parts[1] in _HERE:
+            return ".".join((MOVED[prefix], *rest_of_path)), False
+    if parts[1] in _CORE_PACKAGES:
         return None
     from weft.base.registry import registered
 
-    stays = registered("modules").get(parts[1])
-    return (".".join((stays.target, *parts[2:])), True) if stays else None
+    entry = registered("modules").get(parts[1])
+    return (".".join((entry.target, *parts[2:])), True) if entry else None
 
 
 class _MovedModules(MetaPathFinder, Loader):

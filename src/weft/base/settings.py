@@ -93,11 +93,11 @@ def settings_of(kind: type[Any]) -> tuple[DeclaredSetting, ...]:
 
 def types_in(hint: Any) -> set[Any]:
     """Return the types that a value may have, without limits and unions; a ``Literal`` counts as ``str``."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return types_in(inner[0])
+        return types_in(arguments[0])
     if origin in (Union, UnionType):
-        return set().union(*map(types_in, inner))
+        return set().union(*map(types_in, arguments))
     return {str} if origin is Literal else {origin or hint}
 
 

@@ -56,9 +56,9 @@ def parse_shapes(
     for text in texts:
         target, sizes = parse_shape(text)
         model, name = _split_target(target, text, models, aliases or {})
-        known = shapes.setdefault(model, {}).setdefault(name, sizes)
-        if known != sizes:
-            raise ModelError(f"{name} is given as {written(known)} and as {written(sizes)}; keep one of them")
+        first_sizes = shapes.setdefault(model, {}).setdefault(name, sizes)
+        if first_sizes != sizes:
+            raise ModelError(f"{name} is given as {written(first_sizes)} and as {written(sizes)}; keep one of them")
     return shapes
 
 
@@ -70,9 +70,9 @@ def _split_target(target: str, text: str, models: Sequence[str], aliases: Mappin
     for alias, model in (*((model, model) for model in models), *aliases.items()):
         if target.startswith(f"{alias}:") and len(target) > len(alias) + 1:
             return model, target[len(alias) + 1 :]
-    other, colon, name = target.rpartition(":")
+    model_text, colon, name = target.rpartition(":")
     if colon and not _TENSOR_NUMBER.fullmatch(name):
-        raise ModelError(f"{text!r}: {other!r} is not among the models {', '.join(models)}")
+        raise ModelError(f"{text!r}: {model_text!r} is not among the models {', '.join(models)}")
     if len(models) != 1:
         raise ModelError(f"{text!r}: say which model, as {models[0] if models else 'MODEL'}:{text}")
     return models[0], target
@@ -112,9 +112,11 @@ def settle(stated: Mapping[str, Sequence[int]], inputs: Mapping[str, Sequence[Di
         else:
             sizes[name] = shape[0]
     sizes = _complete_sizes(shapes, inputs, sizes)
-    filled = {name: one_sample(dimensions or (), inputs, sizes) for name, dimensions in inputs.items()}
-    sized = {name for name, dimensions in inputs.items() if not sizes.keys().isdisjoint(_axes(dimensions))}
-    return {name: filled[name] for name in inputs if name in sized and -1 not in filled[name]} | shapes
+    full_shapes = {name: one_sample(dimensions or (), inputs, sizes) for name, dimensions in inputs.items()}
+    with_stated_size = {name for name, dimensions in inputs.items() if not sizes.keys().isdisjoint(_axes(dimensions))}
+    return {
+        name: full_shapes[name] for name in inputs if name in with_stated_size and -1 not in full_shapes[name]
+    } | shapes
 
 
 def one_sample(
@@ -127,11 +129,11 @@ def one_sample(
     A free first dimension is the batch, of size 1; so is every dimension with the name of the first dimension of any
     of the *inputs*.
     """
-    firsts = [shape[0] for shape in inputs.values() if shape]
-    batch = {axis: 1 for axis in firsts if isinstance(axis, str) and axis not in NAMELESS}
+    first_axes = [shape[0] for shape in inputs.values() if shape]
+    batch = {axis: 1 for axis in first_axes if isinstance(axis, str) and axis not in NAMELESS}
     known = {**batch, **(sizes or {})}
-    filled = [size if isinstance(size, int) else known.get(size or "", -1) for size in dimensions]
-    return tuple(1 if index == 0 and size < 0 else size for index, size in enumerate(filled))
+    sizes_or_free = [size if isinstance(size, int) else known.get(size or "", -1) for size in dimensions]
+    return tuple(1 if index == 0 and size < 0 else size for index, size in enumerate(sizes_or_free))
 
 
 def _complete_sizes(
@@ -142,14 +144,14 @@ def _complete_sizes(
     An axis with two sizes in *shapes* is a name that an exporter used twice; it is left out. ModelError if a stated
     size and a shape disagree.
     """
-    seen: dict[str, set[int]] = {}
+    sizes_by_axis: dict[str, set[int]] = {}
     for name, shape in shapes.items():
         for axis, size in zip(inputs[name] or (), shape, strict=False):
             if isinstance(axis, str) and axis not in NAMELESS:
-                seen.setdefault(axis, set()).add(size)
+                sizes_by_axis.setdefault(axis, set()).add(size)
                 if stated.get(axis, size) != size:
                     raise ModelError(f"{axis}={stated[axis]} and {name}={written(shape)} disagree; keep one of them")
-    return {axis: min(sizes) for axis, sizes in seen.items() if len(sizes) == 1} | dict(stated)
+    return {axis: min(sizes) for axis, sizes in sizes_by_axis.items() if len(sizes) == 1} | dict(stated)
 
 
 def _check_fits(name: str, shape: Shape, inputs: Mapping[str, Sequence[Dimension] | None]) -> Shape:

@@ -86,8 +86,8 @@ def _load_module(entry: Entry) -> Any:
         trial.add_typer(module.app) if hasattr(module, "app") else trial.command()(module.command)
         typer.main.get_command(trial)
     except Exception as error:
-        why = f"tool {entry.tool.name!r}: its command {entry.name!r} cannot be used: {error}; update or remove it"
-        return _Unusable(InputError(why))
+        reason = f"tool {entry.tool.name!r}: its command {entry.name!r} cannot be used: {error}; update or remove it"
+        return _Unusable(InputError(reason))
     return module
 
 

@@ -68,18 +68,18 @@ def command(
     plan = _plan(workload)
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
-    sent = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
+    sent_workload = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
-        sent = _at_load(sent, load)
-        plan = _predict_load(plan, workload, sent)
-    seconds = max(1, round(sent.duration_s))
+        sent_workload = _at_load(sent_workload, load)
+        plan = _predict_load(plan, workload, sent_workload)
+    seconds = max(1, round(sent_workload.duration_s))
     with progress_bar("sending", seconds) as advance:
 
-        def progress(gone_s: float, answers: int, outstanding: int) -> None:
-            advance(f"{answers} answers, {outstanding} to come; seconds", min(round(gone_s), seconds))
+        def progress(elapsed_s: float, answers: int, outstanding: int) -> None:
+            advance(f"{answers} answers, {outstanding} to come; seconds", min(round(elapsed_s), seconds))
 
         result = run_load(
-            sent,
+            sent_workload,
             url,
             deadlines=deadlines or (plan.deadlines if plan else "strict"),
             connections=connections,
@@ -164,17 +164,17 @@ def print_load(result: LoadResult) -> None:
     """Print the result of a run as tables."""
     name = result.server.get("name")
     title = f"{result.url} ({name}), deadlines {result.deadlines}" if name else result.url
-    fates = plain_table(
+    results_table = plain_table(
         title, ("stream", "scheduled", "200", "other", "offered/s", "answered/s", "deadline ms", "deadlines met")
     )
-    times = plain_table(
+    latency_table = plain_table(
         "latency from the scheduled time, ms",
         ("stream", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "send lag p99", "max"),
     )
     for load in result.streams:
         figures = load.figures
         add_row(
-            fates,
+            results_table,
             load.stream.model,
             str(figures.scheduled),
             str(figures.answered),
@@ -184,14 +184,14 @@ def print_load(result: LoadResult) -> None:
             "none" if load.stream.deadline_ms is None else f"{load.stream.deadline_ms:g}",
             number(figures.met_share, 2, scale=100, suffix=" %"),
         )
-        usual_s = (figures.mean_s, figures.p50_s, figures.p90_s, figures.p95_s)
-        cells = [number(value, 2, scale=1e3) for value in usual_s]
+        middle_s = (figures.mean_s, figures.p50_s, figures.p90_s, figures.p95_s)
+        cells = [number(value, 2, scale=1e3) for value in middle_s]
         tail = [number(value, 2, scale=1e3) for value in (figures.p99_s, figures.p999_s)]
         cells += [mark_largest(cell, figures.p99_max_of) for cell in tail]
         cells += [number(value, 2, scale=1e3) for value in (figures.max_s, figures.lag_p99_s, figures.lag_max_s)]
-        add_row(times, load.stream.model, *cells)
-    console.print(fates)
-    console.print(times)
+        add_row(latency_table, load.stream.model, *cells)
+    console.print(results_table)
+    console.print(latency_table)
     for note in largest_notes((load.stream.model, load.figures.p99_max_of) for load in result.streams):
         say(note, style="dim")
     _print_answers(result)

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from weft.base.errors import InputError, WeftError
 
-STATED = ("COMMANDLINE", "ENVIRONMENT")
+GIVEN_SOURCES = ("COMMANDLINE", "ENVIRONMENT")
 """Sources (as click names them) of parameters that the user gave."""
 
 PRICED = "a profile has its costs in it; make another with weft profile"
@@ -30,7 +30,8 @@ _LABEL = r"^(?:options|--[\w-]+): (?:\w+\.)*"
 """Prefix of a message that names the source of a value; the option replaces it."""
 _PART = r"[\w./\\'\"`-]"
 """Characters next to a part of a path, of a key or of a quotation, and never next to a word."""
-_ALONE, _ENDS = f"(?<!{_PART})", f"(?!{_PART})"
+_STANDS_ALONE, _ENDS_ALONE = f"(?<!{_PART})", f"(?!{_PART})"
+"""Conditions before and behind a name: it is not a part of a path, of a key or of a quotation."""
 _KEY_OF_A_FILE = r"\S+\.(?:toml|json|npz|onnx): (?:[\w.]+ ){1,2}(?=(?:=|must|is|has) )"
 """Beginning of a message about a key of a file, which no option has set."""
 
@@ -83,14 +84,14 @@ def naming_options(text: str, params: Iterable[Any]) -> str:
         negated = max(param.secondary_opts, key=len, default=f"no {option}")
         typed = option[2:].replace("-", "_")
         names = "|".join(name.replace("_", "[_ ]") for name in (typed, param.name))
-        value = rf"(?:{_LABEL}|{_ALONE})(?:{names}){_UNITS} = "
+        value = rf"(?:{_LABEL}|{_STANDS_ALONE})(?:{names}){_UNITS} = "
         # True and False before other values, since a flag is typed without a value
         text = re.sub(rf"{value}True\b", option, text)
         text = re.sub(rf"{value}False\b", negated, text)
         text = re.sub(rf"{value}(?=\S)", f"{option} ", text)
         text = re.sub(rf"(^|: )(?:{names}){_UNITS}(?= (?:must|is|has) )", rf"\1{option}", text)
         if "_" in typed and not has_option:  # without an underscore it may be an ordinary word
-            text = re.sub(f"{_ALONE}{typed}{_UNITS}{_ENDS}", option, text)
+            text = re.sub(f"{_STANDS_ALONE}{typed}{_UNITS}{_ENDS_ALONE}", option, text)
     return prefix + text
 
 
@@ -111,7 +112,7 @@ def _name_unknown(text: str, context: typer.Context) -> str:
 def is_given(context: typer.Context, name: str) -> bool:
     """Return whether the user gave the parameter *name*, on the command line or by an environment variable."""
     source = context.get_parameter_source(name)
-    return source is not None and source.name in STATED
+    return source is not None and source.name in GIVEN_SOURCES
 
 
 def given_options(context: typer.Context) -> dict[str, str]:
@@ -154,11 +155,11 @@ def terminated_like_interrupted() -> Iterator[None]:
         raise KeyboardInterrupt
 
     try:
-        before = signal.signal(signal.SIGTERM, interrupt)
+        old_handler = signal.signal(signal.SIGTERM, interrupt)
     except ValueError:  # this is not the main thread, and only the main thread may set signal handlers
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, old_handler)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def compile_for_next_time() -> None:
-    """Compile the simulation of hosts in a process that outlives this command, unless it is kept."""
+    """Compile the simulation of hosts in a process that outlives this command, unless it is in the cache."""
     from weft.simulation.requests.compiled import compile_in_background
 
     if compile_in_background() and sys.stderr.isatty():
@@ -93,18 +93,18 @@ def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> No
         raise InputError(f"{option} {path}: cannot write: {problem.strerror or problem}") from problem
 
 
-def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> None:
-    """Raise InputError for a file that cannot be written; *taken*: path -> option, of files checked before."""
+def _check_place(option: str, path: Path, suffixes: Sequence[str], option_of_path: dict[Path, str]) -> None:
+    """Raise InputError for a file that cannot be written; *option_of_path*: path -> option, of files checked before."""
     try:
-        why = _why_not_writable(option, path, suffixes, taken)
+        problem_text = _why_not_writable(option, path, suffixes, option_of_path)
     except OSError as problem:
-        why = f"cannot write: {problem.strerror or problem}"
-    if why:
-        raise InputError(f"{option} {path}: {why}")
+        problem_text = f"cannot write: {problem.strerror or problem}"
+    if problem_text:
+        raise InputError(f"{option} {path}: {problem_text}")
 
 
-def _why_not_writable(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> str:
-    """Return why a file cannot be written; empty if it can. The path is added to *taken*."""
+def _why_not_writable(option: str, path: Path, suffixes: Sequence[str], option_of_path: dict[Path, str]) -> str:
+    """Return why a file cannot be written; empty if it can. The path is added to *option_of_path*."""
     if str(path) == STANDARD_OUTPUT:
         return "name a file; only --json goes to standard output"
     if not path.parent.is_dir():
@@ -113,20 +113,20 @@ def _why_not_writable(option: str, path: Path, suffixes: Sequence[str], taken: d
         return "cannot write: it is a folder; name a file"
     if suffixes and path.suffix.lower() not in suffixes:
         return f"its name ends in {' or '.join(filter(None, (', '.join(suffixes[:-1]), suffixes[-1])))}"
-    if taken.setdefault(real := Path(os.path.realpath(path)), option) != option and (
+    if option_of_path.setdefault(resolved := Path(os.path.realpath(path)), option) != option and (
         path.is_file() or not path.exists()
     ):
-        return f"{taken[real]} is written there already; name another file"
+        return f"{option_of_path[resolved]} is written there already; name another file"
     check_file(path)
     return ""
 
 
-def _name_completion(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Return a function that completes the last name of a list with commas in a shell; *known*: returns all names."""
+def _name_completion(all_names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """Return a function that completes the last name of a list with commas, by the names that *all_names* returns."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        return [f"{before}{comma}{name}" for name in known() if name.startswith(last)]
+        return [f"{before}{comma}{name}" for name in all_names() if name.startswith(last)]
 
     return complete
 
@@ -268,9 +268,9 @@ def as_number(text: str) -> int | float | str:
 
 # Streams: ``--stream MODEL:rate=10,deadline=250``
 
-LONGER = {"deadline": "deadline_ms", "think": "think_ms", "grain": "grain_ms"}
+FULL_KEYS = {"deadline": "deadline_ms", "think": "think_ms", "grain": "grain_ms"}
 """Short names of a stream's keys on the command line."""
-LISTED = ("exits", "exit_rates")
+LIST_KEYS = ("exits", "exit_rates")
 """Keys that take several values, with a + between them, as exit_rates=0.5+0.3+0.2."""
 SHAPE, VALUE = "shape", "value"
 """Keys for the content of an input, as shape=ids=1x128 or value=sr=16000; they may be repeated."""
@@ -292,17 +292,17 @@ def parse_stream(text: str) -> dict[str, object]:
             _add_input(shapes, text, key, value, parse_shape)
         elif key == VALUE:
             _add_input(values, text, key, value, _parse_value)
-        elif key in LISTED and "+" in value:
+        elif key in LIST_KEYS and "+" in value:
             keys[key] = [as_number(word.strip()) for word in value.split("+")]
         else:
-            keys[LONGER.get(key, key)] = as_number(value)
+            keys[FULL_KEYS.get(key, key)] = as_number(value)
     return keys | ({"shapes": shapes} if shapes else {}) | ({"values": values} if values else {})
 
 
 def _add_input(
-    known: dict[str, object], text: str, key: str, value: str, parse: Callable[[str], tuple[str, object]]
+    inputs: dict[str, object], text: str, key: str, value: str, parse: Callable[[str], tuple[str, object]]
 ) -> None:
-    """Parse the shape or value of an input, NAME=1x128, and add it to *known*.
+    """Parse the shape or value of an input, NAME=1x128, and add it to *inputs*.
 
     text: the whole option, for error messages. The former form NAME:1x128 is read with a warning.
     """
@@ -312,7 +312,7 @@ def _add_input(
         name, content = parse(f"{before}={after}" if former else value)
     except ModelError as error:
         raise WorkloadError(f"--stream {text!r}: {key}={value}: {error}") from error
-    if known.setdefault(name, content) != content:
+    if inputs.setdefault(name, content) != content:
         raise WorkloadError(f"--stream {text!r}: {key} says two things of {name}; keep one of them")
     if former:
         typer.echo(f"weft: write {key}={before}={after}; the next release does not read {key}={value}", err=True)
@@ -328,8 +328,8 @@ def _parse_value(text: str) -> tuple[str, object]:
 def _refuse_model(path: str) -> None:
     """Raise WorkloadError if *path* is a model and no workload file, with advice on the option for models."""
     if path.endswith(".onnx") or (path in model_names() and not Path(path).exists()):
-        shown = f"-s {path}:rate=10,deadline=100"
-        raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {shown}")
+        example = f"-s {path}:rate=10,deadline=100"
+        raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {example}")
 
 
 def asked_workload(

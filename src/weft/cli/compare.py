@@ -111,12 +111,12 @@ def _compare_requests(
     from weft.simulation.comparison import ALL, check_host, compare_requests, request_names
     from weft.workloads.requests import read_workload
 
-    given = ALL if policies == ALL else split_names(policies, "--policies")
-    request_names(given)  # raises for unknown names before the machine is measured
+    requested = ALL if policies == ALL else split_names(policies, "--policies")
+    request_names(requested)  # raises for unknown names before the machine is measured
     check_late(late)
     requests = with_shapes(read_workload(path), shapes)
     host = check_host(workload_device(requests, device, lanes, shapes=shapes))
-    names = request_names(given, host)
+    names = request_names(requested, host)
     with progress_bar("simulating", len(names)) as advance:
         comparison = compare_requests(
             requests,

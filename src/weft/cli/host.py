@@ -107,14 +107,14 @@ def _say_default(device: str) -> None:
 
 def print_host(host: Host) -> None:
     """Print the measurements of a machine: models by batch size, and the contention between lanes."""
-    many = host.lanes > 1
+    several_lanes = host.lanes > 1
     columns = ("model", "segments", "batch", "ms", "longest ms", "p99 / mean", "besides ms")
-    beside = [f"beside {other}" for other in host.models] if many else []
+    beside = [f"beside {other}" for other in host.models] if several_lanes else []
     lanes = f"{counted(host.lanes, 'lane')}, {counted(host.threads, 'thread')} each"
     table = plain_table(f"{host.name}: {lanes}", (*columns, *beside))
     for index, (name, model) in enumerate(host.models.items()):
         for batch in sorted(model.times_s):
-            lost = host.together().losses[index] if many else ()
+            lost = host.together().losses[index] if several_lanes else ()
             add_row(
                 table,
                 name if batch == 1 else "",
@@ -132,8 +132,8 @@ def print_host(host: Host) -> None:
     say(host.source, style="dim", soft_wrap=True)
     if host.conditions and host.conditions.disturbed:
         say(f"{host.conditions.in_words}: measure again with nothing else running", style="yellow", soft_wrap=True)
-    what = "; beside: the speed a lane loses while another runs that model" if many else ""
-    say(f"{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}", style="dim")
+    note = "; beside: the speed a lane loses while another runs that model" if several_lanes else ""
+    say(f"{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{note}", style="dim")
 
 
 def _print_shares(host: Host, gpu: GpuCuts) -> None:

@@ -41,8 +41,8 @@ def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
     table = plain_table("zoo", ("model", "what it is", "GMACs", "weights M", "layers"), left=2)
     with progress_bar("counting"):
         parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
-        counted = {name: load_model(name, parameters=parameters) for name in ZOO}
-    for name, model in counted.items():
+        zoo_models = {name: load_model(name, parameters=parameters) for name in ZOO}
+    for name, model in zoo_models.items():
         weighted = sum(layer.weights > 0 for layer in model.layers)
         add_row(
             table,
@@ -82,13 +82,13 @@ def show(
     from weft.models.sources import load_model
 
     refuse_parameters_of_others(context, [model])
-    wanted = parse_exits(exits)
-    if not isinstance(wanted, int):
+    exits_wanted = parse_exits(exits)
+    if not isinstance(exits_wanted, int):
         refuse_unused(context, "exits that are not placed", {"exit_head": "say how many to place, as --exits 3"})
     shapes = parse_shapes(shape, [model]).get(model)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     with progress_bar("reading"):
-        loaded = load_model(model, shapes=shapes, parameters=parameters, exits=wanted, exit_head=exit_head)
+        loaded = load_model(model, shapes=shapes, parameters=parameters, exits=exits_wanted, exit_head=exit_head)
     warn_of_gaps(loaded)
     console.print(
         f"[bold]{escape(loaded.name)}[/bold]  {loaded.macs / 1e9:.4f} GMACs  {loaded.weights / 1e6:.3f} M weights "
@@ -195,15 +195,15 @@ def export(
         return
     if name in PACKAGED:
         refuse_unused(context, name, {"seed": "its file has weights already, none are drawn; leave it out"})
-        stored = packaged_file(name).read_bytes()
+        model_bytes = packaged_file(name).read_bytes()
         with replacing(output, ModelError) as draft:
-            draft.write_bytes(stored)
+            draft.write_bytes(model_bytes)
         say_written("model", output)
         return
     if name not in zoo.ZOO:
         raise ModelError(unknown_name("model", name, model_names()))
-    offered: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
-    parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
+    all_parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
+    parameters = {key: value for key, value in all_parameters.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:
         zoo.export(name, output, seed=seed, progress=lambda done, of: advance(done=done, of=of), **parameters)
     say_written("model", output)
@@ -223,8 +223,8 @@ def fetch_models(
     """Download the project's networks that are too large to come with weft, and their images, and keep them."""
     from weft.models.stored import FETCHED, fetch
 
-    wanted = names or list(FETCHED)
-    with progress_bar("fetching", sum(len(FETCHED.get(name, ())) for name in wanted)) as advance:
-        for name in wanted:
+    requested = names or list(FETCHED)
+    with progress_bar("fetching", sum(len(FETCHED.get(name, ())) for name in requested)) as advance:
+        for name in requested:
             for path in fetch(name, source, lambda path: advance(f"fetching {path.name}")):
                 say(f"have {path}", soft_wrap=True)

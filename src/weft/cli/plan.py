@@ -107,14 +107,14 @@ def command(
     if check is not None:
         _check(context, check)
         return
-    wanted = _workload(workload, streams, shape)
-    across = None if machines is None else plan_option("machines")
+    requested = _workload(workload, streams, shape)
+    across_machines = None if machines is None else plan_option("machines")
     if output is not None:  # refused before minutes of measuring
-        (check_place if across is None else across.check_place)(output)
+        (check_place if across_machines is None else across_machines.check_place)(output)
     began = datetime.now(UTC)
     with name_options_in_errors(context), terminated_like_interrupted(), stage_bars() as show:
-        result: Any = (make_plan if across is None else partial(across.plan_across, count=machines))(
-            wanted,
+        result: Any = (make_plan if across_machines is None else partial(across_machines.plan_across, count=machines))(
+            requested,
             cores=cores,
             memory_bytes=parse_bytes("--memory", memory),
             objective=objective,
@@ -131,8 +131,8 @@ def command(
         )
     if output is not None:
         result.write(output)
-    if across is not None:
-        across.print_plans(result, output)
+    if across_machines is not None:
+        across_machines.print_plans(result, output)
         _print_conditions(worst_of(machine.plan.measured for machine in result.plans.values()), began, device or ())
         write_result(json_file, result.placement.model_dump(mode="json"))
         return
@@ -154,8 +154,8 @@ def _check(context: typer.Context, folder: str) -> None:
     from weft.planning.plan_check import drift
 
     advice = "it looks at a plan that is there; leave it out"
-    others = ("workload", "output", "streams", "shape", "device", "json_file")
-    refuse_unused(context, "--check", dict.fromkeys(others, advice))
+    refused = ("workload", "output", "streams", "shape", "device", "json_file")
+    refuse_unused(context, "--check", dict.fromkeys(refused, advice))
     read_plan(folder)  # raises PlanError: a mistyped folder must not be reported as a difference
     changes = drift(folder)
     for sentence in changes:
@@ -217,5 +217,5 @@ def _print(result: MadePlan, output: str | None) -> None:
         say("nothing was written: -o FOLDER writes the plan")
         return
     say_written("plan", output, f"{os.path.join(output, 'report.html')} shows it")
-    soft = "" if plan.deadlines == "strict" else f" --deadlines {plan.deadlines}"
-    say(f"{'then':<9} weft serve {output}   and   weft bench {output}{soft}", soft_wrap=True)
+    deadlines_option = "" if plan.deadlines == "strict" else f" --deadlines {plan.deadlines}"
+    say(f"{'then':<9} weft serve {output}   and   weft bench {output}{deadlines_option}", soft_wrap=True)

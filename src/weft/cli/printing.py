@@ -67,10 +67,10 @@ _MOST_GUESSES = 3
 
 def warn_of_gaps(model: Model) -> None:
     """Warn of the parts of a model whose work is not known: operators without a cost rule, unknown shapes."""
-    ops, more = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
+    ops, further = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
     lines = [f"no arithmetic known for {ops}; counted as activation traffic"] if ops else []
     lines += model.guesses[:_MOST_GUESSES]
-    lines += [f"{more} more shapes are not known; weft models show --json lists them"] if more > 0 else []
+    lines += [f"{further} more shapes are not known; weft models show --json lists them"] if further > 0 else []
     for line in lines:
         typer.echo(f"weft: {model.name}: {line}", err=True)
 
@@ -92,10 +92,10 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
 
 def print_table(table: ResultTable) -> None:
     """Print a table and the notes below it."""
-    shown = plain_table(table.title, table.columns, left=table.left)
+    rich_table = plain_table(table.title, table.columns, left=table.left)
     for row in table.rows:
-        add_row(shown, *row.cells, style="bold" if row.best else "")
-    console.print(shown)
+        add_row(rich_table, *row.cells, style="bold" if row.best else "")
+    console.print(rich_table)
     for note in table.notes:
         say(note, style="dim")
 
@@ -114,7 +114,7 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     if not sys.stderr.isatty():
-        with _Lines(what, total) as lines:
+        with _ProgressLines(what, total) as lines:
             yield lines.advance
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -151,7 +151,7 @@ def stage_bars() -> Iterator[Show]:
         yield show
 
 
-class _Lines:
+class _ProgressLines:
     """Prints progress as lines on standard error, from a thread, so that lines appear even if a task never advances."""
 
     def __init__(self, what: str, total: int | None) -> None:
@@ -161,7 +161,7 @@ class _Lines:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._print_lines, daemon=True)
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _ProgressLines:
         self._thread.start()
         return self
 
@@ -179,5 +179,5 @@ class _Lines:
         wait_s = QUIET_S
         while not self._ended.wait(wait_s):
             wait_s = EVERY_S
-            counted = f", {self._done} of {self._total}" if self._total > 1 else ""
-            typer.echo(f"{self._description}{counted}, {time.monotonic() - self._begun_s:.0f} s", err=True)
+            steps_text = f", {self._done} of {self._total}" if self._total > 1 else ""
+            typer.echo(f"{self._description}{steps_text}, {time.monotonic() - self._begun_s:.0f} s", err=True)

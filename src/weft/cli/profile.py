@@ -1,4 +1,4 @@
-"""``weft profile``: what each layer of a model costs on a device, or each segment on this machine, as JSON."""
+"""``weft profile``: the cost of each layer of a model on a device, or of each segment on this machine, as JSON."""
 
 from __future__ import annotations
 

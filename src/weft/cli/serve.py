@@ -93,9 +93,9 @@ def command(
     else:
         refuse_unused(context, "a plan", {"shapes": "it is for the shapes it was planned with; plan for others"})
     options = dict(typed) | ({"models": tuple(sources)} if sources and plan is None else {})
-    read = partial(_settings, config, options, api_key_file, plan, unchecked=unchecked)
+    read_settings = partial(_settings, config, options, api_key_file, plan, unchecked=unchecked)
     with name_options_in_errors(context) if plan else nullcontext():
-        settings = read()
+        settings = read_settings()
     for warning in near_misses(os.environ):
         typer.echo(f"weft: {warning}", err=True)
     if check:
@@ -106,13 +106,16 @@ def command(
         log.info("tool %s of package %s is loaded; --no-tools leaves it out", tool.name, tool.package)
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
-    again, own = read if plan else None, context.obj is True  # own: the process runs this command only
+    read_again = read_settings if plan else None
+    only_command = context.obj is True  # not called as a function of a longer program
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        done = runner.run(serve(settings, loading.say, loading.started, _finishing, again, to_the_end=own))
-    lost = WeftError("stopped before every request was answered in full")
-    (leave if own else leave_if_stuck)(0 if done else 1, "" if done else f"weft: {lost}")
-    if not done:
-        raise lost
+        all_answered = runner.run(
+            serve(settings, loading.say, loading.started, _finishing, read_again, to_the_end=only_command)
+        )
+    error = WeftError("stopped before every request was answered in full")
+    (leave if only_command else leave_if_stuck)(0 if all_answered else 1, "" if all_answered else f"weft: {error}")
+    if not all_answered:
+        raise error
 
 
 def _plan_among(sources: list[str], config: str | None) -> str | None:
@@ -236,6 +239,7 @@ def _state(slot: ModelSlot, why_unusable: str) -> tuple[str, str]:
 
 
 def _finishing(requests: int) -> None:
+    """Print that the server waits for running requests before it ends."""
     say(f"finishing {counted(requests, 'request')}; Ctrl-C again to stop now")
 
 

@@ -35,7 +35,7 @@ COMPLETIONS = {
 class From:
     """Marks the parameter of a command that stands for the options of settings classes.
 
-    converters: field -> function that converts what was typed for its option to the type of the field.
+    converters: field -> function that converts the typed value of its option to the type of the field.
     """
 
     def __init__(self, *settings_classes: type[Any], **converters: Callable[[Any], Any]) -> None:
@@ -63,7 +63,7 @@ class From:
         }
 
     def _value(self, name: str, option: str, typed: Any) -> Any:
-        """The value of the field *name*. *option*: its name as typed, for messages. *typed*: what was typed for it."""
+        """Return the value of the field *name*. option: its option's name, for messages. typed: the typed value."""
         if name in self._converters:
             return self._converters[name](typed)
         if _is_size(self.settings[name]):

@@ -55,30 +55,31 @@ class CommandForms(NamedTuple):
     bench: str = ""
 
 
-WRITTEN = CommandForms("--models", "profiles without --models", "--workload", "--bench")
+FORM_NAMES = CommandForms("--models", "profiles without --models", "--workload", "--bench")
 """The names of the forms in messages."""
 
-_ONE = "it brings its own streams; give one of them"
-_STREAM = "its streams name their models; change them in the file"
+# Advice for an option that a form of the command does not take, after "OPTION does not apply to FORM: ".
+_OWN_STREAMS = "it brings its own streams; give one of them"
+_MODELS_IN_FILE = "its streams name their models; change them in the file"
 _MEASURED = "the file has the times that the server measured, of its own models and batches"
 _LATE = "only requests with deadlines can be late; give them in a --workload file"
-_ENDS = "requests come for as long as duration_s in the file says"
-_SENT = "it takes the requests that were sent; run weft bench again for others"
-_RATES = "each stream has its rate in the file, or a share of total_rate by ratio"
-_FITS = "what does not fit is refused there; lower max_batch in the file"
-_DRAWN = "a server's lanes have no such timeline; /weft/trace of the running server shows what they did"
+_DURATION_IN_FILE = "requests come for as long as duration_s in the file says"
+_SENT_REQUESTS = "it takes the requests that were sent; run weft bench again for others"
+_RATES_IN_FILE = "each stream has its rate in the file, or a share of total_rate by ratio"
+_NO_SPILLING = "what does not fit is refused there; lower max_batch in the file"
+_NO_TIMELINE = "a server's lanes have no such timeline; /weft/trace of the running server shows what they did"
 
-_LANES = "it is for --device host, which serves the requests of a --workload"
+_HOST_ONLY = "it is for --device host, which serves the requests of a --workload"
 
-_EXPORT = CommandForms(bench=_DRAWN)
+_EXPORT = CommandForms(bench=_NO_TIMELINE)
 OPTIONS = {
     "device": CommandForms(bench=_MEASURED),
-    "lanes": CommandForms(models=_LANES, profiles=_LANES, bench=_MEASURED),
+    "lanes": CommandForms(models=_HOST_ONLY, profiles=_HOST_ONLY, bench=_MEASURED),
     "policy": CommandForms(),
-    "workload": CommandForms(bench=_ONE),
+    "workload": CommandForms(bench=_OWN_STREAMS),
     "bench": CommandForms(),
     "late": CommandForms(models=_LATE, profiles=_LATE, bench="the run was sent with deadlines of its own kind"),
-    "models": CommandForms(workload=_STREAM, bench=_MEASURED),
+    "models": CommandForms(workload=_MODELS_IN_FILE, bench=_MEASURED),
     "profile": CommandForms(workload="a stream has its own: profiles = [...] in the file", bench=_MEASURED),
     "batch": CommandForms(
         profiles=PROFILES_ONLY["batch"], workload="each stream has its max_batch in the file", bench=_MEASURED
@@ -87,11 +88,11 @@ OPTIONS = {
         profiles=PROFILES_ONLY["seq_len"], workload="each stream has its seq_len in the file", bench=_MEASURED
     ),
     "tables": CommandForms(profiles=PROFILES_ONLY["tables"], workload="tables are streamed there", bench=_MEASURED),
-    "queries": CommandForms(workload=_ENDS, bench=_SENT),
+    "queries": CommandForms(workload=_DURATION_IN_FILE, bench=_SENT_REQUESTS),
     "cost": CommandForms(profiles=PROFILES_ONLY["cost"], bench=_MEASURED),
-    "mix": CommandForms(workload=_RATES, bench=_SENT),
-    "max_lag": CommandForms(workload=_RATES, bench=_SENT),
-    "spill": CommandForms(workload=_FITS, bench=_MEASURED),
+    "mix": CommandForms(workload=_RATES_IN_FILE, bench=_SENT_REQUESTS),
+    "max_lag": CommandForms(workload=_RATES_IN_FILE, bench=_SENT_REQUESTS),
+    "spill": CommandForms(workload=_NO_SPILLING, bench=_MEASURED),
     "pieces": CommandForms(workload="a workload's layers stay whole", bench=_MEASURED),
     "shape": CommandForms(profiles=PROFILES_ONLY["shape"], bench=_MEASURED),
     "option": CommandForms(),
@@ -143,13 +144,13 @@ def command(
     if file is not None and workload is not None:
         raise InputError(f"{file} and --workload {workload} are both workloads; give one of them")
     if file is not None and bench:
-        raise InputError(f"{file} does not apply to --bench: {_ONE}")
+        raise InputError(f"{file} does not apply to --bench: {_OWN_STREAMS}")
     workload = workload or file
     options = SaturatedOptions(**typed)
     only_profiles = options.profile and not options.models
     form = "bench" if bench else "workload" if workload else "profiles" if only_profiles else "models"
     instead = {name: advice for name, forms in OPTIONS.items() if (advice := getattr(forms, form))}
-    refuse_unused(context, getattr(WRITTEN, form), instead)
+    refuse_unused(context, getattr(FORM_NAMES, form), instead)
     if bench:
         predict_bench(bench, policy, parse_options(option), json_file)
         return

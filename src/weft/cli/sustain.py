@@ -69,6 +69,7 @@ def command(
 
 
 def _mixes(text: str | None) -> list[tuple[float, ...]] | None:
+    """Parse the value of ``--ratios``: a ratio has one number per stream."""
     from weft.simulation.loads import PAPER_RATIOS
 
     if text is None:

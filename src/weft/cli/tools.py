@@ -30,5 +30,5 @@ def _names(tool: Tool, section: str) -> list[str]:
 
 def _as_dict(tool: Tool) -> dict[str, object]:
     sections = {section: names for section in SECTIONS if (names := _names(tool, section))}
-    about = {"name": tool.name, "summary": tool.summary, "package": tool.package, "own": tool.own}
-    return {**about, "extra": tool.extra, "missing": list(tool.missing()), "registers": sections}
+    facts = {"name": tool.name, "summary": tool.summary, "package": tool.package, "own": tool.own}
+    return {**facts, "extra": tool.extra, "missing": list(tool.missing()), "registers": sections}

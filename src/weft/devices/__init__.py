@@ -1,7 +1,7 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package.
 
 Its modules: one file per kind (``npu.py``, ``tiled.py``, ``soc.py``, ``host.py``) and presets as TOML; ``lanes.py``,
-which lanes of a device run together and how fast; ``decoupled.py``, the NPU as arithmetic.
+the lanes of a device and how they slow each other down; ``decoupled.py``, clocks and buffer of an NPU.
 """
 
 from weft.devices.gpu_pairs import gpus

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 OTHERS_SHARE = 0.05
 """Share of the cores' time above which other processes are named. Plans look for the largest load in steps of 5 %
-(``planning.trials.STEP``): what takes less changes no number in them."""
+(``planning.trials.STEP``): a smaller share changes no number in them."""
 STOLEN_SHARE = 0.02
 """Share of the cores' time above which steal is named. It is less than for processes: a hypervisor takes whole time
 slices of some milliseconds, and if 2 % of requests wait for such a slice, the usual limit of late requests is exceeded.
@@ -37,7 +37,7 @@ class Conditions(BaseModel, extra="forbid", frozen=True):
     stolen_share: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the cores' time that a hypervisor gave to others (steal in /proc/stat)."""
     clock_mhz: NotNegative | None = None
-    """Clock of the fastest core, the median of what was read after each part of the measurement."""
+    """Clock of the fastest core: the median of readings after each part of the measurement."""
     repeats_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     """Longest over shortest median time of the same model alone, over the repeats of its measurement; the largest of
     all models."""
@@ -70,7 +70,7 @@ class Conditions(BaseModel, extra="forbid", frozen=True):
 
     @property
     def in_words(self) -> str:
-        """The disturbances and what they do to measured times, in one line; empty on a quiet machine."""
+        """The disturbances and their effect on measured times, in one line; empty on a quiet machine."""
         if not self.disturbances:
             return ""
         causes = ", ".join(self.disturbances)
@@ -88,17 +88,18 @@ def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
 
     That is the largest value, but the lowest clock and the earliest end.
     """
-    known = [conditions for conditions in measured if conditions is not None]
-    if not known:
+    all_conditions = [conditions for conditions in measured if conditions is not None]
+    if not all_conditions:
         return None
     numbers: dict[str, Any] = {
         key: max(
-            (getattr(measurement, key) for measurement in known if getattr(measurement, key) is not None), default=None
+            (getattr(measurement, key) for measurement in all_conditions if getattr(measurement, key) is not None),
+            default=None,
         )
         for key in ("cores", "others_cores", "stolen_share", "repeats_ratio")
     }
-    clocks = [measurement.clock_mhz for measurement in known if measurement.clock_mhz is not None]
-    ended = min(measurement.ended for measurement in known)
+    clocks = [measurement.clock_mhz for measurement in all_conditions if measurement.clock_mhz is not None]
+    ended = min(measurement.ended for measurement in all_conditions)
     return Conditions(ended=ended, clock_mhz=min(clocks, default=None), **numbers)
 
 

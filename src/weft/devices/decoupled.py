@@ -1,4 +1,4 @@
-"""The decoupled NPU as arithmetic: what issuing a layer does to its two clocks and its buffer.
+"""The decoupled NPU as arithmetic: how issuing a layer changes its two clocks and its buffer.
 
 Layerweaver, section III-C, on whole ticks. A fetch starts as soon as the channel is free, stalls
 when the buffer is full and resumes as earlier layers finish and free their weights; a compute starts
@@ -57,7 +57,7 @@ class DeviceClocks(NamedTuple):
 
 
 def fetch_end(state: DeviceClocks, size: int, buffer: int, start: int) -> int:
-    """When the fetch of *size* ticks of weights ends that starts at *start*, with a weight buffer of *buffer* ticks.
+    """Return the end of a fetch of *size* ticks of weights from *start* on; *buffer*: the weight buffer in ticks.
 
     A remainder that exactly fills the space freed by a finished layer does not wait for the next layer to finish. In
     the paper's pseudo-code (Fig. 9, line 14) it would wait, by a strict comparison.
@@ -88,8 +88,10 @@ def issue(
     began = max(state.array_free, fetched)
     done = began + compute
     # Weights that are freed before this fetch ends can no longer stall the channel, so they are not kept.
-    kept = tuple(entry for entry in state.resident if entry.done > fetched)
-    after = DeviceClocks(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
+    still_resident = tuple(entry for entry in state.resident if entry.done > fetched)
+    after = DeviceClocks(
+        fetched, done, began, (*still_resident, Resident(fetch, done)) if done > fetched else still_resident
+    )
     return after, LayerTimes(start, fetched, began, done)
 
 

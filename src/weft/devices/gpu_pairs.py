@@ -29,8 +29,8 @@ SEGMENT_MS = 0.25
 """Approximate length of a model's segments on the simulated GPU, the default on a real GPU."""
 ROUNDS = 60
 """Most rounds of the fit; it converges in about 20, and each costs a prediction of all pairs per constant."""
-ENOUGH = 1e-7
-"""Another round follows only if a round reduces the error by at least this, in squared logarithms."""
+LEAST_REDUCTION = 1e-7
+"""Least reduction of the error, in squared logarithms, for another round."""
 H200 = Path(__file__).parent / "data" / "h200.json"
 STREAMS = ("streams", "a high", "b high")
 """Values of ``MeasuredPair.how`` for a pair on the whole GPU; other values name the two sides of a cut."""
@@ -141,22 +141,24 @@ def fitted(measured: GpuPairs, pairs: Sequence[MeasuredPair] | None = None) -> C
 
     pairs: the pairs to fit to, all by default. Logarithms make half as fast and twice as fast errors of the same size.
     """
-    known = measured.pairs if pairs is None else pairs
+    fitted_pairs = measured.pairs if pairs is None else pairs
     values, damping = np.array([getattr(Contention(), name) for name in _FITTED]), 1e-2
-    residuals = _residuals(measured, known, values)
+    residuals = _residuals(measured, fitted_pairs, values)
     for _ in range(ROUNDS):
         steps = np.eye(len(values)) * 1e-5
-        jacobian = np.array([(_residuals(measured, known, values + step) - residuals) / 1e-5 for step in steps]).T
-        normal = jacobian.T @ jacobian + damping * np.eye(len(values))
-        step = np.linalg.solve(normal, -jacobian.T @ residuals)
+        jacobian = np.array(
+            [(_residuals(measured, fitted_pairs, values + step) - residuals) / 1e-5 for step in steps]
+        ).T
+        damped_normal = jacobian.T @ jacobian + damping * np.eye(len(values))
+        step = np.linalg.solve(damped_normal, -jacobian.T @ residuals)
         new_values = np.maximum(0.0, values + step)
-        new_residuals = _residuals(measured, known, new_values)
-        gained = (residuals**2).sum() - (new_residuals**2).sum()
-        if gained <= 0:  # the step went too far: more damping makes it shorter and closer to the gradient
+        new_residuals = _residuals(measured, fitted_pairs, new_values)
+        reduction = (residuals**2).sum() - (new_residuals**2).sum()
+        if reduction <= 0:  # the step went too far: more damping makes it shorter and closer to the gradient
             damping *= 4
             continue
         values, residuals, damping = new_values, new_residuals, damping / 3
-        if gained < ENOUGH:
+        if reduction < LEAST_REDUCTION:
             break
     return _constants(values)
 

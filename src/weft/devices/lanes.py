@@ -36,11 +36,13 @@ class Lanes:
         if not self.losses or len(kinds) == 1:
             return [share] * len(kinds)
         speeds = []
-        for own in kinds:
+        for kind in kinds:
             lost = 0.0
-            for other in kinds:  # the compiled loop adds in this order; ``sum`` rounds differently since Python 3.12
-                lost += self.losses[own][other]
-            lost -= self.losses[own][own]  # the loop also counted the lane's own work
+            for (
+                other_kind
+            ) in kinds:  # the compiled loop adds in this order; ``sum`` rounds differently since Python 3.12
+                lost += self.losses[kind][other_kind]
+            lost -= self.losses[kind][kind]  # the loop also counted the lane's own work
             speeds.append(share * max(LEAST_SPEED, 1.0 - lost))
         return speeds
 

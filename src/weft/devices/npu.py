@@ -80,8 +80,8 @@ class Npu(BaseModel, extra="forbid", frozen=True, strict=True):
     @property
     def chunk_bytes(self) -> int:
         """Largest piece of a layer that is larger than the weight buffer and streams through it."""
-        wanted = int(self.chunk_mib * MIB) if self.chunk_mib else self.weight_buffer_bytes // 8
-        return max(1, min(wanted, self.weight_buffer_bytes))
+        chunk = int(self.chunk_mib * MIB) if self.chunk_mib else self.weight_buffer_bytes // 8
+        return max(1, min(chunk, self.weight_buffer_bytes))
 
     @property
     def macs_per_s(self) -> float:

@@ -27,7 +27,7 @@ launches."""
 MOST_KEPT = 4096
 """Sets of work on lanes whose speeds are cached; the cache is cleared when it is full."""
 
-LEAST, MOST = 0.5, 2.0
+LEAST_FACTOR, MOST_FACTOR = 0.5, 2.0
 """Smallest and largest factor by which observations correct a prediction."""
 LEARNING = 0.05
 """Least weight of the last observation; the first observations have equal weights, so that a factor settles quickly."""
@@ -69,14 +69,14 @@ class SeenSpeeds:
 
     def learn(self, pair: Pair, ratio: float) -> bool:
         """Record *ratio*, the observed speed over the uncorrected prediction; True if the published factor changes."""
-        before, observed = self._mean.get(pair, 1.0), self._observed.get(pair, 0) + 1
+        old_mean, observed = self._mean.get(pair, 1.0), self._observed.get(pair, 0) + 1
         weight = LEARNING if pair in self._published else max(LEARNING, 1 / observed)
-        self._mean[pair] = mean = before + weight * (min(MOST, max(LEAST, ratio)) - before)
+        self._mean[pair] = mean = old_mean + weight * (min(MOST_FACTOR, max(LEAST_FACTOR, ratio)) - old_mean)
         self._observed[pair] = observed
-        changes = observed >= WAITS and (pair not in self._published or abs(mean - self._published[pair]) > NOTICED)
-        if changes:
+        publishes = observed >= WAITS and (pair not in self._published or abs(mean - self._published[pair]) > NOTICED)
+        if publishes:
             self._published[pair], self._observed[pair] = mean, 0
-        return changes
+        return publishes
 
     def forget(self, body: int) -> None:
         """Drop all pairs of a body that was unloaded; a new body may get its number."""
@@ -178,7 +178,7 @@ class Shares:
     """Kind -> a number that all kinds of equal speed share; empty: each kind has its own tag."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
     """Observed speeds of bodies that ran concurrently."""
-    _kept: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = field(default_factory=dict, init=False)
+    _speed_cache: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = field(default_factory=dict, init=False)
     """Cache: lanes and tags -> speeds."""
 
     def body(self, stream: int, kind: int) -> int:
@@ -209,20 +209,22 @@ class Shares:
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """The speed of each running kind of work on its lane; 1 is the speed alone on the whole GPU."""
         key = tuple(lanes), self.tagged(kinds)
-        if key not in self._kept:
-            if len(self._kept) >= MOST_KEPT:
-                self._kept.clear()
-            self._kept[key] = self._correct_speeds(kinds, lanes)
-        return self._kept[key]
+        if key not in self._speed_cache:
+            if len(self._speed_cache) >= MOST_KEPT:
+                self._speed_cache.clear()
+            self._speed_cache[key] = self._correct_speeds(kinds, lanes)
+        return self._speed_cache[key]
 
     def _correct_speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """Predicted speeds, corrected by the factors of observed pairs."""
         speeds = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:
-            for own in range(len(kinds)):
-                for other in range(len(kinds)):
-                    if own != other:
-                        speeds[own] *= self.seen.factor(self.pair(kinds[own], lanes[own], kinds[other], lanes[other]))
+            for index in range(len(kinds)):
+                for other_index in range(len(kinds)):
+                    if index != other_index:
+                        speeds[index] *= self.seen.factor(
+                            self.pair(kinds[index], lanes[index], kinds[other_index], lanes[other_index])
+                        )
         return speeds
 
     def hope(self, kinds: Sequence[int], lanes: Sequence[int]) -> float:
@@ -252,12 +254,12 @@ class Shares:
         running = [self._running(self.kinds[kind], self.lanes[lane]) for kind, lane in zip(kinds, lanes, strict=True)]
         if len(running) == 1:
             return [running[0].alone]
-        slower = [1.0] * len(running)
-        for own, work in enumerate(running):
-            for other in range(len(running)):
-                if own != other:
-                    slower[own] += self._slow_down(work, running[other])
-        return [work.alone / slow for work, slow in zip(running, slower, strict=True)]
+        durations = [1.0] * len(running)
+        for index, work in enumerate(running):
+            for other_index in range(len(running)):
+                if index != other_index:
+                    durations[index] += self._slow_down(work, running[other_index])
+        return [work.alone / duration for work, duration in zip(running, durations, strict=True)]
 
     def _running(self, work: GpuLikeness, share: Share) -> _Running:
         return _Running(work, share, work.speed(share.sms, self.sms), work.fill(self.sms))
@@ -265,7 +267,7 @@ class Shares:
     def _slow_down(self, work: _Running, other: _Running) -> float:
         """The additional time of *work* beside *other*, as a fraction of its time alone."""
         rules = self.contention
-        longer = rules.beside + rules.memory * (rules.reach + work.like.memory) * other.like.memory * other.alone
+        added_time = rules.beside + rules.memory * (rules.reach + work.like.memory) * other.like.memory * other.alone
         within = work.share.within(other.share)
         if within:
             filled = (work.fill + other.fill) / 2
@@ -273,8 +275,8 @@ class Shares:
             waits = (rules.turns + rules.filled * filled) * (other.like.kernel_us / work.like.kernel_us) ** rules.order
             if work.share.high != other.share.high:
                 waits *= 1 - rules.favour if work.share.high else 1 + rules.favour
-            longer += within * waits
-        return longer
+            added_time += within * waits
+        return added_time
 
 
 class _Running(NamedTuple):

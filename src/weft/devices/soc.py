@@ -130,15 +130,15 @@ class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
 
 def relative_speed(model: Pccs, own: float, others: float) -> float:
     """Percent of its stand-alone speed that a unit keeps; *own* and *others*: demands of bandwidth in GB/s."""
-    minor = model.mrmc_pct * min(others, model.pbw) / model.pbw
-    plateau = max(0.0, own + model.cbp - model.tbwdc) * model.rate_n
+    minor_loss = model.mrmc_pct * min(others, model.pbw) / model.pbw
+    plateau_loss = max(0.0, own + model.cbp - model.tbwdc) * model.rate_n
     if own <= model.normal_bw:
-        lost = minor
+        lost = minor_loss
     elif own <= model.intensive_bw:
         # the larger of the two, so that more traffic of others never makes a unit faster
-        lost = max(minor, min(plateau, (own + others - model.tbwdc) * model.rate_n))
+        lost = max(minor_loss, min(plateau_loss, (own + others - model.tbwdc) * model.rate_n))
     else:
-        lost = plateau * (min(others, model.cbp) / model.cbp if model.cbp else 1.0)
+        lost = plateau_loss * (min(others, model.cbp) / model.cbp if model.cbp else 1.0)
     return min(100.0, max(model.floor_pct, 100 - lost))
 
 
@@ -178,8 +178,8 @@ def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
     if name_or_path.endswith(".json") and is_calibration(read_json(name_or_path, DeviceError)):
         return load_soc(name_or_path)
     if name_or_path.endswith(".toml"):
-        of_units = read_description("device", name_or_path).get("kind") == "soc"
-        return load_soc(name_or_path) if of_units else load_device(name_or_path)
+        is_soc = read_description("device", name_or_path).get("kind") == "soc"
+        return load_soc(name_or_path) if is_soc else load_device(name_or_path)
     named = name_or_path in presets() or name_or_path in gpus()
     if named or is_measured(name_or_path) or name_or_path.endswith(".json"):
         return load_device(name_or_path)

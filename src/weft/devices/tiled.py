@@ -1,8 +1,8 @@
-"""An NPU that computes every layer as one tiled matrix product and bends to the layer and the batch.
+"""An NPU that computes every layer as one tiled matrix product, with an array that adapts to layer and batch.
 
 ``T_C`` processing elements, each a tree of ``T_P`` multipliers, stream ``T_R`` rows at a time; the three
 tiles are double-buffered on chip (Fluid Batching, sections II-C and III-A). A ``Board`` is the board
-such a design must fit. Descriptions only: what a layer costs is in ``weft.devices.costs.tiled``.
+such a design must fit. These are descriptions; ``weft.devices.costs.tiled`` computes the cost of a layer.
 """
 
 from __future__ import annotations
@@ -148,8 +148,11 @@ class TiledNpu(BaseModel, extra="forbid", frozen=True, strict=True):
         if not self.stackable:
             return (built,)
         half = self.t_r // 2  # so that the buffers of the built shape hold the tiles of the others
-        bent = (PeShape(2.0, half, 2 * self.t_p, self.t_c // 2), PeShape(0.5, half, self.t_p // 2, 2 * self.t_c))
-        return (built, *(shape for shape in bent if min(shape[1:]) > 0))
+        other_shapes = (
+            PeShape(2.0, half, 2 * self.t_p, self.t_c // 2),
+            PeShape(0.5, half, self.t_p // 2, 2 * self.t_c),
+        )
+        return (built, *(shape for shape in other_shapes if min(shape[1:]) > 0))
 
 
 def platforms() -> list[str]:
@@ -195,9 +198,9 @@ def parse_tiled(raw: dict[str, Any], where: str) -> TiledNpu:
     *where* names the file in error messages.
     """
     platform = load_platform(raw["platform"]) if isinstance(raw.get("platform"), str) else None
-    given = {"clock_mhz": platform.clock_mhz, "bandwidth_gb_s": platform.bandwidth_gb_s} if platform else {}
+    defaults = {"clock_mhz": platform.clock_mhz, "bandwidth_gb_s": platform.bandwidth_gb_s} if platform else {}
     try:
-        device = TiledNpu.model_validate({**given, **raw})
+        device = TiledNpu.model_validate({**defaults, **raw})
     except ValidationError as error:
         raise DeviceError(f"{where}: {first_problem(error, TiledNpu)}") from error
     if platform:

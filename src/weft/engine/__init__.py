@@ -1,8 +1,8 @@
 """The loop, its sources of work and its executors; ``compiled`` gives the same orders from kernels.
 
 Its modules: ``engine.py``, the loop; ``saturated.py`` and ``requests.py``, its sources of work, the latter with
-``tickets.py`` (a request and its batch), ``queues.py`` (what waits and runs) and ``batches.py`` (how a batch is
-formed); ``for_requests.py`` builds the loop that serves requests, with ``admission.py``, ``lateness.py`` and
+``tickets.py`` (a request and its batch), ``queues.py`` (waiting requests and batches in flight) and ``batches.py``
+(batch formation); ``for_requests.py`` builds the loop that serves requests, with ``admission.py``, ``lateness.py`` and
 ``steering.py``; ``simulated_npu.py`` and ``simulated_host.py``, the simulated executors; ``lane_queues.py``, the
 segments that lanes take ahead; ``compiled.py``, the kernels' orders; ``trial.py``, the trial of contenders.
 """

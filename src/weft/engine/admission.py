@@ -60,11 +60,11 @@ class Admission:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None
-        own = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
+        own_ticks = ticket.more + (0 if ticket.guessed else self._queues.whole(ticket.stream))
         ahead = self.free_in(ticket.due, now)
-        if now + ahead + own > ticket.due:
+        if now + ahead + own_ticks > ticket.due:
             ahead = self.free_in(ticket.due, now, _Newcomer(self._policy, self._batcher.lone_candidate(ticket), now))
-        return Refusal("unmeetable", ahead, own) if now + ahead + own > ticket.due else None
+        return Refusal("unmeetable", ahead, own_ticks) if now + ahead + own_ticks > ticket.due else None
 
     def free_in(self, deadline: int, now: int, newcomer: _Newcomer | None = None) -> int:
         """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.

@@ -18,7 +18,7 @@ Confidences = Mapping[int, float]
 
 
 class Ending(NamedTuple):
-    """What became of one request."""
+    """The end of one request: answered, dropped or refused."""
 
     stream: int
     arrival: int
@@ -69,7 +69,7 @@ class Arrivals:
         return self
 
     def take(self, now: int) -> Iterable[Ticket]:
-        """Return the requests that arrived by *now*; of a stream, those at given times before those of clients."""
+        """Return the requests that arrived by *now*; of a stream, requests at given times before those of clients."""
         return self._take_due(now) if self._soonest <= now else ()
 
     def _take_due(self, now: int) -> Iterator[Ticket]:
@@ -157,6 +157,6 @@ class Arrivals:
         """
         self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
-            back = now + self._terms[ticket.stream].think
-            heapq.heappush(self._returning[ticket.stream], back)
-            self._soonest = min(self._soonest, back)
+            return_tick = now + self._terms[ticket.stream].think
+            heapq.heappush(self._returning[ticket.stream], return_tick)
+            self._soonest = min(self._soonest, return_tick)

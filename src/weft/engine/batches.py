@@ -1,4 +1,4 @@
-"""How a batch is formed: when waiting requests become a batch, which requests, and which layers the policy is offered.
+"""Batch formation: when waiting requests become a batch, which of them, and the layers that the policy is offered.
 
 A batch is ready when it is full, its first request has waited long enough, or it would otherwise be late. A policy that
 refills is offered beginnings (batches that could begin) of every size at any time.
@@ -72,30 +72,30 @@ class Batcher:
         batches = queue.batches if queue.by_query else []
         startable = self._startable(batches) if batches else []
         heads = [self.head(queue, batch, now=now) for batch in startable]
-        waiting, most = len(queue.waiting), queue.terms.max_batch
-        ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
+        waiting, max_batch = len(queue.waiting), queue.terms.max_batch
+        ready = waiting > 0 and (waiting >= max_batch or now >= self.ready_at(queue))
         if ready and (
             not batches or (len(batches) < queue.places and self._may_begin(queue, self._batches_to_offer(batches)))
         ):
-            members = list(islice(queue.waiting, most))
+            members = list(islice(queue.waiting, max_batch))
             batch = _form_batch(queue, members)
-            heads.append(self.head(queue, batch, now=now, own=len(members)))
+            heads.append(self.head(queue, batch, now=now, own_waiting=len(members)))
         return heads
 
-    def _latest_end(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
+    def _latest_end(self, queue: StreamQueue, batch: Batch, own_waiting: int, now: int) -> int:
         """Return the latest end of a batch with which the requests behind it in its stream can be on time.
 
         Requests that cannot be on time anyway do not count. NO_DEADLINE if no request waits behind the batch.
-        own: how many of the stream's waiting requests are members of the batch itself.
+        own_waiting: how many of the stream's waiting requests are members of the batch itself.
         """
-        latest, need, most = NO_DEADLINE, 0, queue.terms.max_batch
-        if len(queue.waiting) <= own:
+        latest, need, max_batch = NO_DEADLINE, 0, queue.terms.max_batch
+        if len(queue.waiting) <= own_waiting:
             return latest
-        whole = self._queues.whole(queue.stream, min(most, len(queue.waiting) - own))
-        end = now + self._queues.rest(batch) + whole
-        for ticket in islice(queue.waiting, own, own + BATCHES_BEHIND * most, most):
-            if end + need <= ticket.due:
-                need += whole
+        batch_ticks = self._queues.whole(queue.stream, min(max_batch, len(queue.waiting) - own_waiting))
+        batch_end = now + self._queues.rest(batch) + batch_ticks
+        for ticket in islice(queue.waiting, own_waiting, own_waiting + BATCHES_BEHIND * max_batch, max_batch):
+            if batch_end + need <= ticket.due:
+                need += batch_ticks
                 latest = min(latest, ticket.due - need)
         return latest
 
@@ -108,7 +108,7 @@ class Batcher:
         return [batch for batch in paused if batch.home is None or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
-        """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those.
+        """Return whether another batch may begin: fewer than one on time per lane, or it is due before all these.
 
         batches: the batches in flight that still need a lane.
         """
@@ -145,28 +145,30 @@ class Batcher:
 
         Beginnings take requests that can still be on time first, then late ones.
         """
-        batches, most = queue.batches, queue.terms.max_batch
-        begun = sum([len(batch.members) for batch in self._batches_to_offer(batches)])
-        standing = self._startable(batches)
-        room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
-        first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
+        batches, max_batch = queue.batches, queue.terms.max_batch
+        in_flight = sum([len(batch.members) for batch in self._batches_to_offer(batches)])
+        paused = self._startable(batches)
+        room = min(
+            max_batch - sum([len(batch.members) for batch in paused]), max_batch * self._setting.lanes - in_flight
+        )
+        newcomers = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
         heads = [
             self.head(queue, batch, Refill(tuple([ticket.due for ticket in batch.members]), waiting))
-            for batch in standing
+            for batch in paused
         ]
-        return heads + self._beginnings(queue, first, waiting) if first else heads
+        return heads + self._beginnings(queue, newcomers, waiting) if newcomers else heads
 
-    def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
-        """Return a candidate for the first request, one for the first two, and so on, up to all of *first*.
+    def _beginnings(self, queue: StreamQueue, newcomers: list[Ticket], waiting: int) -> list[Candidate]:
+        """Return a candidate for the first request, one for the first two, and so on, up to all of *newcomers*.
 
         waiting: the number of waiting requests of the stream, these included.
         """
-        dues = tuple([ticket.due for ticket in first])
+        dues = tuple([ticket.due for ticket in newcomers])
         deadline = dues[0] if queue.waiting else NO_DEADLINE
         beginnings: list[Candidate] = []
         arrival, priority = NO_DEADLINE, 0
-        for size, ticket in enumerate(first, start=1):
+        for size, ticket in enumerate(newcomers, start=1):
             arrival, priority = min(arrival, ticket.arrival), max(priority, ticket.priority)
             number = queue.terms.programs + size - 1
             beginnings.append(
@@ -196,12 +198,12 @@ class Batcher:
         batch: Batch,
         refill: Refill | None = None,
         now: int | None = None,
-        own: int = 0,
+        own_waiting: int = 0,
     ) -> Candidate:
         """Return the next layer of a batch as a candidate.
 
         refill: the facet for policies that refill. now: the tick, if the candidate may be started; None: it is only
-        compared. own: how many of the stream's waiting requests are members of the batch itself.
+        compared. own_waiting: how many of the stream's waiting requests are members of the batch itself.
         """
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
@@ -210,7 +212,9 @@ class Batcher:
             priority = max([ticket.priority for ticket in members])
         share = None
         if self._shares:
-            share = ShareUse(queue.lately, NO_DEADLINE if now is None else self._latest_end(queue, batch, own, now))
+            share = ShareUse(
+                queue.lately, NO_DEADLINE if now is None else self._latest_end(queue, batch, own_waiting, now)
+            )
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, queue.served, batch.home, refill,
@@ -221,12 +225,12 @@ class Batcher:
         """Begin the batch that a candidate stands for: move its requests from the queue into a batch in flight."""
         queue = self._queues[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
-        waiting = [
+        members = [
             (queue.late if late or not queue.waiting else queue.waiting).popleft() for _ in range(candidate.size)
         ]
-        for ticket in waiting:
+        for ticket in members:
             self._queues.count(ticket, -1)
-        batch = _form_batch(queue, waiting, late)
+        batch = _form_batch(queue, members, late)
         queue.begin(batch)
         return batch
 

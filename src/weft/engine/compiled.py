@@ -82,11 +82,14 @@ def _insert_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
     programs, weave = policy.setting.programs, compiled_order(policy.rule, work, None)
     if weave is None:
         return None
+    # A layer goes behind the woven layer in whose time it becomes due, as ``WithLeastShares.decide`` issues it.
     ends = replay_order(policy.rule, weave)[:, 3]
     dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
     streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
-    due = np.concatenate(dues)
-    order = np.insert(np.array(policy.woven)[weave], np.where(due > 0, np.searchsorted(ends, due) + 1, 0), streams)
+    all_dues = np.concatenate(dues)
+    order = np.insert(
+        np.array(policy.woven)[weave], np.where(all_dues > 0, np.searchsorted(ends, all_dues) + 1, 0), streams
+    )
     ticks = np.zeros(len(order), np.int64)
     for stream, program in enumerate(programs):
         issues = order == stream
@@ -101,9 +104,9 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
     """
     setting = policy.setting
     fetch, compute, offsets = layer_arrays(setting)
-    heavy = np.array([program.compute_bound for program in setting.programs])
+    compute_bound = np.array([program.compute_bound for program in setting.programs])
     if type(policy) is Weft:  # not isinstance: a subclass may decide otherwise, so it runs in the plain loop
-        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, heavy)
+        streams = RolloutStreams(fetch, compute, np.concatenate(policy.gains).astype(np.int64), offsets, compute_bound)
         rules = RolloutRules(
             setting.buffer, int(fetch.max()), *policy.prices, *policy.distances, policy.band.max_lag_units
         )
@@ -111,7 +114,7 @@ def _select_kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Ca
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
     if type(policy) is Layerweaver and not policy.disabled:
         return lambda chosen: weave_greedy(
-            fetch, compute, offsets, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
+            fetch, compute, offsets, compute_bound, setting.buffer, work, chosen, _kernel_band(policy, quota)
         )
     if type(policy) is AiMt:
         return lambda chosen: weave_aimt(

@@ -58,7 +58,7 @@ class Source(Protocol):
         ...
 
     def offer(self, device: DeviceClocks) -> Offer:
-        """Return what could be issued at this instant of the device."""
+        """Return the layers that could be issued now, given the device's clocks."""
         ...
 
     def next_event(self) -> int:
@@ -146,7 +146,7 @@ class Engine:
         self.account()
         device = self._executor.ready()
         if device is None:
-            self._reconsider()
+            self._preempt()
             return False
         offer = self._source.offer(device)
         if self._open_ended and (candidate := self._next_open_ended(offer)):
@@ -194,15 +194,16 @@ class Engine:
                 if event.kind in (EventKind.BATCH_END, EventKind.REVOKED):
                     self._open_ended.discard((event.stream, event.query))
 
-    def _reconsider(self) -> None:
+    def _preempt(self) -> None:
         """Ask the policy whether to preempt running work for waiting work; called when no lane is free."""
         running = self._executor.abortable()
         if self._open_ended and self._source.events:
-            known = {layer.candidate for layer in running}
+            # A batch started to its end can be revoked although its running layer cannot be stopped.
+            abortable = {layer.candidate for layer in running}
             running += tuple(
                 Running(candidate, rest, stoppable=False)
                 for candidate, rest in self._executor.rests()
-                if candidate not in known and (candidate.stream, candidate.query) in self._open_ended
+                if candidate not in abortable and (candidate.stream, candidate.query) in self._open_ended
             )
         if not running:
             return

@@ -84,8 +84,8 @@ def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
     tasks = lane.tasks
     if not tasks or not ahead or tasks[-1].stoppable:
         return not tasks
-    short = len(tasks) <= MOST_AHEAD and sum([task.compute for task in tasks[1:]]) < SHORT_TICKS
-    return len(tasks) <= ahead or short
+    waiting_is_short = len(tasks) <= MOST_AHEAD and sum([task.compute for task in tasks[1:]]) < SHORT_TICKS
+    return len(tasks) <= ahead or waiting_is_short
 
 
 def tasks_to_report(lane: LaneQueue[Q], ahead: int) -> Sequence[Q]:
@@ -103,8 +103,8 @@ def choose_lane(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -
     The lane of its previous segment; else an idle lane; else the lane that is expected to be free first.
     lanes: the lanes with room. rest: returns the expected ticks until a lane is idle.
     """
-    own = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
-    return min(own or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
+    lanes_of_batch = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
+    return min(lanes_of_batch or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
 
 
 def allowed_lanes(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:

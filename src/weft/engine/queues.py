@@ -90,15 +90,15 @@ class StreamQueue:
 
         So a stream that had the device to itself is not held back for that later.
         """
-        fair = 1 / (len(others) + 1)
-        self.lately, self.looked_at = fair, max(self.looked_at, now)
+        fair_share = 1 / (len(others) + 1)
+        self.lately, self.looked_at = fair_share, max(self.looked_at, now)
         for other in others:
-            other.lately = min(other.lately, fair)
+            other.lately = min(other.lately, fair_share)
 
     def remember(self, now: int, ticks: int = 0) -> None:
         """Update ``lately``: let it decay until *now*, and add *ticks* of work that the stream was given."""
-        kept = 0.5 ** ((now - self.looked_at) / LATELY_TICKS)
-        self.lately, self.looked_at = self.lately * kept + ticks * _LN_2 / LATELY_TICKS, now
+        decay = 0.5 ** ((now - self.looked_at) / LATELY_TICKS)
+        self.lately, self.looked_at = self.lately * decay + ticks * _LN_2 / LATELY_TICKS, now
 
     def put(self, ticket: Ticket) -> None:
         """Add a waiting request in order of deadlines; among equal ones, the one that came first stays in front."""

@@ -186,15 +186,15 @@ class Requests:
                 self._sort_out_batches(queue, clock)
             heads += self._batcher.heads(queue, now)
         if self._refills:
-            return Offer(everything := tuple(heads), everything)
+            return Offer(all_heads := tuple(heads), all_heads)
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         weaves = self._late_work is LateWork.WOVEN
         if weaves or not on_time:
             heads += [head for queue in busy if queue.late for head in self._batcher.late_heads(queue)]
-        everything = tuple(heads)
+        all_heads = tuple(heads)
         if not on_time or len(on_time) == len(heads):
-            return Offer(everything, everything)
-        return Offer(everything, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
+            return Offer(all_heads, all_heads)
+        return Offer(all_heads, tuple(weave_late_heads(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> Batch:
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
@@ -208,7 +208,7 @@ class Requests:
         return batch
 
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
-        """Set the exit threshold of every member of a batch that begins: the request's own, or the one under this load.
+        """Set the exit threshold of each member of a batch that begins: the request's own, or that of the present load.
 
         The load is the time that another request would wait now. The part of one request alone after its first layer
         is subtracted: a single running request is no load.
@@ -280,17 +280,17 @@ class Requests:
             together = len(batch.members) + len(other.members)
             if (other.layer, other.home) != (batch.layer, batch.home) or together > queue.terms.max_batch:
                 continue
-            kept, joining = (batch, other) if batch.query < other.query else (other, batch)
-            self._feed.merged(kept, joining)
+            target, joining = (batch, other) if batch.query < other.query else (other, batch)
+            self._feed.merged(target, joining)
             if self._joined:
-                self._joined(queue.stream, kept.query, joining.query)
+                self._joined(queue.stream, target.query, joining.query)
             self._end(queue, joining)
-            kept.late = kept.late and joining.late
-            kept.deadline = min(kept.deadline, joining.deadline)
-            kept.last_issued = max(kept.last_issued, joining.last_issued)
-            _regroup(queue, kept, kept.members + joining.members)
+            target.late = target.late and joining.late
+            target.deadline = min(target.deadline, joining.deadline)
+            target.last_issued = max(target.last_issued, joining.last_issued)
+            _regroup(queue, target, target.members + joining.members)
             self._feed.ended(joining)
-            batch = kept
+            batch = target
 
     def _sort_out_waiting(self, queue: StreamQueue, clock: int) -> None:
         """Take requests that cannot be on time out of the queue: strict ones are dropped, others become late requests.
@@ -298,8 +298,8 @@ class Requests:
         clock: the earliest tick at which the device could compute for them.
         """
         waiting, place = queue.waiting, 0
-        latest = clock + self._remaining[queue.terms.programs][0] * self._foresight // 100
-        while place < len(waiting) and waiting[place].due < latest:
+        expected_end = clock + self._remaining[queue.terms.programs][0] * self._foresight // 100
+        while place < len(waiting) and waiting[place].due < expected_end:
             ticket = waiting[place]
             if not (ticket.strict or self._demote):
                 place += 1
@@ -329,16 +329,18 @@ class Requests:
                 continue
             if batch.late and not self._refills:
                 continue
-            latest = clock + self._remaining[batch.program][batch.layer] * self._foresight // 100
+            expected_end = clock + self._remaining[batch.program][batch.layer] * self._foresight // 100
             if not self._refills:
-                if latest <= batch.deadline and len(batch.members) == 1:
+                if expected_end <= batch.deadline and len(batch.members) == 1:
                     continue
-                latest = max(latest, batch.deadline)  # a request that counted as late does not count as on time again
+                expected_end = max(
+                    expected_end, batch.deadline
+                )  # a request that counted as late does not count as on time again
             if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
                 continue
-            saved = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= latest]
-            if saved:
-                batch.late, batch.deadline = False, min(saved)
+            reachable_dues = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= expected_end]
+            if reachable_dues:
+                batch.late, batch.deadline = False, min(reachable_dues)
             elif all(ticket.strict or ticket.gone for ticket in batch.members):
                 self._give_up(queue, batch, clock)
             elif self._demote:

@@ -62,6 +62,8 @@ class Crowd:
 
 @dataclass(eq=False, slots=True)
 class _Segment:
+    """A segment on a lane, running or waiting; times in ticks."""
+
     candidate: Candidate
     before: int
     """Ticks until its lane begins it."""
@@ -99,6 +101,8 @@ class _Segment:
 
 @dataclass(eq=False, slots=True)
 class _Lane:
+    """A lane that takes segments ahead, or that the policy chooses."""
+
     index: int
     tasks: list[_Segment] = field(default_factory=list)
     """The running segment, and the ones that wait behind it."""
@@ -177,8 +181,8 @@ class SimulatedHost:
 
     def _take_ended(self) -> list[Completion]:
         """Remove the segments that have ended from the lanes; return the completions that the source does not know."""
-        over = [segment for segment in self._running if segment.end <= self._now]
-        if over:
+        ended = [segment for segment in self._running if segment.end <= self._now]
+        if ended:
             self._settle()
             self._running = [segment for segment in self._running if segment.end > self._now]
             for lane in self._queues:
@@ -186,15 +190,15 @@ class SimulatedHost:
                     lane.tasks = [segment for segment in lane.tasks if segment.end > self._now]
             self._begin_waiting()
             self._set_segment_speeds()
-            done = [segment for segment in over if not segment.aborted]
-            self.log += [(segment.candidate, _times(segment)) for segment in done]
-            self.lanes_used += [segment.lane for segment in done]
-        ended = [
+            computed = [segment for segment in ended if not segment.aborted]
+            self.log += [(segment.candidate, _times(segment)) for segment in computed]
+            self.lanes_used += [segment.lane for segment in computed]
+        completions = [
             Completion(segment.candidate, _times(segment), segment.aborted, lane=segment.lane)
-            for segment in over
+            for segment in ended
             if not segment.reported
         ]
-        return ended + self._ends_ahead() if self._ahead else ended
+        return completions + self._ends_ahead() if self._ahead else completions
 
     def _begin_waiting(self) -> None:
         """Begin the first segment of every lane if the segments that it waits for have ended."""
@@ -227,8 +231,8 @@ class SimulatedHost:
         False for a segment that was already reported.
         """
         program, after = self._programs[segment.candidate.program], segment.candidate.layer + 1
-        decides = after == len(program) or after in program.exits
-        return not (segment.reported or segment.aborted or segment.stoppable or decides)
+        may_end = after == len(program) or after in program.exits
+        return not (segment.reported or segment.aborted or segment.stoppable or may_end)
 
     def idle_until(self, tick: int) -> None:
         """Advance the clock to *tick* or to the next end of a segment, whichever is first.
@@ -242,10 +246,10 @@ class SimulatedHost:
 
     def _advance_clock(self, tick: int) -> None:
         """Advance the clock as ``idle_until``, and set the speeds anew whenever a segment begins on the way."""
-        began = self._now
+        called_at = self._now
         while True:
             ends = [segment.end for segment in self._running]
-            until = max(self._now, min([tick, *ends] if tick > began else ends, default=self._now))
+            until = max(self._now, min([tick, *ends] if tick > called_at else ends, default=self._now))
             begins = [segment.begin for segment in self._running if self._crowd and self._now < segment.begin <= until]
             self._now = min([until, *begins])
             if not begins:

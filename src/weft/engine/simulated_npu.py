@@ -33,8 +33,8 @@ class SimulatedNpu:
 
     def idle_until(self, tick: int) -> None:
         if tick > self._state.channel_free:
-            kept = tuple(entry for entry in self._state.resident if entry.done > tick)
-            self._state = self._state._replace(channel_free=tick, resident=kept)
+            resident = tuple(entry for entry in self._state.resident if entry.done > tick)
+            self._state = self._state._replace(channel_free=tick, resident=resident)
 
     def submit(self, start: Start, batch: object = None) -> None:
         head = start.candidate

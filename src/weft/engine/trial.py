@@ -106,44 +106,46 @@ def best_contender(policy: Policy) -> Policy:
     setting, judge, kind = policy.setting, TrialJudge.of(policy.setting), type(policy)
     best: list[TrialResult] = []
     for pieces in policy.traits.cuts if setting.pieces is None else (setting.pieces,):
-        cut = setting.cut(pieces)
-        if best and _issues(cut) == _issues(best[0].policy.setting):
+        cut_setting = setting.cut(pieces)
+        if best and _issues(cut_setting) == _issues(best[0].policy.setting):
             continue
-        tried = [_try_policy(contender, judge, ROUNDS) for contender in replace(policy, setting=cut).contenders()]
-        tried = _confirm(tried, judge, kind)
+        results = [
+            _try_policy(contender, judge, ROUNDS) for contender in replace(policy, setting=cut_setting).contenders()
+        ]
+        results = _confirm(results, judge, kind)
         if setting.mix is None:
-            kept = [_try_policy(contender, judge, ROUNDS) for contender in _keep_mixes(tried, judge, kind)]
-            tried = _confirm([*tried, *kept], judge, kind)
-        if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
-            best = tried
+            mix_results = [_try_policy(contender, judge, ROUNDS) for contender in _keep_mixes(results, judge, kind)]
+            results = _confirm([*results, *mix_results], judge, kind)
+        if not best or _winner(results, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
+            best = results
         if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
             break
     return _winner(_confirm(best, judge, kind, CLOSE), kind).policy
 
 
-def _keep_mixes(tried: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
+def _keep_mixes(results: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
     """Yield policies that starve no stream, to be tried next: each keeps a mix of streams that a rival has reached.
 
     For the best rival of each other kind, if it is close to the best of *kind* once its starved streams are raised to
     their least shares: the best of *kind* at the rival's mix and half-way to it, and, if the rival starved streams, the
     rival itself at that mix and with its starved streams at their least shares.
     """
-    if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
+    if _winner(results, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
         return
-    own = max((result for result in tried if type(result.policy) is kind), key=_stp)
-    others: dict[type[Policy], TrialResult] = {}
-    for result in sorted(tried, key=_raised_stp):
-        if type(result.policy) is not kind and _raised_stp(result) >= WORTH_FOLLOWING * own.stp:
-            others[type(result.policy)] = result
-    for other in others.values():
-        shares = raise_starved(other.shares)
-        halfway = [(a / sum(shares) + b / own.stp) / 2 for a, b in zip(shares, own.shares, strict=True)]
-        yield from (_keep_shares(own.policy, mix, judge) for mix in (shares, halfway))
-        if other.starves:
-            yield _keep_shares(other.policy, shares, judge)
-            starved = tuple(stream for stream, share in enumerate(other.shares) if share < shares[stream])
-            if len(other.shares) - len(starved) > 1:  # else there is nothing to weave
-                yield WithLeastShares(other.policy.setting, other.policy, starved)
+    own_best = max((result for result in results if type(result.policy) is kind), key=_stp)
+    rivals: dict[type[Policy], TrialResult] = {}
+    for result in sorted(results, key=_raised_stp):
+        if type(result.policy) is not kind and _raised_stp(result) >= WORTH_FOLLOWING * own_best.stp:
+            rivals[type(result.policy)] = result
+    for rival in rivals.values():
+        shares = raise_starved(rival.shares)
+        halfway = [(a / sum(shares) + b / own_best.stp) / 2 for a, b in zip(shares, own_best.shares, strict=True)]
+        yield from (_keep_shares(own_best.policy, mix, judge) for mix in (shares, halfway))
+        if rival.starves:
+            yield _keep_shares(rival.policy, shares, judge)
+            starved = tuple(stream for stream, share in enumerate(rival.shares) if share < shares[stream])
+            if len(rival.shares) - len(starved) > 1:  # else there is nothing to weave
+                yield WithLeastShares(rival.policy.setting, rival.policy, starved)
 
 
 def _keep_shares(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
@@ -153,23 +155,25 @@ def _keep_shares(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> 
     return replace(policy, setting=replace(policy.setting, kept_mix=mix))
 
 
-def _raised_stp(tried: TrialResult) -> float:
-    return sum(raise_starved(tried.shares))
+def _raised_stp(result: TrialResult) -> float:
+    """Return the throughput of a result with its starved streams raised to their least shares."""
+    return sum(raise_starved(result.shares))
 
 
 def _issues(setting: Setting) -> int:
+    """Return the number of layers of one query of every stream; settings with the same number are cut alike."""
     return sum(map(len, setting.programs))
 
 
-def _winner(tried: Sequence[TrialResult], kind: type[Policy]) -> TrialResult:
+def _winner(results: Sequence[TrialResult], kind: type[Policy]) -> TrialResult:
     """Return the best result; the best of *kind* if another kind adds less than ``WORTH_IMITATING`` to that."""
-    best = max(tried, key=_stp)
-    own = max((result for result in tried if type(result.policy) is kind), key=_stp, default=best)
-    return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
+    best = max(results, key=_stp)
+    own_best = max((result for result in results if type(result.policy) is kind), key=_stp, default=best)
+    return best if best.stp > own_best.stp * (1 + WORTH_IMITATING) else own_best
 
 
 def _confirm(
-    tried: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy], close: float = 0.0
+    first_results: Sequence[TrialResult], judge: TrialJudge, kind: type[Policy], close: float = 0.0
 ) -> list[TrialResult]:
     """Return the results with the trials of the winner, and of all within the share *close* of it, run for longer.
 
@@ -177,14 +181,16 @@ def _confirm(
     rare stream a round is long: 24 rounds of work can end before the other streams have had to wait for the rare one,
     which overrates such a mix.
     """
-    results = list(tried)
-    longer = min(FINAL_ROUNDS, results[0].policy.setting.rounds)
+    results = list(first_results)
+    long_rounds = min(FINAL_ROUNDS, results[0].policy.setting.rounds)
     while True:
         least = (1 - close) * _winner(results, kind).stp
-        again = [place for place, result in enumerate(results) if result.rounds < longer and result.stp >= least]
-        if not again:
+        to_repeat = [
+            place for place, result in enumerate(results) if result.rounds < long_rounds and result.stp >= least
+        ]
+        if not to_repeat:
             return results
-        for place in again:
+        for place in to_repeat:
             results[place] = _try_policy(results[place].policy, judge, FINAL_ROUNDS)
 
 

@@ -4,7 +4,7 @@ All numbers are int64 ticks. ``fetch`` and ``compute`` hold the layers of all st
 another; stream i owns ``offsets[i]`` to ``offsets[i + 1]``. A kernel fills ``chosen`` with the stream of
 each issued layer and returns how many it issued; ``replay`` turns that order into times.
 
-The buffer is kept as two running columns (P, PM) instead of a list that is scanned: P[j] is what was
+The buffer is kept as two running columns (P, PM) instead of a list that is scanned: P[j] is the ticks
 fetched before issue j, PM[j] the running maximum of (compute end - P). A layer that ends at byte
 position X + buffer is on chip at max(channel + size, PM[J] + X), J the last issue with P[J] < X.
 X never decreases for a stream, so one forward pointer per stream replaces every scan (``buffer``).
@@ -14,11 +14,11 @@ made of short functions (``compiling``): ``inlined`` ones, ``part``s, and a ``lo
 disk.
 
 The plain loop is the reference. ``engine/compiled.py`` knows which policies have a kernel (``layerweaver``, ``aimt``,
-``weft``, and those of whole queries) and asks it for the order of issues; the times of that order come from
+``weft``, and policies of whole queries) and asks it for the order of issues; the times of that order come from
 ``kernels/replay.py``. For requests, ``kernels/request_loop.py`` is the whole loop, fed with arrivals block by block, on
 an NPU or on the lanes of ``host_lanes.py``; ``weft_cluster/kernels/cluster_loop.py`` runs it for every machine of a
 cluster, period by period. Its modules: ``request_state.py`` (arrays by column), ``request_queues.py`` (requests that
-come, wait and are answered), ``choosing.py`` (policies) and ``refilling.py`` (those that refill batches). Because a
+come, wait and are answered), ``choosing.py`` (policies) and ``refilling.py`` (policies that refill batches). Because a
 tick is a byte's time on the channel, all sums are whole numbers and may be regrouped, so the kernels keep running
 maxima (``kernels/buffer.py``) where the plain loop scans a list, and still make the same decisions to the last tie
 (``tests/kernels/test_kernels.py``).

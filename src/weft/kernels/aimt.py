@@ -33,45 +33,47 @@ def weave_aimt(
     """
     position = offsets[:-1].copy()
     heads = position, np.full(len(position), -1, np.int64), np.zeros(len(position), np.bool_)
-    issues, done = columns(len(chosen) + 1), np.empty(len(chosen), np.int64)
+    issues, compute_ends = columns(len(chosen) + 1), np.empty(len(chosen), np.int64)
     thresholds = compute_threshold, memory_threshold
-    return int(_weave(fetch, compute, offsets, heads, band, issues, done, buffer, thresholds, work, chosen))
+    return int(_weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, offsets, heads, band, issues, done, buffer, thresholds, work, chosen):
+def _weave(fetch, compute, offsets, heads, band, issues, compute_ends, buffer, thresholds, work, chosen):
     """The loop. heads: for each stream its position among all layers, its last issue or -1, whether it is held back.
 
-    issues: the columns of ``buffer``. done: scratch space, when the array ends each issue.
+    issues: the columns of ``buffer``. compute_ends: scratch space, when the array ends each issue.
     """
     fetch, compute, offsets, heads = borrowed((fetch, compute, offsets, heads))
-    issues, done, chosen = borrowed((issues, done, chosen))
+    issues, compute_ends, chosen = borrowed((issues, compute_ends, chosen))
     position, last_issued, held = heads
     before, peak = issues[0], issues[1]
-    seen = freed = 0
+    pointer = freed = 0
     channel = array = fetched = issued_work = n = 0
     while issued_work < work and n < len(chosen):
-        while freed < n and done[freed] <= channel:
+        while freed < n and compute_ends[freed] <= channel:
             freed += 1
         free = buffer - (fetched - before[freed])
         distance = array - channel
-        best, least = -1, (0, 0)
+        best, best_key = -1, (0, 0)
         if band is not None:
             hold_back(band, position, held)
         for stream in range(len(position)):
             if held[stream]:
                 continue
-            at = position[stream]
-            key = aimt_key(fetch[at], compute[at], last_issued[stream], free, distance, thresholds[0], thresholds[1])
-            if best < 0 or key < least:
-                best, least = stream, key
-        at = position[best]
-        size, busy = fetch[at], compute[at]
-        channel, seen = on_chip(before, peak, seen, peak[n], channel, size, fetched - buffer + size)
+            layer = position[stream]
+            key = aimt_key(
+                fetch[layer], compute[layer], last_issued[stream], free, distance, thresholds[0], thresholds[1]
+            )
+            if best < 0 or key < best_key:
+                best, best_key = stream, key
+        layer = position[best]
+        size, busy = fetch[layer], compute[layer]
+        channel, pointer = on_chip(before, peak, pointer, peak[n], channel, size, fetched - buffer + size)
         array, fetched, n = issued(before, peak, n, array, channel, fetched, size, busy)
-        done[n - 1], chosen[n - 1], last_issued[best] = array, best, n - 1
+        compute_ends[n - 1], chosen[n - 1], last_issued[best] = array, best, n - 1
         issued_work += max(size, busy)
         if band is not None:
-            advance(band, best, at, at + 1 == offsets[best + 1])
-        position[best] = at + 1 if at + 1 < offsets[best + 1] else offsets[best]
+            advance(band, best, layer, layer + 1 == offsets[best + 1])
+        position[best] = layer + 1 if layer + 1 < offsets[best + 1] else offsets[best]
     return n

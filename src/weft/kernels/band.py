@@ -68,9 +68,9 @@ def hold_back(band, position, held):
 
 
 @inlined
-def advance(band, stream, at, ends_query):
-    """Count the progress of an issued layer; *at*: its index among all layers."""
-    band.progress[stream] += band.gains[at]
+def advance(band, stream, layer, ends_query):
+    """Count the progress of an issued layer; *layer*: its index among all layers."""
+    band.progress[stream] += band.gains[layer]
     if ends_query:
         band.queries[stream] += 1
         if band.queries[stream] == band.quota[stream]:

@@ -1,4 +1,4 @@
-"""The weight buffer within compiled loops: when a layer is on chip, and what an issue adds to the columns.
+"""The weight buffer within compiled loops: when a layer is on chip, and the columns that record the issues.
 
 Twin of ``weft.devices.decoupled``, which scans the resident layers. The docstring of the package ``weft.kernels``
 defines the columns P and PM, and X: *before*[j] is P of issue j, *peak*[j + 1] is PM of issue j, and *x* is X.
@@ -25,25 +25,25 @@ def columns(places: int) -> npt.NDArray[np.int64]:
 
 
 @inlined
-def caught_up(before, seen, x):
-    """Move a layer's pointer on from *seen* to the first issue j with P[j] >= X, and return it."""
-    while before[seen] < x:
-        seen += 1
-    return seen
+def caught_up(before, pointer, x):
+    """Advance *pointer* to the first issue j with P[j] >= X, and return it."""
+    while before[pointer] < x:
+        pointer += 1
+    return pointer
 
 
 @inlined
-def on_chip(before, peak, seen, highest, channel, size, x):
+def on_chip(before, peak, pointer, highest, channel, size, x):
     """Return when a layer's weights would be on chip if its fetch began at *channel*, and its pointer.
 
     highest: the peak so far. The pointer is moved only if the buffer may be full, when the exact entry matters.
     """
     end = channel + size
     if highest + x > end:
-        while before[seen] < x:
-            seen += 1
-        end = max(end, peak[seen] + x)
-    return end, seen
+        while before[pointer] < x:
+            pointer += 1
+        end = max(end, peak[pointer] + x)
+    return end, pointer
 
 
 @inlined

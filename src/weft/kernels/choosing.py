@@ -57,16 +57,16 @@ def choose(models, terms, rules, state, heads, count):
 @inlined
 def _one_sided(models, table, count):
     """Return whether the models of all heads are compute-bound, or all are memory-bound."""
-    heavy = 0
+    compute_bound_count = 0
     for i in range(count):
-        heavy += models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND]
-    return heavy in (0, count)
+        compute_bound_count += models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND]
+    return compute_bound_count in (0, count)
 
 
 @called
 def _first_in_order(state, table, count, policy):
     """Whole batches: return the batch served last if it has not ended, else the first batch in the policy's order."""
-    best, least = -1, (0, 0, 0, 0)
+    best, best_key = -1, (0, 0, 0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
             stream, job = table[i, k.HEAD_STREAM], table[i, k.HEAD_PLACE]
@@ -77,20 +77,20 @@ def _first_in_order(state, table, count, policy):
             elif policy == k.ROUND_ROBIN:
                 order = table[i, k.HEAD_QUERY]
             key = fifo_key(resumes(job + 1, last), order, 0, stream)
-            if best < 0 or key < least:
-                best, least = i, key
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
 @called
 def _earliest_deadline(table, count):
     """edf: return the head with the earliest deadline."""
-    best, least = -1, (0, 0)
+    best, best_key = -1, (0, 0)
     for i in range(count):
         if table[i, k.MAY_GO]:
             key = edf_key(table[i, k.HEAD_DUE], table[i, k.HEAD_ARRIVAL])
-            if best < 0 or key < least:
-                best, least = i, key
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
@@ -104,39 +104,39 @@ def _whole_and_rest(models, row):
 @called
 def _highest_class(models, terms, rules, table, count, now):
     """priority: return the head of the highest class, of that class the one with the earliest deadline."""
-    best, least = -1, (0, (0, 0))
+    best, best_key = -1, (0, (0, 0))
     for i in range(count):
         row = table[i]
         if row[k.MAY_GO]:
-            whole, rest = _whole_and_rest(models, row)
-            climbed = rank(
+            whole, remaining = _whole_and_rest(models, row)
+            raised_priority = rank(
                 terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
-                waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+                waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
                 whole,
                 rules.patience,
             )
-            key = -climbed, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
-            if best < 0 or key < least:
-                best, least = i, key
+            key = -raised_priority, edf_key(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL])
+            if best < 0 or key < best_key:
+                best, best_key = i, key
     return best
 
 
 @inlined
 def row_worth(models, terms, row, now):
     """punctual: return how much a head counts (its worth)."""
-    whole, rest = _whole_and_rest(models, row)
+    whole, remaining = _whole_and_rest(models, row)
     return worth(
         terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY],
         row[k.HEAD_SIZE],
-        waited(now, row[k.HEAD_ARRIVAL], whole, rest),
+        waited(now, row[k.HEAD_ARRIVAL], whole, remaining),
         whole,
     )
 
 
 @inlined
-def with_margin(rules, rest):
+def with_margin(rules, remaining):
     """punctual: return the remaining ticks with the margin."""
-    return rest * (100 + rules.margin) // 100
+    return remaining * (100 + rules.margin) // 100
 
 
 @called
@@ -145,37 +145,37 @@ def _punctual(models, terms, rules, heads, count, now):
 
     If no head can be on time, the cheapest of all. Cost: remaining time over worth.
     """
-    table, costs, order, plans = heads.table, heads.costs, heads.order, 0
+    table, costs, order, candidates = heads.table, heads.costs, heads.order, 0
     for i in range(count):
         row = table[i]
         if not row[k.MAY_GO]:
             continue
-        whole, rest = _whole_and_rest(models, row)
-        row[k.NEED] = with_margin(rules, rest) // rules.lanes
+        whole, remaining = _whole_and_rest(models, row)
+        row[k.NEED] = with_margin(rules, remaining) // rules.lanes
         row[k.REACHABLE] = reachable_due(row[k.HEAD_DUE], row[k.HEAD_ARRIVAL], now + row[k.NEED])
-        patient = waited(now, row[k.HEAD_ARRIVAL], whole, rest) < rules.patience * whole
+        patient = waited(now, row[k.HEAD_ARRIVAL], whole, remaining) < rules.patience * whole
         row[k.YIELDS] = row[k.REACHABLE] > row[k.HEAD_DUE] and patient
         costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
-        place = plans
+        place = candidates  # insertion sort by deadline
         while place > 0 and _due_before(table, costs, i, order[place - 1]):
             order[place] = order[place - 1]
             place -= 1
         order[place] = i
-        plans += 1
-    if plans == 1:
+        candidates += 1
+    if candidates == 1:
         return order[0]
-    _leave_out(table, costs, order, plans, now)
-    best, end, spare = -1, now, k.NONE
-    for place in range(plans):
+    _mark_late(table, costs, order, candidates, now)
+    best, planned_end, spare = -1, now, k.NONE  # spare: how long work may run first without making an earlier one late
+    for place in range(candidates):
         i = order[place]
         if table[i, k.YIELDS] < 0:
             continue
         if best < 0 or (costs[i] < costs[best] and models.layers[table[i, k.HEAD_LAYER], k.COMPUTE] <= spare):
             best = i
-        end += table[i, k.NEED]
-        spare = min(spare, table[i, k.REACHABLE] - end)
+        planned_end += table[i, k.NEED]
+        spare = min(spare, table[i, k.REACHABLE] - planned_end)
     if best < 0:
-        for place in range(plans):
+        for place in range(candidates):
             if best < 0 or costs[order[place]] < costs[best]:
                 best = order[place]
     return best
@@ -184,21 +184,21 @@ def _punctual(models, terms, rules, heads, count, now):
 @inlined
 def _due_before(table, costs, i, j):
     """Return whether head *i* comes before head *j* in order of deadlines; twin of ``policies.punctual.due_order``."""
-    one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.HEAD_STREAM], table[i, k.HEAD_QUERY]
-    other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.HEAD_STREAM], table[j, k.HEAD_QUERY]
-    return one < other
+    key_i = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.HEAD_STREAM], table[i, k.HEAD_QUERY]
+    key_j = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.HEAD_STREAM], table[j, k.HEAD_QUERY]
+    return key_i < key_j
 
 
 @called
-def _leave_out(table, costs, order, plans, now):
+def _mark_late(table, costs, order, count, now):
     """Moore and Hodgson: mark the heads outside the largest set that can be on time by a YIELDS of -1.
 
-    order: the rows of *plans* heads in order of deadlines.
+    Heads that yield are left out first, then those of the highest cost. order: the rows of *count* heads by deadline.
     """
-    end = now
-    for place in range(plans):
-        end += table[order[place], k.NEED]
-        while end > table[order[place], k.REACHABLE]:
+    planned_end = now
+    for place in range(count):
+        planned_end += table[order[place], k.NEED]
+        while planned_end > table[order[place], k.REACHABLE]:
             worst = -1
             for earlier in range(place + 1):
                 i = order[earlier]
@@ -209,15 +209,15 @@ def _leave_out(table, costs, order, plans, now):
             if worst < 0:
                 break
             table[worst, k.YIELDS] = -1
-            end -= table[worst, k.NEED]
+            planned_end -= table[worst, k.NEED]
 
 
 @inlined
 def _tokens(models, terms, row, now):
     """Return the tokens of a head (times its time alone), and its time alone."""
-    whole, rest = _whole_and_rest(models, row)
+    whole, remaining = _whole_and_rest(models, row)
     return tokens(
-        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, rest)
+        terms[row[k.HEAD_STREAM], k.STREAM_PRIORITY], whole, waited(now, row[k.HEAD_ARRIVAL], whole, remaining)
     ), whole
 
 
@@ -232,9 +232,9 @@ def _shortest_with_tokens(models, terms, table, count, now):
     for i in range(count):
         if table[i, k.MAY_GO]:
             own_tokens, whole = _tokens(models, terms, table[i], now)
-            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            remaining = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
             if own_tokens >= reached * whole and (
-                best < 0 or rest < models.layers[table[best, k.HEAD_LAYER], k.REMAINING]
+                best < 0 or remaining < models.layers[table[best, k.HEAD_LAYER], k.REMAINING]
             ):
                 best = i
     return best
@@ -249,7 +249,7 @@ def compute_on_chip(models, rules, state, table, count):
             table[i, k.ON_CHIP] = clocks[k.CHANNEL]
         elif table[i, k.MAY_GO]:
             size = models.layers[table[i, k.HEAD_LAYER], k.FETCH]
-            x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]
+            x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]  # X of ``buffer``
             table[i, k.ON_CHIP], _ = on_chip(
                 state.before, state.peak, clocks[k.POINTER], highest, clocks[k.CHANNEL], size, x
             )
@@ -265,15 +265,15 @@ def _least_idle(models, rules, state, table, count):
     clocks, best = state.clocks, -1
     array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
     wants_weights = wants_space = False
-    for again in range(2):
-        choice, least, all_weights, all_space = -1, (0, 0), True, True
+    for second_pass in range(2):
+        choice, best_key, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
             if not table[i, k.MAY_GO]:
                 continue
             if not goes_on(wants_weights, wants_space, models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 1):
                 continue
-            at, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
-            size, busy = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE]
+            layer, end = table[i, k.HEAD_LAYER], table[i, k.ON_CHIP]
+            size, busy = models.layers[layer, k.FETCH], models.layers[layer, k.COMPUTE]
             ahead = prefetchable(array, end, highest + fetched - rules.buffer + size)
             for_weights, for_space, potential, inherent, distance = idle(
                 size, busy, end, ahead, array, rules.buffer, rules.largest
@@ -285,11 +285,11 @@ def _least_idle(models, rules, state, table, count):
                 key = weave_key(total, inherent, distance)
             else:
                 key = weave_due_key(total, table[i, k.HEAD_DUE])
-            if choice < 0 or key < least:
-                choice, least = i, key
+            if choice < 0 or key < best_key:
+                choice, best_key = i, key
         if choice >= 0:
             best = choice
-        if again or not (all_weights or all_space):
+        if second_pass or not (all_weights or all_space):
             break
         wants_weights, wants_space = all_weights, all_space
     return best

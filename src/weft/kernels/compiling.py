@@ -34,25 +34,25 @@ _IMPORTS = re.compile(r"^\s*(?:from|import) (weft\w*\.kernels)(?:\.(\w+)| import
 class _Announcement(event.Listener):
     """Logs which loop begins to be compiled, since that takes seconds; nothing is logged for code from the cache."""
 
-    _within = 0
+    _depth = 0
     """Depth of nested compilations: only the outermost is logged."""
 
     def on_start(self, event: Any) -> None:
         function = event.data["dispatcher"].py_func
-        if not self._within and function.__module__.startswith(__package__):
+        if not self._depth and function.__module__.startswith(__package__):
             home = function.__module__.rpartition(".")[2]
             _log.info("compiling %s.%s (once; it is kept)", home, function.__name__.strip("_"))
-        self._within += 1
+        self._depth += 1
 
     def on_end(self, event: Any) -> None:
-        self._within -= 1
+        self._depth -= 1
 
 
 event.register("numba:compile", _Announcement())
 
 
 def loop(function: F, *, _counts: bool = True) -> F:
-    """Compile a function, and cache it on disk until a source changes that it is made of.
+    """Compile a function, and cache it on disk until one of the sources that it is made of changes.
 
     _counts: whether references to arrays are counted (see ``uncounted_loop``).
     """
@@ -123,7 +123,7 @@ def shared(function: F) -> F:
     return compiled
 
 
-def _itself(arrays: T) -> T:
+def _unchanged(arrays: T) -> T:
     return arrays
 
 
@@ -150,13 +150,13 @@ def _without_owner(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 def _drop_owner(typing: Any, arrays: Any) -> tuple[Any, Any]:
     """The numba intrinsic behind ``borrowed``: its signature, and the function that generates its code."""
 
-    def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _without_owner(context, builder, arrays, given[0])
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _without_owner(context, builder, arrays, arguments[0])
 
-    return arrays(arrays), make
+    return arrays(arrays), generate  # a numba type called with types is a signature
 
 
-borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _drop_owner)
+borrowed: Callable[[T], T] = _unchanged if _config.DISABLE_JIT else cast(Any, _drop_owner)
 """Return the same array, or tuple of arrays, without reference counting, so that passing it to functions is free.
 
 The caller of the loop must keep the arrays alive: a loop may borrow its arguments, not arrays that it made, and must

@@ -1,7 +1,7 @@
 """Layerweaver's greedy choice, compiled; twin of ``weft.engine.policies.layerweaver``.
 
 Two loops: one for any number of streams, and one for two streams, the common case, whose candidates
-stay in registers. What a candidate costs and which one goes first is in ``rules``. *size* and *busy* are a layer's
+stay in registers. The cost of a candidate and the order of candidates are in ``rules``. *size* and *busy* are a layer's
 fetch and compute ticks.
 """
 
@@ -59,8 +59,8 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
     issues, heads, held = borrowed((issues, heads, held))
     before, peak = issues[0], issues[1]
     position, sizes, busies, _ = heads
-    channel = array = fetched = done = n = 0
-    while done < work and n < len(chosen):
+    channel = array = fetched = issued_work = n = 0
+    while issued_work < work and n < len(chosen):
         if band is not None:
             hold_back(band, position, held)
         clocks = channel, array, fetched, peak[n]
@@ -68,21 +68,21 @@ def _weave(fetch, compute, offsets, compute_bound, issues, heads, held, band, bu
             before, peak, clocks, heads, held, compute_bound, buffer, largest, False, False
         )
         if wants_weights or wants_space:
-            stuck, end, _, _ = _least_idle(
+            helper, end, _, _ = _least_idle(
                 before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space
             )
-            if stuck >= 0:
-                best, channel = stuck, end
+            if helper >= 0:
+                best, channel = helper, end
         size, busy = sizes[best], busies[best]
         array, fetched, n = issued(before, peak, n, array, channel, fetched, size, busy)
         chosen[n - 1] = best
-        done += max(size, busy)
-        at = position[best] + 1
+        issued_work += max(size, busy)
+        layer = position[best] + 1
         if band is not None:
-            advance(band, best, at - 1, at == offsets[best + 1])
-        if at == offsets[best + 1]:
-            at = offsets[best]
-        position[best], sizes[best], busies[best] = at, fetch[at], compute[at]
+            advance(band, best, layer - 1, layer == offsets[best + 1])
+        if layer == offsets[best + 1]:
+            layer = offsets[best]
+        position[best], sizes[best], busies[best] = layer, fetch[layer], compute[layer]
     return n
 
 
@@ -93,64 +93,64 @@ def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, larges
     wants_weights, wants_space: whether all candidates were found to let the array, or the channel, wait; then only
     streams that help that resource count (``rules.goes_on``). The candidate is -1 if no stream counts.
     """
-    _, sizes, busies, seen = heads
-    best, best_end, least = -1, 0, (0, 0)
+    _, sizes, busies, pointers = heads
+    best, best_end, best_key = -1, 0, (0, 0)
     all_weights = all_space = True
     for stream in range(len(sizes)):
         if held[stream] or not goes_on(wants_weights, wants_space, compute_bound[stream]):
             continue
-        end, seen[stream], key, for_weights, for_space = priced(
-            before, peak, seen[stream], clocks, sizes[stream], busies[stream], buffer, largest
+        end, pointers[stream], key, for_weights, for_space = priced(
+            before, peak, pointers[stream], clocks, sizes[stream], busies[stream], buffer, largest
         )
         all_weights &= for_weights > 0
         all_space &= for_space > 0
-        if best < 0 or key < least:
-            best, best_end, least = stream, end, key
+        if best < 0 or key < best_key:
+            best, best_end, best_key = stream, end, key
     return best, best_end, all_weights, all_space
 
 
 @inlined
-def priced(before, peak, seen, clocks, size, busy, buffer, largest):
+def priced(before, peak, pointer, clocks, size, busy, buffer, largest):
     """Return when a candidate is on chip, its pointer, its key, and how long it lets the array and the channel wait.
 
-    clocks: when channel and array are free, ticks fetched, the peak so far. seen: its pointer into *before* so far.
+    clocks: when channel and array are free, ticks fetched, the peak so far. pointer: its pointer into *before* so far.
     size, busy: its fetch and compute ticks. The candidate with the least key goes first.
     """
     channel, array, fetched, highest = clocks
-    x = fetched - buffer + size
-    end, seen = on_chip(before, peak, seen, highest, channel, size, x)
+    x = fetched - buffer + size  # X of ``buffer``
+    end, pointer = on_chip(before, peak, pointer, highest, channel, size, x)
     ahead = prefetchable(array, end, highest + x)
     for_weights, for_space, potential, inherent, distance = idle(size, busy, end, ahead, array, buffer, largest)
-    return end, seen, weave_key(for_weights + for_space + potential, inherent, distance), for_weights, for_space
+    return end, pointer, weave_key(for_weights + for_space + potential, inherent, distance), for_weights, for_space
 
 
 @loop
 def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, chosen):
-    """The loop for two streams, whose state fits into local variables."""
+    """The loop for two streams, a and b, whose state fits into local variables."""
     largest = fetch.max()
     fetch, compute, issues, chosen = borrowed((fetch, compute, issues, chosen))
     before, peak = issues[0], issues[1]
     begin_a, begin_b, stop_b = offsets[0], offsets[1], offsets[2]
     at_a, at_b = begin_a, begin_b
     fetch_a, compute_a, fetch_b, compute_b = fetch[at_a], compute[at_a], fetch[at_b], compute[at_b]
-    heavy_a, heavy_b = compute_bound[0], compute_bound[1]
-    seen_a = seen_b = 0
-    channel = array = fetched = done = n = 0
-    while done < work and n < len(chosen):
+    compute_bound_a, compute_bound_b = compute_bound[0], compute_bound[1]
+    pointer_a = pointer_b = 0
+    channel = array = fetched = issued_work = n = 0
+    while issued_work < work and n < len(chosen):
         clocks = channel, array, fetched, peak[n]
-        end_a, seen_a, key_a, for_weights_a, for_space_a = priced(
-            before, peak, seen_a, clocks, fetch_a, compute_a, buffer, largest
+        end_a, pointer_a, key_a, for_weights_a, for_space_a = priced(
+            before, peak, pointer_a, clocks, fetch_a, compute_a, buffer, largest
         )
-        end_b, seen_b, key_b, for_weights_b, for_space_b = priced(
-            before, peak, seen_b, clocks, fetch_b, compute_b, buffer, largest
+        end_b, pointer_b, key_b, for_weights_b, for_space_b = priced(
+            before, peak, pointer_b, clocks, fetch_b, compute_b, buffer, largest
         )
-        second = key_b < key_a
-        if heavy_a != heavy_b:
+        takes_b = key_b < key_a
+        if compute_bound_a != compute_bound_b:  # otherwise neither stream helps the resource that starves
             wants_weights = for_weights_a > 0 and for_weights_b > 0
             wants_space = for_space_a > 0 and for_space_b > 0
             if wants_weights or wants_space:
-                second = goes_on(wants_weights, wants_space, heavy_b)
-        if second:
+                takes_b = goes_on(wants_weights, wants_space, compute_bound_b)
+        if takes_b:
             size, busy, channel = fetch_b, compute_b, end_b
             at_b += 1
             if at_b == stop_b:
@@ -165,5 +165,5 @@ def _weave_two(fetch, compute, offsets, compute_bound, issues, buffer, work, cho
             fetch_a, compute_a = fetch[at_a], compute[at_a]
             chosen[n] = 0
         array, fetched, n = issued(before, peak, n, array, channel, fetched, size, busy)
-        done += max(size, busy)
+        issued_work += max(size, busy)
     return n

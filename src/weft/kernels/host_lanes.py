@@ -22,12 +22,12 @@ def pass_time(models, rules, state, tick):
     If *tick* has passed, to the next end. Speeds are set anew whenever a segment begins on the way.
     """
     clocks, segments = state.clocks, state.segments  # on a host, the clock CHANNEL holds the time
-    began = clocks[k.CHANNEL]
+    called_at = clocks[k.CHANNEL]
     while True:
         now, until, begins = clocks[k.CHANNEL], k.NONE, k.NONE
         for i in range(clocks[k.RUNNING]):
             until = min(until, segments[i, k.SEG_END])
-        if tick > began:
+        if tick > called_at:
             until = min(until, tick)
         elif clocks[k.RUNNING] == 0:
             until = now
@@ -73,12 +73,12 @@ def set_segment_speeds(models, rules, state):
             continue
         speed = share
         if len(losses) and active > 1:
-            own, lost = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
+            kind, lost_share = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
             for j in range(clocks[k.RUNNING]):
                 if segments[j, k.SEG_BEGIN] <= now:
-                    lost += losses[own, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
-            lost -= losses[own, own]  # the loop has counted the segment itself
-            speed = share * max(rules.least_speed, 1.0 - lost)
+                    lost_share += losses[kind, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
+            lost_share -= losses[kind, kind]  # the loop has counted the segment itself
+            speed = share * max(rules.least_speed, 1.0 - lost_share)
         speeds[i, k.SPEED] = speed
         if not segments[i, k.ABORTED]:
             # Less the rounding of speeds, which must not add a tick (AT_ONCE).
@@ -89,46 +89,46 @@ def set_segment_speeds(models, rules, state):
 def end_segments(models, rules, state, log):
     """Move the segments that have ended from ``segments`` to ``unseen``, and set the speeds of the others anew."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
-    now, over = clocks[k.CHANNEL], False
+    now, any_ended = clocks[k.CHANNEL], False
     for i in range(clocks[k.RUNNING]):
-        over |= segments[i, k.SEG_END] <= now
-    if not over:
+        any_ended |= segments[i, k.SEG_END] <= now
+    if not any_ended:
         return
     settle(models, state)
-    kept = 0
+    still_running = 0
     for i in range(clocks[k.RUNNING]):
         if segments[i, k.SEG_END] > now:
-            k.copy_row(segments[i], segments[kept])
-            k.copy_row(speeds[i], speeds[kept])
-            kept += 1
+            k.copy_row(segments[i], segments[still_running])
+            k.copy_row(speeds[i], speeds[still_running])
+            still_running += 1
             continue
         k.copy_row(segments[i], state.unseen[clocks[k.UNSEEN]])
         clocks[k.UNSEEN] += 1
         if not segments[i, k.ABORTED]:
             _account(models, state, log, segments[i])
-    clocks[k.RUNNING] = kept
+    clocks[k.RUNNING] = still_running
     set_segment_speeds(models, rules, state)
 
 
 @called
 def _account(models, state, log, segment):
     """Count and log a segment that was computed."""
-    clocks, at = state.clocks, segment[k.SEG_LAYER]
+    clocks, layer = state.clocks, segment[k.SEG_LAYER]
     begin, end = segment[k.SEG_BEGIN], segment[k.SEG_END]
     clocks[k.ISSUES] += 1
     clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
-    clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[at, k.COMPUTE]
+    clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[layer, k.COMPUTE]
     if clocks[k.LOGGED] < len(log.issues):
         row = log.issues[clocks[k.LOGGED]]
         row[0], row[1] = segment[k.SEG_STREAM], segment[k.SEG_QUERY]
-        row[2], row[3] = at - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
+        row[2], row[3] = layer - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
         row[4] = row[5] = row[6] = begin
         row[7] = end
         clocks[k.LOGGED] += 1
 
 
 @called
-def start_segment(models, terms, rules, state, log, stream, place, at):
+def start_segment(models, terms, rules, state, log, stream, place, layer_row):
     """Start the next segment of a batch on a lane, after the time that the engine takes for that (``rules.step``)."""
     clocks, job = state.clocks, state.jobs[stream, place]
     started = clocks[k.CHANNEL] + rules.step
@@ -138,17 +138,17 @@ def start_segment(models, terms, rules, state, log, stream, place, at):
     clocks[k.WAS_BUSY] = rules.step > 0
     settle(models, state)
     n = clocks[k.RUNNING]
-    before, ticks = 0, models.layers[at, k.COMPUTE]
+    hand_over, ticks = 0, models.layers[layer_row, k.COMPUTE]
     if len(models.work):
         first, end = models.programs[job[k.PROGRAM], k.FIRST], models.programs[job[k.PROGRAM] + 1, k.FIRST]
-        drawn = _draw_ticks(models, terms, stream, job[k.QUERY], at, at - first, end - first)
-        before = _next_hand_over(models, rules, clocks)
+        drawn = _draw_ticks(models, terms, stream, job[k.QUERY], layer_row, layer_row - first, end - first)
+        hand_over = _next_hand_over(models, rules, clocks)
         ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, k.SPEED] = 1.0
     row = state.segments[n]
-    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, at
+    row[k.SEG_STREAM], row[k.SEG_PLACE], row[k.SEG_LAYER] = stream, place, layer_row
     row[k.SEG_PROGRAM], row[k.SEG_QUERY] = job[k.PROGRAM], job[k.QUERY]
-    row[k.SEG_BEGIN] = clocks[k.CHANNEL] + before
+    row[k.SEG_BEGIN] = clocks[k.CHANNEL] + hand_over
     row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
     row[k.SEG_ARRIVAL], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
     clocks[k.RUNNING] = n + 1
@@ -166,12 +166,13 @@ def _next_hand_over(models, rules, clocks):
 
 
 @inlined
-def _draw_ticks(models, terms, stream, query, at, layer, layers):
+def _draw_ticks(models, terms, stream, query, layer_row, layer, layers):
     """Return the ticks of a segment alone, as in a measured run; successive batches take the runs in turn.
 
-    at: row of ``Models.layers``; layer, layers: its number within the program, and the program's number of layers.
+    layer_row: row of ``Models.layers``; layer, layers: its number within the program, and the program's number of
+    layers.
     """
-    ticks, runs = models.work[at], terms[stream, k.RUNS_MEASURED]
+    ticks, runs = models.work[layer_row], terms[stream, k.RUNS_MEASURED]
     if runs:
         ticks *= models.spread[terms[stream, k.SPREAD] + (terms[stream, k.FIRST_RUN] + query) % runs * layers + layer]
     return max(1.0, ticks)

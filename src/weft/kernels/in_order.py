@@ -50,7 +50,7 @@ def _order(ticks, offsets, factors, divisor, heads, band, work, chosen):
         if band is not None:
             hold_back(band, position, held)
         if ends_query or band is not None:  # only a band interrupts a query
-            best, least = -1, (0, 0)
+            best, best_key = -1, (0, 0)
             for stream in range(len(position)):
                 if held[stream]:
                     continue
@@ -58,16 +58,16 @@ def _order(ticks, offsets, factors, divisor, heads, band, work, chosen):
                     resumes(position[stream] - offsets[stream], last_issued[stream]),
                     completed_queries[stream] * factors[stream] // divisor,
                 )
-                if best < 0 or key < least:
-                    best, least = stream, key
-        at = position[best]
+                if best < 0 or key < best_key:
+                    best, best_key = stream, key
+        layer = position[best]
         chosen[n], last_issued[best] = best, n
-        issued_work += ticks[at]
+        issued_work += ticks[layer]
         n += 1
-        ends_query = at + 1 == offsets[best + 1]
+        ends_query = layer + 1 == offsets[best + 1]
         if band is not None:
-            advance(band, best, at, ends_query)
+            advance(band, best, layer, ends_query)
         if ends_query:
             completed_queries[best] += 1
-        position[best] = offsets[best] if ends_query else at + 1
+        position[best] = offsets[best] if ends_query else layer + 1
     return n

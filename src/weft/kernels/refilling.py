@@ -1,7 +1,7 @@
 """Batches that shrink at exits and are refilled, in the compiled loop over requests: one stream on one lane.
 
-Twins of the policies that derive from ``policies.refilling``. Times are ticks; only what ``top-up`` compares are
-floats, added up in the same order as there.
+Twins of the policies that derive from ``policies.refilling``. Times are ticks; only the costs of ``top-up`` are floats,
+added up in the same order as there, so that rounding does not change a choice.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ def next_refilled(models, terms, rules, state, log, refilling):
         sort_out_waiting(models, terms, rules, state, log, 0, clock)
     sort_out_batches(models, terms, rules, state, log, 0, clock)
     waiting = bounds[k.LENGTH] + state.rings[0, k.BELATED_RING, k.LENGTH]
-    batches, begun, front = 0, 0, NO_BATCH
+    batches, in_flight, front = 0, 0, NO_BATCH
     for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
         if job[k.USED]:
             batches += 1
-            begun += job[k.SIZE]
+            in_flight += job[k.SIZE]
             if front == NO_BATCH or job[k.LAYER] < state.jobs[0, front, k.LAYER]:
                 front = place
-    room, size = min(terms[0, k.MAX_BATCH] - begun, waiting), 0
+    room, size = min(terms[0, k.MAX_BATCH] - in_flight, waiting), 0
     if room > 0:
-        size = _size_to_begin(models, terms, state, refilling, batches, begun, front, room, waiting)
+        size = _size_to_begin(models, terms, state, refilling, batches, in_flight, front, room, waiting)
     if size:
         return begin(terms, state, 0, terms[0, k.BASE] + size - 1, bounds[k.LENGTH] == 0)
     return front
 
 
 @called
-def _size_to_begin(models, terms, state, refilling, batches, begun, front, room, waiting):
+def _size_to_begin(models, terms, state, refilling, batches, in_flight, front, room, waiting):
     """Return how many requests begin now; 0: the batch at the earliest layer goes on.
 
-    batches, begun: the number of batches in flight, and of their requests. front: the place of the batch at the
+    batches, in_flight: the number of batches in flight, and of their requests. front: the place of the batch at the
     earliest layer. room: how many requests fit beside them. waiting: the number of waiting requests.
     """
     now = state.clocks[k.CHANNEL]
@@ -85,7 +85,7 @@ def _size_to_begin(models, terms, state, refilling, batches, begun, front, room,
     if refilling.policy == TOP_UP:
         if batches and not at_exit:
             return 0
-        return _top_up(models, terms, state, refilling, begun + room, room, waiting)
+        return _top_up(models, terms, state, refilling, in_flight + room, room, waiting)
     if batches == 0:
         return room
     if refilling.policy == LAZY:
@@ -103,8 +103,8 @@ def _is_exit(models, terms, layer):
 def _rest(models, terms, size, layer):
     """Return the estimated ticks from a layer to the end at a batch size."""
     program = terms[0, k.BASE] + size - 1
-    at = models.programs[program, k.FIRST] + layer
-    return models.layers[at, k.REMAINING] if at < models.programs[program + 1, k.FIRST] else 0
+    layer_row = models.programs[program, k.FIRST] + layer
+    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[program + 1, k.FIRST] else 0
 
 
 @called
@@ -137,7 +137,7 @@ def _fluid(models, terms, job, now, room):
 
 
 @called
-def _note_requests(terms, state, refilling, room):
+def _fill_flight(terms, state, refilling, room):
     """Fill ``flight`` and ``dues``: row 0, the requests that could begin; then the batches in order of layers.
 
     Returns the number of rows. COUNT and KNOWN_DUES of row 0 are left to the caller.
@@ -151,46 +151,48 @@ def _note_requests(terms, state, refilling, room):
         else:
             arrival = state.late[0, (late_bounds[k.HEAD] + place - bounds[k.LENGTH]) % state.late.shape[1], k.ARRIVAL]
         dues[0, place] = arrival + deadline
-    rows = 1
+    count = 1
     while True:
-        following = NO_BATCH
+        next_place = NO_BATCH
         for place in range(state.streams[0, k.PLACES]):
             job = state.jobs[0, place]
-            further = job[k.USED] and job[k.LAYER] > flight[rows - 1, AT_LAYER]
-            if further and (following == NO_BATCH or job[k.LAYER] < state.jobs[0, following, k.LAYER]):
-                following = place
-        if following == NO_BATCH:
-            return rows
-        job = state.jobs[0, following]
-        flight[rows, AT_LAYER], flight[rows, COUNT], flight[rows, KNOWN_DUES] = job[k.LAYER], job[k.SIZE], job[k.SIZE]
+            further = job[k.USED] and job[k.LAYER] > flight[count - 1, AT_LAYER]
+            if further and (next_place == NO_BATCH or job[k.LAYER] < state.jobs[0, next_place, k.LAYER]):
+                next_place = place
+        if next_place == NO_BATCH:
+            return count
+        job = state.jobs[0, next_place]
+        flight[count, AT_LAYER] = job[k.LAYER]
+        flight[count, COUNT] = flight[count, KNOWN_DUES] = job[k.SIZE]
         for member in range(job[k.SIZE]):
-            dues[rows, member] = state.members[0, following, member, k.ARRIVAL] + deadline
-        rows += 1
+            dues[count, member] = state.members[0, next_place, member, k.ARRIVAL] + deadline
+        count += 1
 
 
 @called
-def _top_up(models, terms, state, refilling, most, room, waiting):
+def _top_up(models, terms, state, refilling, max_batch, room, waiting):
     """top-up: return the number of requests to begin at the least cost, the smallest number among equal costs.
 
-    0: the batch at the earliest layer goes on. most: the largest batch that merging can give.
+    0: the batch at the earliest layer goes on. max_batch: the largest batch that merging can give. The cost of a number
+    is that of its sweep, of one more batch of waiting requests, and of the backlog in full batches after that.
     """
     flight, now = refilling.flight, state.clocks[k.CHANNEL]
-    rows = _note_requests(terms, state, refilling, room)
+    rows = _fill_flight(terms, state, refilling, room)
     best, chosen = np.inf, 0
     for taken in range(1 if rows == 1 else 0, room + 1):
         flight[0, COUNT] = flight[0, KNOWN_DUES] = taken
         cost, end = _sweep(models, terms, refilling, 0 if taken else 1, rows, 0, now, now)
-        left = waiting - taken
-        following = min(left, most)
-        if following:
-            flight[0, COUNT], flight[0, KNOWN_DUES] = following, room - taken
-            more, end = _sweep(models, terms, refilling, 0, 1, taken, end, now)
-            cost += more
-        left -= following
-        if left:
-            full = _rest(models, terms, most, 0)
-            cost += backlog_cost(left, most, full, end - now)
-            end += backlog_ticks(left, most, full)
+        unserved = waiting - taken
+        next_size = min(unserved, max_batch)
+        if next_size:
+            flight[0, COUNT], flight[0, KNOWN_DUES] = next_size, room - taken
+            next_cost, end = _sweep(models, terms, refilling, 0, 1, taken, end, now)
+            cost += next_cost
+        unserved -= next_size
+        if unserved:
+            full = _rest(models, terms, max_batch, 0)
+            cost += backlog_cost(unserved, max_batch, full, end - now)
+            end += backlog_ticks(unserved, max_batch, full)
         cost += refilling.backlog * (end - now)
         if cost < best:
             best, chosen = cost, taken
@@ -199,25 +201,26 @@ def _top_up(models, terms, state, refilling, most, room, waiting):
 
 @called
 def _sweep(models, terms, refilling, low, high, skip, start, now):
-    """Return the cost and the end of a sweep that begins with row *low* at tick *start* and takes rows up to *high*.
+    """Return the cost and the end of a sweep that begins with row *low* at tick *start* and takes rows below *high*.
 
-    skip: how many dues of row 0 to pass over. Times in the cost count from *now*.
+    A sweep runs to the last layer, and merges with each row of ``flight`` when it reaches the layer of that row. skip:
+    how many dues of row 0 to pass over. Times in the cost count from *now*.
     """
     flight, dues, leaving = refilling.flight, refilling.dues, refilling.leaving
     layers = len(leaving)
     time, size, cost = start, 0, 0.0
-    for at in range(flight[low, AT_LAYER], layers):
+    for layer in range(flight[low, AT_LAYER], layers):
         for row in range(low, high):
-            if flight[row, AT_LAYER] == at:
+            if flight[row, AT_LAYER] == layer:
                 size += flight[row, COUNT]
-        time += _rest(models, terms, size, at) - _rest(models, terms, size, at + 1)
-        if at + 1 < layers and not _is_exit(models, terms, at + 1):
+        time += _rest(models, terms, size, layer) - _rest(models, terms, size, layer + 1)
+        if layer + 1 < layers and not _is_exit(models, terms, layer + 1):
             continue
         for row in range(low, high):
-            share = leaving[flight[row, AT_LAYER], at + 1]
+            share = leaving[flight[row, AT_LAYER], layer + 1]
             if share > 0:
-                late, first_due = 0, skip if row == 0 else 0
-                for place in range(first_due, first_due + flight[row, KNOWN_DUES]):
+                late, first_known = 0, skip if row == 0 else 0
+                for place in range(first_known, first_known + flight[row, KNOWN_DUES]):
                     late += dues[row, place] < time
                 late *= refilling.under_way if flight[row, AT_LAYER] else 1
                 cost += leaving_cost(share, flight[row, COUNT], time - now, late, refilling.miss)

@@ -25,18 +25,19 @@ def replay(
 
 @loop
 def _replay(fetch, compute, offsets, buffer, position, issues, chosen, in_step, times):
+    """The loop. issues: the columns of ``buffer``. position: scratch space, the next layer of each stream."""
     fetch, compute, offsets, position, issues, chosen, times = borrowed(
         (fetch, compute, offsets, position, issues, chosen, times)
     )
     before, peak = issues[0], issues[1]
-    channel = array = began = fetched = seen = n = 0
+    channel = array = compute_start = fetched = pointer = n = 0
     for stream in chosen:
-        at = position[stream]
-        size = fetch[at]
-        start = max(channel, began) if in_step else channel
-        end, seen = on_chip(before, peak, seen, peak[n], start, size, fetched - buffer + size)
-        began = max(array, end)
-        times[n, 0], times[n, 1], times[n, 2] = start, end, began
-        array, fetched, n = issued(before, peak, n, array, end, fetched, size, compute[at])
+        layer = position[stream]
+        size = fetch[layer]
+        start = max(channel, compute_start) if in_step else channel
+        end, pointer = on_chip(before, peak, pointer, peak[n], start, size, fetched - buffer + size)
+        compute_start = max(array, end)
+        times[n, 0], times[n, 1], times[n, 2] = start, end, compute_start
+        array, fetched, n = issued(before, peak, n, array, end, fetched, size, compute[layer])
         channel, times[n - 1, 3] = end, array
-        position[stream] = at + 1 if at + 1 < offsets[stream + 1] else offsets[stream]
+        position[stream] = layer + 1 if layer + 1 < offsets[stream + 1] else offsets[stream]

@@ -61,15 +61,19 @@ def is_compiled() -> bool:
 
 def fresh_heads(state: k.LoopState, lanes: int) -> k.LoopHeads:
     """Allocate the table of heads, for as many heads as a decision can have."""
-    most = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
-    return k.LoopHeads(np.empty((most, k.HEADS), np.int64), np.empty(most), np.empty(most + 2 * lanes, np.int64))
+    # Per stream: its jobs, a READY and a BELATED batch; one more for the segment that ``_preempt`` compares. The last
+    # array is also the scratch space of ``_free_in``, for begun batches and for lanes.
+    max_heads = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
+    return k.LoopHeads(
+        np.empty((max_heads, k.HEADS), np.int64), np.empty(max_heads), np.empty(max_heads + 2 * lanes, np.int64)
+    )
 
 
 @uncounted_loop
 def serve_until(until, models, terms, rules, state, log, heads, coming, refilling):
     """Run the loop as ``serve`` does, but return False before any decision at *until* or later; later arrivals wait."""
     clocks = state.clocks
-    done = False
+    finished = False
     while clocks[k.CHANNEL] < until:
         if rules.device == k.NPU and clocks[k.ISSUES] + 1 >= len(state.before):
             _forget_old_issues(rules, state)
@@ -81,13 +85,13 @@ def serve_until(until, models, terms, rules, state, log, heads, coming, refillin
             continue
         soonest = next_arrival(terms, state, coming)
         if clocks[k.GIVEN_UP] or (soonest == k.NONE and until == k.NONE and not any_busy(state)):
-            done = True
+            finished = True
             break
         soonest = min(soonest, _next_event(models, terms, state))
         _wait(models, rules, state, min(max(soonest, clocks[k.CHANNEL]), until))
     if until < k.NONE:
         take(models, terms, rules, state, log, heads, coming)
-    return done
+    return finished
 
 
 @called
@@ -112,9 +116,9 @@ def _account(models, terms, rules, state, log, heads, coming):
         clocks[k.FIRST_DUE] = k.NONE
         return take(models, terms, rules, state, log, heads, coming)
     _expire(models, terms, rules, state, log)
-    known = take(models, terms, rules, state, log, heads, coming)
+    all_known = take(models, terms, rules, state, log, heads, coming)
     clocks[k.FIRST_DUE], _, _, _ = first_strict(terms, state)
-    return known
+    return all_known
 
 
 @called
@@ -138,7 +142,7 @@ def _step(models, terms, rules, state, log, heads, refilling):
     """Issue one layer if the device can take one; return whether another layer may be issued at once."""
     clocks = state.clocks
     if rules.device == k.HOST and clocks[k.RUNNING] == rules.lanes:
-        _reconsider(models, terms, rules, state, log, heads)
+        _preempt(models, terms, rules, state, log, heads)
         return False
     if refilling is None:
         count = _list_heads(models, terms, rules, state, log, heads)
@@ -153,15 +157,15 @@ def _step(models, terms, rules, state, log, heads, refilling):
         if place == NO_BATCH or clocks[k.GIVEN_UP]:
             return False
     job = state.jobs[stream, place]
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
     job[k.LAYER] += 1
     job[k.LAST_ISSUED], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
-    state.streams[stream, k.SERVED] += max(models.layers[at, k.FETCH], models.layers[at, k.COMPUTE])
+    state.streams[stream, k.SERVED] += max(models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE])
     if rules.device == k.HOST:
         job[k.COMPUTING] = 1
-        start_segment(models, terms, rules, state, log, stream, place, at)
+        start_segment(models, terms, rules, state, log, stream, place, layer_row)
     else:
-        _issue(models, rules, state, log, stream, place, at)
+        _issue(models, rules, state, log, stream, place, layer_row)
         advance(models, terms, rules, state, log, stream, place, clocks[k.ARRAY])
     return True
 
@@ -180,7 +184,10 @@ def _next_event(models, terms, state):
 
 @called
 def _wait(models, rules, state, tick):
-    """Advance the clock to *tick*; on a host, at most to the next end of a segment."""
+    """Advance the clock to *tick*; on a host, at most to the next end of a segment.
+
+    On a host, the clock stays if the engine was busy: arrivals and ends of that time have to be accounted for first.
+    """
     clocks = state.clocks
     if rules.device == k.NPU:
         clocks[k.CHANNEL] = max(clocks[k.CHANNEL], tick)
@@ -202,7 +209,7 @@ def _list_heads(models, terms, rules, state, log, heads):
     """
     clocks, table = state.clocks, heads.table
     now = clocks[k.CHANNEL]
-    clock = now if rules.device == k.HOST else max(now, clocks[k.ARRAY])
+    clock = now if rules.device == k.HOST else max(now, clocks[k.ARRAY])  # when the device could compute
     with_late = rules.late == k.WEAVE or (rules.policy >= k.LAYERWEAVER and rules.failsafe == 1)
     count = on_time = 0
     for s in range(len(terms)):
@@ -253,11 +260,11 @@ def _list_job(models, state, table, stream, place, count):
 def _list_batch(models, terms, state, ring, table, stream, kind, count):
     """Write the first layer of a batch of waiting requests to row *count* of the table; return the new number of heads.
 
-    kind: READY for waiting requests, BELATED for late ones; ring: the table of those requests.
+    kind: READY for waiting requests, BELATED for late ones; ring: the table of such requests.
     """
-    which = k.WAITING if kind == k.READY else k.BELATED_RING
-    row, oldest = table[count], front(ring, state.rings, stream, which)[k.ARRIVAL]
-    size = min(state.rings[stream, which, k.LENGTH], terms[stream, k.MAX_BATCH])
+    ring_kind = k.WAITING if kind == k.READY else k.BELATED_RING
+    row, oldest = table[count], front(ring, state.rings, stream, ring_kind)[k.ARRIVAL]
+    size = min(state.rings[stream, ring_kind, k.LENGTH], terms[stream, k.MAX_BATCH])
     program = terms[stream, k.BASE] + size - 1
     row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_PROGRAM] = stream, kind, program
     row[k.HEAD_QUERY], row[k.HEAD_SIZE] = state.counts[stream, k.QUERIES], size
@@ -268,17 +275,17 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
 
 @called
 def _mark_allowed(models, rules, state, table, count, on_time):
-    """Mark the heads that may be issued: all if none is on time; else those on time, and late ones as the rule says."""
+    """Mark the heads that may be issued: all if none is on time; else heads on time, and late ones as the rule says."""
     for i in range(count):
         table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.HEAD_DUE] < k.NONE
     if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
         compute_on_chip(models, rules, state, table, count)
     if rules.late == k.WEAVE and 0 < on_time < count:
-        _let_fill(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
+        _allow_late_heads(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
 
 
 @called
-def _let_fill(models, table, count, array):
+def _allow_late_heads(models, table, count, array):
     """Mark late heads that use an idle resource and make no other late; twin of ``lateness.weave_late_heads``."""
     latest = _latest_end(models, table, count, array)
     array_bound = channel_bound = False
@@ -288,9 +295,9 @@ def _let_fill(models, table, count, array):
             channel_bound |= models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] == 0
     for i in range(count):
         if table[i, k.HEAD_DUE] == k.NONE:
-            taken = array_bound if models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] else channel_bound
+            busy = array_bound if models.programs[table[i, k.HEAD_PROGRAM], k.COMPUTE_BOUND] else channel_bound
             end = max(array, table[i, k.ON_CHIP]) + models.layers[table[i, k.HEAD_LAYER], k.COMPUTE]
-            table[i, k.MAY_GO] = not taken and end <= latest
+            table[i, k.MAY_GO] = not busy and end <= latest
 
 
 @called
@@ -299,44 +306,47 @@ def _latest_end(models, table, count, now):
 
     Heads by deadline, those with equal deadlines in the order of the table.
     """
-    latest, need, last = k.NONE, 0, -1
+    latest, need, last_due = k.NONE, 0, -1
     while True:
         due = k.NONE
         for i in range(count):
-            if last < table[i, k.HEAD_DUE] < due:
+            if last_due < table[i, k.HEAD_DUE] < due:
                 due = table[i, k.HEAD_DUE]
         if due == k.NONE:
             return latest
         for i in range(count):
-            rest = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
-            if table[i, k.HEAD_DUE] == due and now + need + rest <= due:
-                need += rest
+            remaining = models.layers[table[i, k.HEAD_LAYER], k.REMAINING]
+            if table[i, k.HEAD_DUE] == due and now + need + remaining <= due:
+                need += remaining
                 latest = min(latest, due - need)
-        last = due
+        last_due = due
 
 
 # Preemption on a host
 
 
 @shared
-def _reconsider(models, terms, rules, state, log, heads):
+def _preempt(models, terms, rules, state, log, heads):
     """Stop running work for waiting work if the policy, punctual, would do so; twin of ``Punctual.aborts``.
 
     Late requests are sorted out for every policy as soon as a segment could be stopped, as in the plain engine.
     """
-    victim, lost, free = -1, 0, k.NONE
+    victim, lost_ticks, next_end = -1, 0, k.NONE
     for i in range(state.clocks[k.RUNNING]):
-        rest = rest_of(models, state, i)
-        free = min(free, rest)
+        remaining = rest_of(models, state, i)
+        next_end = min(next_end, remaining)
         if stoppable(models, rules, state, i):
-            done = models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - rest
-            if victim < 0 or done < lost:
-                victim, lost = i, done
+            computed = (
+                models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - remaining
+            )
+            if victim < 0 or computed < lost_ticks:
+                victim, lost_ticks = i, computed
     if victim < 0:
         return
     count = _list_heads(models, terms, rules, state, log, heads)
     if count == 0 or rules.policy != k.PUNCTUAL or state.clocks[k.GIVEN_UP]:
         return
+    # The segment that would lose least joins the heads; it is stopped only if another head is chosen.
     segment, row = state.segments[victim], heads.table[count]
     row[k.HEAD_STREAM], row[k.HEAD_PLACE], row[k.HEAD_LAYER] = (
         segment[k.SEG_STREAM],
@@ -353,7 +363,8 @@ def _reconsider(models, terms, rules, state, log, heads):
     best = choose(models, terms, rules, state, heads, count + 1)
     now, chosen = state.clocks[k.CHANNEL], heads.table[best]
     need = with_margin(rules, models.layers[chosen[k.HEAD_LAYER], k.REMAINING])
-    if best == count or not now + need <= chosen[k.HEAD_DUE] < now + free + need:
+    # Stopping must help: the waiting batch can be on time if it starts now, but not if it waits for the next end.
+    if best == count or not now + need <= chosen[k.HEAD_DUE] < now + next_end + need:
         return
     spare = slack(row[k.HEAD_DUE], now, models.layers[row[k.HEAD_LAYER], k.REMAINING], 100 + rules.margin)
     if spare >= need or row_worth(models, terms, chosen, now) > row_worth(models, terms, row, now):
@@ -377,13 +388,13 @@ def _forget_old_issues(rules, state):
 
 
 @called
-def _issue(models, rules, state, log, stream, place, at):
-    """Issue the next layer of a batch, row *at* of ``Models.layers``, on the NPU."""
+def _issue(models, rules, state, log, stream, place, layer_row):
+    """Issue the next layer of a batch, row *layer_row* of ``Models.layers``, on the NPU."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]
-    size, busy, n = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE], clocks[k.ISSUES]
-    x = clocks[k.FETCHED] - rules.buffer + size
-    seen = caught_up(before, clocks[k.POINTER], x)
-    end, _ = on_chip(before, peak, seen, peak[n], clocks[k.CHANNEL], size, x)
+    size, busy, n = models.layers[layer_row, k.FETCH], models.layers[layer_row, k.COMPUTE], clocks[k.ISSUES]
+    x = clocks[k.FETCHED] - rules.buffer + size  # X of ``buffer``
+    pointer = caught_up(before, clocks[k.POINTER], x)
+    end, _ = on_chip(before, peak, pointer, peak[n], clocks[k.CHANNEL], size, x)
     array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
     if clocks[k.LOGGED] < len(log.issues):
         row = log.issues[clocks[k.LOGGED]]
@@ -392,7 +403,7 @@ def _issue(models, rules, state, log, stream, place, at):
         clocks[k.LOGGED] += 1
     clocks[k.COMPUTED] += busy
     clocks[k.CHANNEL], clocks[k.ARRAY], clocks[k.FETCHED] = end, array, fetched
-    clocks[k.ISSUES], clocks[k.POINTER] = n, seen
+    clocks[k.ISSUES], clocks[k.POINTER] = n, pointer
     clocks[k.LAST_STREAM], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
 
 
@@ -406,12 +417,13 @@ def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) ->
 
 @loop
 def _remaining_alone(fetch, compute, buffer, issues, out):
+    """The loop of ``remaining_alone``; *issues*: scratch space, the columns of ``buffer``."""
     fetch, compute, issues, out = borrowed((fetch, compute, issues, out))
     before, peak = issues[0], issues[1]
     for first in range(len(fetch)):
-        channel = array = fetched = seen = n = 0
-        for at in range(first, len(fetch)):
-            x = fetched - buffer + fetch[at]
-            channel, seen = on_chip(before, peak, seen, peak[n], channel, fetch[at], x)
-            array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[at], compute[at])
+        channel = array = fetched = pointer = n = 0
+        for layer in range(first, len(fetch)):
+            x = fetched - buffer + fetch[layer]
+            channel, pointer = on_chip(before, peak, pointer, peak[n], channel, fetch[layer], x)
+            array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[layer], compute[layer])
         out[first] = array

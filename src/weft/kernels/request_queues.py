@@ -14,9 +14,9 @@ from weft.kernels.host_lanes import rest_of
 
 
 @inlined
-def front(ring, rings, stream, which):
-    """Return the first entry of a stream's ring; *which*: WAITING, BELATED_RING or RETURNING."""
-    return ring[stream, rings[stream, which, k.HEAD]]
+def front(ring, rings, stream, ring_kind):
+    """Return the first entry of a stream's ring; *ring_kind*: WAITING, BELATED_RING or RETURNING."""
+    return ring[stream, rings[stream, ring_kind, k.HEAD]]
 
 
 @inlined
@@ -40,9 +40,9 @@ def _insert_request(ring, rings, stream, arrival, leaves, number):
 
 
 @inlined
-def _pop_front(ring, rings, stream, which):
+def _pop_front(ring, rings, stream, ring_kind):
     """Remove the first entry of a stream's ring."""
-    bounds = rings[stream, which]
+    bounds = rings[stream, ring_kind]
     bounds[k.HEAD] = _wrap(ring, bounds[k.HEAD] + 1)
     bounds[k.LENGTH] -= 1
 
@@ -53,12 +53,12 @@ def _schedule_return(terms, state, stream, now):
     think = terms[stream, k.THINK]
     if think < 0:
         return
-    ring, bounds, back = state.returning, state.rings[stream, k.RETURNING], now + think
+    ring, bounds, return_tick = state.returning, state.rings[stream, k.RETURNING], now + think
     place = bounds[k.LENGTH]
-    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > back:
+    while place > 0 and ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)] > return_tick:
         ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = ring[stream, _wrap(ring, bounds[k.HEAD] + place - 1)]
         place -= 1
-    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = back
+    ring[stream, _wrap(ring, bounds[k.HEAD] + place)] = return_tick
     bounds[k.LENGTH] += 1
 
 
@@ -67,7 +67,7 @@ def _schedule_return(terms, state, stream, now):
 
 @inlined
 def _next_unknown(coming, terms, stream):
-    """Return whether a stream's next request, or the exit at which it leaves, is only in the next block."""
+    """Return whether a stream's next request, or the exit at which that leaves, is only in the next block."""
     known, leaves = coming.known[stream], coming.leaves_known[stream]
     used_up = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
     return used_up or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
@@ -117,18 +117,18 @@ def _admit_or_refuse(models, terms, rules, state, log, heads, coming, stream, ar
     accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
     if rules.strict:
         accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
-    if not accepted:
+    if not accepted:  # as if answered at its deadline: a client that sent again at once would be refused for ever
         record_end(
             models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due)
         )
         return
-    if not _busy(state, stream):
-        least = k.NONE
+    if not _busy(state, stream):  # an idle stream must not claim the service that it did not use (policy fair)
+        least_served = k.NONE
         for s in range(len(terms)):
             if _busy(state, s):
-                least = min(least, state.streams[s, k.SERVED])
-        if least < k.NONE:
-            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least)
+                least_served = min(least_served, state.streams[s, k.SERVED])
+        if least_served < k.NONE:
+            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least_served)
     _insert_request(state.queue, state.rings, stream, arrival, leaves, clocks[k.ADMITTED])
     clocks[k.ADMITTED] += 1
 
@@ -188,8 +188,8 @@ def record_end(models, terms, rules, state, log, stream, arrival, leaves, end, n
 def _can_be_met(models, terms, rules, state, heads, stream, due):
     """Return whether a strict request can meet its deadline *due* after all work ahead; as ``engine.admission``."""
     now = state.clocks[k.CHANNEL]
-    own = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
+    alone = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    return now + _free_in(models, terms, rules, state, heads.order, due, now) + alone <= due
 
 
 @called
@@ -197,12 +197,13 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
     """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
     begun: scratch space, first for the ticks of every batch that has begun, at the end for the ticks of every lane.
+    Requests due after *deadline* are not ahead if the policy orders by deadlines, nor are late ones that give way.
     """
     latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
-    clocks, ahead, count = state.clocks, 0, 0
+    clocks, waiting_ticks, count = state.clocks, 0, 0
     if rules.device == k.NPU:
-        if clocks[k.STEPS]:
+        if clocks[k.STEPS]:  # the array has one entry for all issued work
             begun[0], count = max(0, clocks[k.ARRAY] - now), 1
     else:
         for i in range(clocks[k.RUNNING]):
@@ -210,7 +211,7 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
         count = clocks[k.RUNNING]
     running = count
     for s in range(len(terms)):
-        ahead += _expected_ticks(
+        waiting_ticks += _expected_ticks(
             models, terms, s, _count_between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
         )
         for place in range(state.streams[s, k.PLACES]):
@@ -223,26 +224,26 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
                 first, last = min(first, arrival), max(last, arrival)
             if first + terms[s, k.DEADLINE] > latest or last + terms[s, k.DEADLINE] < earliest:
                 continue
-            own = -1
+            slot = -1  # the entry of the lane that already runs this batch
             for i in range(running):
                 if rules.device == k.NPU:
-                    here = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
+                    same_batch = clocks[k.LAST_STREAM] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
                 else:
-                    here = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
-                if here:
-                    own = i
-            if own < 0:
-                own, count = count, count + 1
-                begun[own] = 0
-            begun[own] += rest_of_batch(models, job)
-    return _free_time(rules, begun, count, ahead)
+                    same_batch = state.segments[i, k.SEG_STREAM] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
+                if same_batch:
+                    slot = i
+            if slot < 0:
+                slot, count = count, count + 1
+                begun[slot] = 0
+            begun[slot] += rest_of_batch(models, job)
+    return _free_time(rules, begun, count, waiting_ticks)
 
 
 @inlined
 def rest_of_batch(models, job):
     """Return the expected ticks of the layers of a batch that were not issued."""
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    return models.layers[at, k.REMAINING] if at < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    return models.layers[layer_row, k.REMAINING] if layer_row < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
 
 
 @inlined
@@ -257,10 +258,10 @@ def _count_between(state, stream, earliest, latest):
 @inlined
 def _expected_ticks(models, terms, stream, requests):
     """Return the expected ticks of a number of requests of a stream; two or more count as parts of full batches."""
-    base, most = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
+    base, max_batch = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
     if requests <= 1:
         return requests * models.layers[models.programs[base, k.FIRST], k.REMAINING]
-    return requests * models.layers[models.programs[base + most - 1, k.FIRST], k.REMAINING] // most
+    return requests * models.layers[models.programs[base + max_batch - 1, k.FIRST], k.REMAINING] // max_batch
 
 
 @called
@@ -268,22 +269,22 @@ def _free_time(rules, begun, count, waiting):
     """Return the ticks until the first lane is free.
 
     Each of the first *count* entries of *begun* keeps one lane, the longest placed first; *waiting* ticks are divided
-    freely. The last entries of *begun* are scratch space for the lanes.
+    freely, so that the least loaded lanes fill up evenly. The last entries of *begun* are scratch space for the lanes.
     """
     lanes = begun[len(begun) - rules.lanes :]
     for lane in range(rules.lanes):
         lanes[lane] = 0
-    for taken in range(count):
-        longest = taken
-        for i in range(taken + 1, count):
+    for placed in range(count):
+        longest = placed  # selection sort: bring the longest of the others to the front
+        for i in range(placed + 1, count):
             if begun[i] > begun[longest]:
                 longest = i
-        begun[taken], begun[longest] = begun[longest], begun[taken]
-        least = 0
+        begun[placed], begun[longest] = begun[longest], begun[placed]
+        least_loaded = 0
         for lane in range(1, rules.lanes):
-            if lanes[lane] < lanes[least]:
-                least = lane
-        lanes[least] += begun[taken]
+            if lanes[lane] < lanes[least_loaded]:
+                least_loaded = lane
+        lanes[least_loaded] += begun[placed]
     for place in range(1, rules.lanes):  # ``sort`` would take longer to compile than all else here
         while place > 0 and lanes[place] < lanes[place - 1]:
             lanes[place - 1], lanes[place] = lanes[place], lanes[place - 1]
@@ -307,17 +308,17 @@ def first_strict(terms, state):
     for s in range(len(terms)):
         if state.rings[s, k.WAITING, k.LENGTH] > 0:
             row = front(state.queue, state.rings, s, k.WAITING)
-            own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-            if own_due < due or (own_due == due and row[k.NUMBER] < number):
-                due, number, stream, place = own_due, row[k.NUMBER], s, -1
+            row_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+            if row_due < due or (row_due == due and row[k.NUMBER] < number):
+                due, number, stream, place = row_due, row[k.NUMBER], s, -1
         for p in range(state.streams[s, k.PLACES]):
             if not state.jobs[s, p, k.USED]:
                 continue
             for i in range(state.jobs[s, p, k.SIZE]):
                 row = state.members[s, p, i]
-                own_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
-                if not row[k.GONE] and (own_due < due or (own_due == due and row[k.NUMBER] < number)):
-                    due, number, stream, place, member = own_due, row[k.NUMBER], s, p, i
+                row_due = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+                if not row[k.GONE] and (row_due < due or (row_due == due and row[k.NUMBER] < number)):
+                    due, number, stream, place, member = row_due, row[k.NUMBER], s, p, i
     return due, stream, place, member
 
 
@@ -344,10 +345,10 @@ def all_gone(state, stream, place):
 
     Requests of a batch that still runs end when they are dropped, or when they leave at an exit.
     """
-    gone = 0
+    ended = 0
     for i in range(state.jobs[stream, place, k.SIZE]):
-        gone += state.members[stream, place, i, k.GONE]
-    return gone == state.jobs[stream, place, k.SIZE]
+        ended += state.members[stream, place, i, k.GONE]
+    return ended == state.jobs[stream, place, k.SIZE]
 
 
 # Late requests
@@ -362,12 +363,13 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
     if not rules.strict and rules.late == k.KEEP:
         return
     rings, deadline = state.rings, terms[stream, k.DEADLINE]
-    rest = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
-    latest = clock + rest * rules.foresight // 100 - deadline
+    remaining = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    # Requests of a stream have the same time to the deadline, so arrivals are compared instead of deadlines.
+    earliest_arrival = clock + remaining * rules.foresight // 100 - deadline
     while rings[stream, k.WAITING, k.LENGTH] > 0:
         row = front(state.queue, rings, stream, k.WAITING)
         arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
-        if arrival >= latest:
+        if arrival >= earliest_arrival:
             return
         if rules.strict:
             drop_front(models, terms, rules, state, log, stream, clock)
@@ -401,19 +403,23 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
             continue
         if job[k.LATE] and not rules.refills:
             continue
-        at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-        latest = clock + models.layers[at, k.REMAINING] * rules.foresight // 100
+        layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+        expected_end = (
+            clock + models.layers[layer_row, k.REMAINING] * rules.foresight // 100
+        )  # earlier deadlines are missed
         if not rules.refills:
-            if latest <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
+            if expected_end <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
-            latest = max(latest, job[k.BATCH_DUE])  # a request that counted as late does not count as on time again
-        saved = k.NONE
+            expected_end = max(
+                expected_end, job[k.BATCH_DUE]
+            )  # a request that counted as late does not count as on time again
+        first_due = k.NONE
         for i in range(job[k.SIZE]):
             row = state.members[stream, place, i]
-            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= latest:
-                saved = min(saved, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
-        if saved < k.NONE:
-            job[k.LATE], job[k.BATCH_DUE] = 0, saved
+            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= expected_end:
+                first_due = min(first_due, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
+        if first_due < k.NONE:
+            job[k.LATE], job[k.BATCH_DUE] = 0, first_due
         elif rules.strict:
             _give_up(models, terms, rules, state, log, stream, place, clock)
         else:
@@ -444,13 +450,13 @@ def ready_at(models, terms, state, stream):
         return oldest + term[k.DEADLINE] * term[k.WAITS] // 100
     if term[k.TIMEOUT] == 0:
         return 0
-    rest = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
-    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - rest)
+    remaining = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
+    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - remaining)
 
 
 @called
 def may_begin(terms, rules, state, stream):
-    """Return whether another batch may begin: fewer than one on time per lane, or it is due before all of those."""
+    """Return whether another batch may begin: fewer than one on time per lane, or it is due before all these."""
     streams, jobs = state.streams, state.jobs
     if streams[stream, k.BATCHES_IN_FLIGHT] == 0:
         return True
@@ -476,14 +482,14 @@ def begin(terms, state, stream, program, belated):
     size = program - terms[stream, k.BASE] + 1
     oldest = k.NONE
     for i in range(size):
-        ring, which = state.queue, k.WAITING
+        ring, ring_kind = state.queue, k.WAITING
         if belated or state.rings[stream, k.WAITING, k.LENGTH] == 0:
-            ring, which = state.late, k.BELATED_RING
-        row, member = front(ring, state.rings, stream, which), state.members[stream, place, i]
+            ring, ring_kind = state.late, k.BELATED_RING
+        row, member = front(ring, state.rings, stream, ring_kind), state.members[stream, place, i]
         oldest = min(oldest, row[k.ARRIVAL])
         k.copy_row(row, member)
         member[k.GONE] = 0
-        _pop_front(ring, state.rings, stream, which)
+        _pop_front(ring, state.rings, stream, ring_kind)
     job = jobs[stream, place]
     job[k.USED], job[k.LATE], job[k.PROGRAM], job[k.LAYER], job[k.SIZE] = 1, belated, program, 0, size
     job[k.QUERY], job[k.LAST_ISSUED], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
@@ -508,9 +514,9 @@ def _free_place(state, stream, place):
 def advance(models, terms, rules, state, log, stream, place, end):
     """Account for a layer computed at *end*: end the batch, answer requests that leave at an exit, or merge batches."""
     job = state.jobs[stream, place]
-    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-    done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
-    stays = not (done or models.layers[at - 1, k.EXIT]) or _answer_done(
+    layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    done = layer_row == models.programs[job[k.PROGRAM] + 1, k.FIRST]
+    stays = not (done or models.layers[layer_row - 1, k.EXIT]) or _answer_done(
         models, terms, rules, state, log, stream, place, end, done
     )
     if stays and rules.refills:
@@ -519,7 +525,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
 
 @shared
 def _answer_done(models, terms, rules, state, log, stream, place, end, done):
-    """Answer the requests that are done after a layer: all if *done*, else those that leave at this exit.
+    """Answer the requests that are done after a layer: all if *done*, else the requests that leave at this exit.
 
     Returns whether any requests stay in the batch.
     """
@@ -530,12 +536,12 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
             due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
             if not members[i, k.GONE] and due < end:
                 drop_member(models, terms, rules, state, log, stream, place, i, due)
-    first = members[0, k.ARRIVAL]
+    first_arrival = members[0, k.ARRIVAL]
     for i in range(size):
         if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
             staying += 1
-    if done and not state.clocks[k.GIVEN_UP]:
-        state.counts[stream, k.BATCHES] += first >= rules.warm
+    if done and not state.clocks[k.GIVEN_UP]:  # before any answer, which may give the run up
+        state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
     if done:
         _free_place(state, stream, place)
     for i in range(size):
@@ -547,15 +553,15 @@ def _answer_done(models, terms, rules, state, log, stream, place, end, done):
         return False
     if staying == 0:
         if not state.clocks[k.GIVEN_UP]:
-            state.counts[stream, k.BATCHES] += first >= rules.warm
+            state.counts[stream, k.BATCHES] += first_arrival >= rules.warm
         _free_place(state, stream, place)
         return False
-    kept = 0
+    next_row = 0
     for i in range(size):
         if not members[i, k.GONE]:
-            k.copy_row(members[i], members[kept])
-            kept += 1
-    job[k.SIZE], job[k.PROGRAM] = kept, terms[stream, k.BASE] + kept - 1
+            k.copy_row(members[i], members[next_row])
+            next_row += 1
+    job[k.SIZE], job[k.PROGRAM] = next_row, terms[stream, k.BASE] + next_row - 1
     _set_due(terms, state, stream, place)
     return True
 
@@ -570,27 +576,30 @@ def _merge(terms, state, stream, place):
         together = jobs[place, k.SIZE] + jobs[other, k.SIZE]
         if jobs[other, k.LAYER] != jobs[place, k.LAYER] or together > terms[stream, k.MAX_BATCH]:
             continue
-        kept, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
+        target, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
         for i in range(jobs[joining, k.SIZE]):
-            k.copy_row(members[joining, i], members[kept, jobs[kept, k.SIZE] + i])
-        jobs[kept, k.SIZE], jobs[kept, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
-        for column in (k.LATE, k.BATCH_DUE):
-            jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
-        jobs[kept, k.LAST_ISSUED] = max(jobs[kept, k.LAST_ISSUED], jobs[joining, k.LAST_ISSUED])
+            k.copy_row(members[joining, i], members[target, jobs[target, k.SIZE] + i])
+        jobs[target, k.SIZE], jobs[target, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
+        for column in (k.LATE, k.BATCH_DUE):  # late only if both are; a late batch has the largest deadline, NONE
+            jobs[target, column] = min(jobs[target, column], jobs[joining, column])
+        jobs[target, k.LAST_ISSUED] = max(jobs[target, k.LAST_ISSUED], jobs[joining, k.LAST_ISSUED])
         _free_place(state, stream, joining)
-        _set_due(terms, state, stream, kept)
-        place = kept
+        _set_due(terms, state, stream, target)
+        place = target
 
 
 @called
 def _set_due(terms, state, stream, place):
-    """Set the first arrival and the deadline of a batch whose members have changed."""
-    job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
+    """Set the first arrival and the deadline of a batch whose members have changed.
+
+    The deadline does not move back: a request that counted as late does not count as on time again.
+    """
+    job, members, oldest, first_due = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
     for i in range(job[k.SIZE]):
         oldest = min(oldest, members[i, k.ARRIVAL])
         due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
         if due >= job[k.BATCH_DUE]:
-            saved = min(saved, due)
+            first_due = min(first_due, due)
     job[k.OLDEST] = oldest
     if not job[k.LATE]:
-        job[k.BATCH_DUE] = saved if saved < k.NONE else oldest + terms[stream, k.DEADLINE]
+        job[k.BATCH_DUE] = first_due if first_due < k.NONE else oldest + terms[stream, k.DEADLINE]

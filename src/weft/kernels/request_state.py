@@ -23,6 +23,8 @@ NONE = 1 << 62
 NPU, HOST = range(2)
 """Devices: an NPU fetches ahead; the lanes of a host compute one segment at a time."""
 FIFO, FAIR, ROUND_ROBIN, EDF, PRIORITY, PUNCTUAL, PREMA, LAYERWEAVER, LAYERWEAVER_PLUS, WEFT_PLUS = range(10)
+"""Policies, in an order that comparisons use: up to ROUND_ROBIN they run whole batches, from LAYERWEAVER on they
+weave."""
 KEEP, DEMOTE, WEAVE = range(3)
 """Rules for late requests under which these are answered."""
 CHANNEL, ARRAY, FETCHED, ISSUES, POINTER, STEPS, COMPUTED, LOGGED, ANSWERED = range(9)
@@ -80,9 +82,9 @@ REST, SPEED = range(2)
 ARRIVED, COMPLETED, VIOLATED, DROPPED, REFUSED, LATENCY_SUM, LATENCY_MAX, DEEPEST, BATCHES, QUERIES = range(10)
 """Columns of ``LoopState.counts``."""
 READY, BELATED = -1, -2
-"""In place of the place of a job: a batch that could begin, of waiting requests or of late ones."""
+"""Values of HEAD_PLACE for a batch that could begin: of waiting requests, or of late ones."""
 WAS_DROPPED, WAS_REFUSED = -1, -2
-"""In place of the tick of a request's answer."""
+"""Instead of the tick of a request's answer, for requests without one."""
 MANTISSA_BITS = 9
 """Bins of latencies are 1/512 wide, 0.2 %: far below the difference between runs with other random requests."""
 BINS = 64 << MANTISSA_BITS
@@ -111,29 +113,39 @@ class LoopRules(NamedTuple):
     """The constants of the policy and of the run."""
 
     device: int
+    """NPU or HOST."""
     policy: int
+    """FIFO to WEFT_PLUS."""
     late: int
+    """KEEP, DEMOTE or WEAVE."""
     refills: int
+    """Whether batches are refilled while they run."""
     strict: int
-    """Whether requests are refused and dropped that cannot be on time."""
+    """Whether requests that cannot be on time are refused or dropped."""
     by_deadline: int
     """Whether the policy orders work by deadlines."""
     late_gives_way: int
+    """Whether requests that can no longer be on time run after all others."""
     foresight: int
+    """A request counts as late if less than this percentage of its remaining time is left to its deadline."""
     stretch: int
     """weft+: expected remaining time of a woven request, in percent of its remaining time alone."""
     failsafe: int
+    """Whether batches run by arrival while all models are compute-bound, or all memory-bound."""
     margin: int
     """punctual: percent added to remaining times."""
     patience: int
     """Waiting time in lengths of the request. priority: for one class higher; punctual: after which a late request no
     longer gives way."""
     buffer: int
+    """Weight buffer of an NPU in ticks."""
     largest: int
+    """Ticks of the longest fetch of all layers."""
     lanes: int
     cores: int
     """The number of lanes that can run at full speed at the same time; 0: all."""
     least_speed: float
+    """Lowest speed of a lane beside others, as a part of its share of the cores."""
     abort_from: int
     """Segments of at least this number of expected ticks may be stopped; NONE: no segment."""
     abort: int
@@ -152,8 +164,10 @@ class LoopState(NamedTuple):
     """Everything that changes during a run."""
 
     clocks: Ints
+    """(CLOCKS): CHANNEL to LAST_QUERY."""
     before: Ints
     peak: Ints
+    """The columns P and PM of ``buffer``, for an NPU."""
     queue: Ints
     """(streams, places, 3): waiting requests, for each stream a ring in order of arrival."""
     late: Ints
@@ -177,7 +191,7 @@ class LoopState(NamedTuple):
     speeds: Floats
     """(lanes, 2): REST and SPEED of each running segment."""
     unseen: Ints
-    """Segments that have ended and that the engine has not accounted for."""
+    """(segments, 11): segments that have ended and that the engine has not accounted for."""
     patience: Floats
     """By stream, the number of deadlines that may still be missed before the run is given up."""
 
@@ -228,7 +242,7 @@ def copy_row(row, target):
 
 @loop
 def bin_of(latency: int) -> int:
-    """Return the histogram bin of a latency: its magnitude and the MANTISSA_BITS bits that follow; bins of 0.2 %."""
+    """Return the histogram bin of a latency: its highest bit and the MANTISSA_BITS bits that follow; bins of 0.2 %."""
     shift = 0
     while latency >> (shift + MANTISSA_BITS + 1):
         shift += 1

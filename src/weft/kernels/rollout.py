@@ -52,7 +52,7 @@ class Front(NamedTuple):
     """For each stream, the index of its next layer, its pointer into the issues (``buffer``), and its progress."""
 
     position: Ints
-    seen: Ints
+    pointer: Ints
     progress: Ints
 
 
@@ -81,6 +81,11 @@ def weave_rollout(
 
 @loop
 def _weave(streams, rules, front, play, issues, plans, commit, work, quota, queries, chosen):
+    """The loop. issues: the columns of ``buffer``. plans: the streams of a play and of the best one so far, (2,
+    horizon).
+
+    play: scratch space. queries: the completed queries of each stream.
+    """
     streams, front, play, issues = borrowed((streams, front, play, issues))
     plans, quota, queries, chosen = borrowed((plans, quota, queries, chosen))
     plan, best_plan = plans[0], plans[1]
@@ -90,7 +95,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
         _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan)
         for step in range(commit):
             stream = best_plan[step]
-            at = front.position[stream]
+            layer = front.position[stream]
             behind = furthest_behind(front.progress)
             if issued_work >= work or clocks.n >= len(chosen):
                 break
@@ -98,7 +103,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
                 break
             chosen[clocks.n] = stream
             clocks = _issue(stream, streams, rules, front, issues, clocks)
-            issued_work += max(streams.fetch[at], streams.compute[at])
+            issued_work += max(streams.fetch[layer], streams.compute[layer])
             if front.position[stream] == streams.offsets[stream]:
                 queries[stream] += 1
                 if queries[stream] == quota[stream]:
@@ -112,15 +117,15 @@ def _find_best_play(streams, rules, front, play, issues, clocks, plan, best_plan
 
     play, plan: scratch space.
     """
-    any_allowed, least = False, 0
+    any_allowed, least_cost = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
     behind = furthest_behind(front.progress)
     for stream in range(len(front.position)):
         if _may_go(stream, behind, streams, front, rules.max_lag):
             for by_price in (False, True):
                 cost = _play(stream, by_price, streams, rules, front, play, issues, clocks, plan)
-                if not any_allowed or cost < least:
-                    any_allowed, least = True, cost
+                if not any_allowed or cost < least_cost:
+                    any_allowed, least_cost = True, cost
                     for step in range(len(plan)):
                         best_plan[step] = plan[step]
 
@@ -139,63 +144,63 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
     idle time with its starvation rules. The state *front* is copied to *play*, and does not change.
     """
     fetch, compute, gains, offsets, compute_bound = streams
-    position, seen, progress = play
+    position, pointers, progress = play
     before, peak = issues[0], issues[1]
     channel, array, fetched, n = clocks
     buffer, largest, compute_price, memory_price, shortest, longest, max_lag = rules
     count = len(position)
     for stream in range(count):
-        position[stream], seen[stream] = front.position[stream], front.seen[stream]
+        position[stream], pointers[stream] = front.position[stream], front.pointer[stream]
         progress[stream] = front.progress[stream]
     channel_began, array_began, fetched_before, computed = channel, array, fetched, 0
     for step in range(len(plan)):
         highest = peak[n]
         behind = furthest_behind(progress)
-        least = progress[behind]
-        best = heavy = light = -1
-        end_best = end_heavy = end_light = 0
-        key_best = key_heavy = key_light = (0, 0)
+        least_progress = progress[behind]
+        best = compute_best = memory_best = -1
+        end_best = end_compute = end_memory = 0
+        key_best = key_compute = key_memory = (0, 0)  # of all streams, the compute-bound and the memory-bound ones
         wants_weights = wants_space = not by_price
         for stream in range(count):
-            at = position[stream]
+            layer = position[stream]
             if step == 0:
                 if stream != first_stream:
                     continue
-            elif stream != behind and not within_lag(progress[stream], gains[at], least, max_lag):
+            elif stream != behind and not within_lag(progress[stream], gains[layer], least_progress, max_lag):
                 continue
-            size, busy = fetch[at], compute[at]
+            size, busy = fetch[layer], compute[layer]
             if by_price:
-                x = fetched - buffer + size
-                end, seen[stream] = on_chip(before, peak, seen[stream], highest, channel, size, x)
+                x = fetched - buffer + size  # X of ``buffer``
+                end, pointers[stream] = on_chip(before, peak, pointers[stream], highest, channel, size, x)
                 cost = priced_idle(size, busy, end, channel, array, compute_price, memory_price, shortest, longest)
                 key = cost, progress[stream]
             else:
                 clocks_now = channel, array, fetched, highest
-                end, seen[stream], key, compute_idle, memory_idle = priced(
-                    before, peak, seen[stream], clocks_now, size, busy, buffer, largest
+                end, pointers[stream], key, compute_idle, memory_idle = priced(
+                    before, peak, pointers[stream], clocks_now, size, busy, buffer, largest
                 )
                 wants_weights &= compute_idle > 0
                 wants_space &= memory_idle > 0
                 if compute_bound[stream]:
-                    if heavy < 0 or key < key_heavy:
-                        heavy, end_heavy, key_heavy = stream, end, key
-                elif light < 0 or key < key_light:
-                    light, end_light, key_light = stream, end, key
+                    if compute_best < 0 or key < key_compute:
+                        compute_best, end_compute, key_compute = stream, end, key
+                elif memory_best < 0 or key < key_memory:
+                    memory_best, end_memory, key_memory = stream, end, key
             if best < 0 or key < key_best:
                 best, end_best, key_best = stream, end, key
         if wants_weights or wants_space:
             if goes_on(wants_weights, wants_space, True):
-                if heavy >= 0:
-                    best, end_best = heavy, end_heavy
-            elif light >= 0:
-                best, end_best = light, end_light
+                if compute_best >= 0:
+                    best, end_best = compute_best, end_compute
+            elif memory_best >= 0:
+                best, end_best = memory_best, end_memory
         plan[step] = best
-        at = position[best]
+        layer = position[best]
         channel = end_best
-        array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[at], compute[at])
-        computed += compute[at]
-        progress[best] += gains[at]
-        position[best] = at + 1 if at + 1 < offsets[best + 1] else offsets[best]
+        array, fetched, n = issued(before, peak, n, array, channel, fetched, fetch[layer], compute[layer])
+        computed += compute[layer]
+        progress[best] += gains[layer]
+        position[best] = layer + 1 if layer + 1 < offsets[best + 1] else offsets[best]
     array_idle = array - array_began - computed
     channel_idle = channel - channel_began - (fetched - fetched_before)
     return compute_price * array_idle + memory_price * channel_idle
@@ -204,14 +209,14 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
 @part
 def _issue(stream, streams, rules, front, issues, clocks):
     """Issue the next layer of a stream on the device, and return the clocks after it."""
-    at = front.position[stream]
-    size = streams.fetch[at]
+    layer = front.position[stream]
+    size = streams.fetch[layer]
     before, peak = issues[0], issues[1]
-    x = clocks.fetched - rules.buffer + size
-    end, front.seen[stream] = on_chip(before, peak, front.seen[stream], peak[clocks.n], clocks.channel, size, x)
-    array, fetched, n = issued(before, peak, clocks.n, clocks.array, end, clocks.fetched, size, streams.compute[at])
-    front.progress[stream] += streams.gains[at]
-    front.position[stream] = at + 1 if at + 1 < streams.offsets[stream + 1] else streams.offsets[stream]
+    x = clocks.fetched - rules.buffer + size  # X of ``buffer``
+    end, front.pointer[stream] = on_chip(before, peak, front.pointer[stream], peak[clocks.n], clocks.channel, size, x)
+    array, fetched, n = issued(before, peak, clocks.n, clocks.array, end, clocks.fetched, size, streams.compute[layer])
+    front.progress[stream] += streams.gains[layer]
+    front.position[stream] = layer + 1 if layer + 1 < streams.offsets[stream + 1] else streams.offsets[stream]
     return Clocks(end, array, fetched, n)
 
 
@@ -220,7 +225,7 @@ def _catch_up(streams, buffer, front, issues, clocks):
     """Move every stream's pointer on as far as its next layer needs, so that plays do not repeat that walk."""
     for stream in range(len(front.position)):
         x = clocks.fetched - buffer + streams.fetch[front.position[stream]]
-        front.seen[stream] = caught_up(issues[0], front.seen[stream], x)
+        front.pointer[stream] = caught_up(issues[0], front.pointer[stream], x)
 
 
 @inlined

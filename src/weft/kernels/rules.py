@@ -34,7 +34,7 @@ def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
 def waited(now: int, arrival: int, whole: int, remaining: int) -> int:
     """Return the ticks since its arrival in which a query was not served.
 
-    whole, remaining: the ticks of the query alone on the device, and those that are left.
+    whole, remaining: the ticks of the whole query alone on the device, and of its layers that were not issued.
     """
     return max(0, now - arrival - (whole - remaining))
 
@@ -206,6 +206,7 @@ def backlog_cost(left: int, most: int, full: int, passed: int) -> float:
 
     most: the requests of a full batch; full: the ticks that it takes.
     """
+    # The second term sums most * full * j over the batches j = 1 ... left / most.
     return left * passed + full * (left * (left + most) / (2 * most))
 
 

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 STRADDLE, REFETCH, GROUPS, BROADCAST = range(4)
 """Readings of how lanes side by side share a pass; see ``TiledNpu.p_reading``."""
 EDGES_ADDED, EDGES_WITHIN, EDGES_NONE = range(3)
-"""Readings of what the load of the first tiles and the write of a last tile cost; see ``TiledNpu.edges``."""
+"""Readings of the cost of loading the first tiles and writing the last one; see ``TiledNpu.edges``."""
 
 
 class ProductWork(NamedTuple):
@@ -43,6 +43,7 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
     rows, depth, columns, groups = product[0], product[1], product[2], product[3]
     t_r, t_p, t_c = tile[0], tile[1], tile[2]
     lanes = float(batch - b_r + 1)
+    # The first *full* lanes hold b_r samples each (tall), one more the rest (short); further lanes are empty.
     full, rest = float(batch // b_r), float(batch % b_r)
     own_passes = np.ceil(columns / t_c)
     fetches = batch * own_passes
@@ -50,12 +51,12 @@ def work(product: Floats, tile: Floats, batch: int, b_r: int, reading: int) -> P
         passes = np.ceil(lanes * columns / t_c)
         first_lanes = min(lanes, np.ceil(t_c / columns))
         if reading == REFETCH:
-            of_full = _pieces(full, columns, t_c)
-            fetches = b_r * of_full + rest * (_pieces(full + 1.0, columns, t_c) - of_full)
+            full_pieces = _pieces(full, columns, t_c)
+            fetches = b_r * full_pieces + rest * (_pieces(full + 1.0, columns, t_c) - full_pieces)
     else:
-        beside = max(1.0, np.floor(t_c / columns)) if reading == GROUPS else 1.0
-        passes = np.ceil(lanes / beside) * own_passes
-        first_lanes = min(lanes, beside)
+        lanes_per_pass = max(1.0, np.floor(t_c / columns)) if reading == GROUPS else 1.0
+        passes = np.ceil(lanes / lanes_per_pass) * own_passes
+        first_lanes = min(lanes, lanes_per_pass)
     row_tiles = np.ceil(b_r * rows / t_r)
     tall, short = min(t_r, b_r * rows), min(t_r, rest * rows)
     tall_lanes, first_columns = min(first_lanes, full), min(t_c, first_lanes * columns)
@@ -78,11 +79,13 @@ def _pieces(lanes: float, columns: float, t_c: float) -> float:
     """
     if lanes * columns == 0:
         return 0.0
-    a, b = columns, t_c
+    a, b = columns, t_c  # Euclid: a becomes their greatest common divisor
     while b > 0:
         a, b = b, a % b
-    both_end = columns / a * t_c
-    return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / both_end))
+    common_end = (
+        columns / a * t_c
+    )  # the least common multiple: the end of a lane and of a pass is there one cut, not two
+    return float(np.ceil(lanes * columns / t_c) + lanes - np.ceil(lanes * columns / common_end))
 
 
 @loop

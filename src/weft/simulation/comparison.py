@@ -38,7 +38,7 @@ ALL = "all"
 """Instead of policy names: every policy that makes sense for the comparison."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the current activity, the number of finished runs, and the number of all runs."""
+"""Callback: the current activity, the number of finished runs, and the number of all runs."""
 AnyModel = str | os.PathLike[str] | Model | Profile
 
 
@@ -152,20 +152,20 @@ def compare(
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
     profiles = [_profile(model, npu, batch, cost) for model in models]
-    count = _ProgressCounter(on_progress, 2 * len(names) + sweep)
+    advance = _ProgressCounter(on_progress, 2 * len(names) + sweep)
     options: dict[str, dict[str, Option]] = {}
     if sweep:
-        count("sweeping aimt")
+        advance("sweeping aimt")
         options["aimt"] = dict(sweep_aimt([profiles], npu).options)
 
     def run(name: str, pieces: int | None) -> Run:
         result = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
-        count("simulating")
+        advance("simulating")
         return result
 
     runs = tuple(run(name, pieces) for name in names)
-    smallest = max(run.report.pieces for run in runs)
-    in_pieces = tuple(run(name, smallest).report for name in names if smallest > 1 and pieces is None)
+    most_pieces = max(run.report.pieces for run in runs)
+    in_pieces = tuple(run(name, most_pieces).report for name in names if most_pieces > 1 and pieces is None)
     batches = " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
     title = f"{' + '.join(profile.model for profile in profiles)} on {npu.name}, batch {batches}"
     return Comparison(title, runs, in_pieces, options.get("aimt", {}), left_out() if policies == ALL else "")
@@ -184,8 +184,8 @@ def compare_requests(
     """Simulate the requests of a workload under several policies, on a machine that was measured.
 
     workload: a workload or its file. device: the result of ``weft.measure``, or the JSON file of such a machine
-    (``weft profile --device host``). policies: the names of policies, or ``ALL``. late: what happens to requests that
-    cannot be on time any more, by a name in ``LATE``. name: of the workload in the title; None: the name of its file.
+    (``weft profile --device host``). policies: the names of policies, or ``ALL``. late: the rule for requests that
+    cannot be on time any more, a name in ``LATE``. name: of the workload in the title; None: the name of its file.
     most_segments: about the number of segments to simulate, over all policies; None: the whole workload. A longer
     workload is cut short at the same time for all policies, so that they see the same requests. on_progress: called
     before each policy.
@@ -203,10 +203,10 @@ def compare_requests(
         if on_progress:
             on_progress(f"simulating {policy}", done, len(names))
         reports.append(simulate_requests(case, policy, late=late).report)
-    called = name or ("requests" if isinstance(workload, Workload) else Path(workload).name)
-    whole = f", {requests.duration_s:g} s of requests"
-    cut = whole if cut_to_s is None else f", the first {cut_to_s:.3g} of {requests.duration_s:g} s"
-    title = f"{called} on {host.name}, {host_settings(case, late)}{cut}"
+    workload_name = name or ("requests" if isinstance(workload, Workload) else Path(workload).name)
+    length_text = f", {requests.duration_s:g} s of requests"
+    simulated_text = length_text if cut_to_s is None else f", the first {cut_to_s:.3g} of {requests.duration_s:g} s"
+    title = f"{workload_name} on {host.name}, {host_settings(case, late)}{simulated_text}"
     return RequestComparison(title, tuple(reports), cut_to_s)
 
 
@@ -262,7 +262,7 @@ def left_out() -> str:
     for name, kind in POLICIES.items():
         if kind.traits.pointless_saturated and not kind.traits.for_deadlines:
             names_by_reason.setdefault(kind.traits.pointless_saturated, []).append(name)
-    return "; ".join(f"{', '.join(names)} ({why})" for why, names in names_by_reason.items())
+    return "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by_reason.items())
 
 
 def request_names(policies: str | Sequence[str], host: Host | None = None) -> list[str]:

@@ -99,9 +99,9 @@ def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> 
     ]
     rows = [_saturated_row(report) for report in reports]
     if in_pieces:
-        part = in_pieces[0].pieces
+        pieces = in_pieces[0].pieces
         heads.insert(
-            2, (f"STP in 1/{part}", "", f"With every layer in pieces of at most 1/{part} of the weight buffer")
+            2, (f"STP in 1/{pieces}", "", f"With every layer in pieces of at most 1/{pieces} of the weight buffer")
         )
         for row, other in zip(rows, in_pieces, strict=True):
             row.insert(2, _number(other.stp))
@@ -122,7 +122,7 @@ def _saturated_row(report: Report) -> list[str]:
 
 
 def _remarks(report: Report) -> list[str]:
-    """Return what the table does not show: the report's own remark, and the streams that completed no query."""
+    """Return the remarks below the table: the report's own, and the streams that completed no query."""
     starved = [f"no query of {stream.model} was completed" for stream in report.streams if not stream.queries]
     return [*([report.remark] if report.remark else []), *starved]
 
@@ -233,5 +233,5 @@ def _percent(share: float | None) -> str:
 def _milliseconds(stream: RequestStream) -> str:
     if stream.p99_s is None:
         return NONE
-    few = f" (max of {stream.p99_max_of})" if stream.p99_max_of else ""
-    return f"{stream.p99_s * 1e3:.1f} ms{few} of {stream.deadline_s * 1e3:g}"
+    note = f" (max of {stream.p99_max_of})" if stream.p99_max_of else ""
+    return f"{stream.p99_s * 1e3:.1f} ms{note} of {stream.deadline_s * 1e3:g}"

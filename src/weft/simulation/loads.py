@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 ALL = "all"
 """Instead of policy names: every policy that serves requests and can be searched with on the device."""
 AS_WRITTEN = "as written"
+"""Label of the workload's own ratio."""
 AS_PLANS = (
     "runs as of weft plan, or for duration_s where that is longer; it finds the same, to 5 %, for the same measurement "
     "(--device plan/host.json), lanes, batches and late rule"
@@ -132,7 +133,7 @@ def sustain(
 def check_asked(
     base: Workload, policies: str | Sequence[str], ratios: Sequence[Ratio] | None, late: str
 ) -> list[Workload]:
-    """Return the workload at each ratio; InputError for arguments that make no sense.
+    """Return the workload at each ratio; InputError for unknown policies or late rules, or ratios that do not fit.
 
     Called before a machine is measured, which takes minutes.
     """
@@ -195,7 +196,8 @@ def _table(loads: SustainedLoads) -> ResultTable:
 
 
 def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
-    what = (
+    """Return the notes below the table of loads."""
+    explanation = (
         "p99 of each stream in turn; load: share of the lanes' time in which they compute"
         if on_host
         else "STP: standalone time's worth of requests per unit of time"
@@ -203,7 +205,7 @@ def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
     noisy = any(answer.noise_limited for answer in loads.answers)
     strict = on_host and any(question.late != "drop" for question in loads.questions)
     return (
-        what,
+        explanation,
         *([AS_PLANS] if on_host else []),
         *(["weft plan gives late requests up where deadlines are strict, its default: --late drop"] if strict else []),
         *(["where seeds disagree, more --seeds or a longer duration_s sharpen the answer"] if noisy else []),

@@ -1,11 +1,12 @@
 """Prediction of a measured run: a simulation of the server with the same arrivals, policy and segments.
 
 The server measures its segments, and the load generator writes them beside the arrivals that it sent; here the same
-engine, source and policy run on ``SimulatedHost``. If prediction and measurement differ, either segment times vary more
-than their mean tells, or something besides the segments takes time. Requests leave a model with exits where they really
-left it; a request without an answer leaves at an exit drawn at random from those of the others. Requests for stitched
-models wait in one queue, as they do in the server. Where models share a GPU, lanes are its shares, and the bench file
-has the measured resource use of each model, but not the contention of pairs that the server learned.
+engine, source and policy run on ``SimulatedHost``. If prediction and measurement differ, either segment times vary
+around the means that are simulated, or something besides the segments takes time. Requests leave a model with exits
+where they really left it; a request without an answer leaves at an exit drawn at random from those of the others.
+Requests for stitched models wait in one queue, as they do in the server. Where models share a GPU, lanes are its
+shares, and the bench file has the measured resource use of each model, but not the contention of pairs that the server
+learned.
 """
 
 from __future__ import annotations
@@ -190,9 +191,11 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
         model = profile.models.get(served_name(stream.model))
         if model is None:
             raise InputError(f"{path}: the server had no measured segments of {stream.model}")
-        if (last := max([place for place in stream.exit or () if place], default=1)) > len(model.ends):
+        if (last_exit := max([exit_number for exit_number in stream.exit or () if exit_number], default=1)) > len(
+            model.ends
+        ):
             raise InputError(
-                f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
+                f"{path}: a request of {stream.model} left at exit {last_exit}, the model has {len(model.ends)}"
             )
     name = policy or profile.policy
     all_options = {**(profile.policy_options if name == profile.policy else {}), **(options or {})}
@@ -223,9 +226,10 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
 
 
 def _read(path: str | Path) -> _BenchFile:
+    """Read a result of ``weft bench``; InputError if it is none, or has no single requests."""
     raw = read_json(path, InputError)
-    listed = raw.get("streams") if isinstance(raw, dict) else None
-    if isinstance(listed, list) and any(isinstance(stream, dict) and "latency_s" not in stream for stream in listed):
+    streams = raw.get("streams") if isinstance(raw, dict) else None
+    if isinstance(streams, list) and any(isinstance(stream, dict) and "latency_s" not in stream for stream in streams):
         raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
     try:
         return _BenchFile.model_validate(raw)
@@ -292,12 +296,12 @@ def _simulate_ends(bench: _BenchFile, profile: _Profile, policy: str, options: d
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
     if policy_called(policy).traits.shares:
         setting = replace(setting, lanes=1, ahead=DEVICE_AHEAD, shares=_shares(bench, profile, policy))
-    chooser = make_request_policy(policy, setting, options)
+    chosen_policy = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
     feed = _Clients(_shared_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
     rests = [program.remaining for program in programs]
     engine, source = request_engine(
-        chooser, feed, _executor(setting), rests, late=profile.late, places=profile.total_queue
+        chosen_policy, feed, _executor(setting), rests, late=profile.late, places=profile.total_queue
     )
     for term in terms:
         source.open(term)
@@ -334,10 +338,10 @@ def _layers_until_exit(stream: _Stream, model: _MeasuredModel, seed: int) -> Int
     """
     count = len(model.ends)
     exits = np.array([place or 0 for place in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
-    known = np.bincount(exits, minlength=count + 1)[1:]
-    rates = known / known.sum() if known.any() else np.array(model.exit_rates or [*[0.0] * (count - 1), 1.0])
-    unknown = np.flatnonzero(exits == 0)
-    exits[unknown] = 1 + np.random.default_rng(seed).choice(count, size=len(unknown), p=rates / rates.sum())
+    counts = np.bincount(exits, minlength=count + 1)[1:]
+    rates = counts / counts.sum() if counts.any() else np.array(model.exit_rates or [*[0.0] * (count - 1), 1.0])
+    unanswered = np.flatnonzero(exits == 0)
+    exits[unanswered] = 1 + np.random.default_rng(seed).choice(count, size=len(unanswered), p=rates / rates.sum())
     return np.array(model.ends, np.int64)[exits - 1]
 
 
@@ -348,6 +352,7 @@ def _end_times(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
         ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
     ends = []
     for stream, by_arrival in zip(bench.streams, ends_by_arrival, strict=True):
+        # Requests that arrive at the same tick are interchangeable.
         ticks = [by_arrival[tick].pop() for tick in _sent_ticks(stream).tolist()]
         ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
     return ends
@@ -360,8 +365,9 @@ def _sent_ticks(stream: _Stream) -> Ints:
 
 
 def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: int) -> Terms:
-    listed = bench.workload.get("stream")
-    priority = listed[index].get("priority", 1) if isinstance(listed, list | tuple) else 1
+    """Return the terms of stream number *index*. first_program: the number of its program at batch 1."""
+    streams = bench.workload.get("stream")
+    priority = streams[index].get("priority", 1) if isinstance(streams, list | tuple) else 1
     return Terms(
         programs=first_program,
         deadline=round(_deadline_s(bench, index) * TICKS_PER_S),
@@ -373,13 +379,14 @@ def _terms(bench: _BenchFile, index: int, model: _MeasuredModel, first_program: 
 
 def _deadline_s(bench: _BenchFile, index: int) -> float:
     """Return the seconds from arrival to deadline that the server assumed for a stream."""
-    stated_s, profile = bench.streams[index].deadline_s, bench.profile
-    if stated_s is not None and (bench.deadlines != "none" or profile is None):
-        return stated_s
+    deadline_s, profile = bench.streams[index].deadline_s, bench.profile
+    if deadline_s is not None and (bench.deadlines != "none" or profile is None):
+        return deadline_s
     return (profile.default_slo_ms if profile else 1000.0) / 1e3
 
 
 def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -> Program:
+    """Return the measured segments of a model at a batch size as a program; each takes *hand_over_s* longer."""
     times = model.seen_s.get(batch) or model.times_s.get(batch) or []
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
@@ -399,6 +406,7 @@ def _measured_latencies(stream: _Stream) -> Floats:
 
 
 def _figures(latency_s: Floats, deadline_s: float | None) -> Figures:
+    """Return the figures of latencies in seconds, NaN for requests without an answer."""
     answered = latency_s[~np.isnan(latency_s)]
     missed = None
     if len(latency_s) and deadline_s is not None:

@@ -1,7 +1,7 @@
 """The report of a trace: throughput, slowdown, utilisation, and how close the throughput is to the bound.
 
-System throughput counts a query as its standalone time. An unfinished query counts as its finished
-share, measured at the prices of the bound, so no trace exceeds its bound. A query of a saturated
+System throughput (STP) counts a query as its standalone time. An unfinished query counts in part, by the dual prices of
+the bound's linear programme (``engine.policies.bound``), so that no trace exceeds its bound. A query of a saturated
 stream is dispatched when its predecessor completes.
 """
 
@@ -116,7 +116,7 @@ def report(
 def _stream(
     trace: Trace, index: int, demand: QueryDemand, dual: Prices, clock: Clock, program: Program
 ) -> StreamReport:
-    """Compute the report of the stream with number *index*."""
+    """Compute the report of the stream with number *index*; *dual*: prices that value an unfinished query."""
     issues = trace.stream == index
     issued = int(issues.sum())
     completed = issued // len(program)
@@ -141,11 +141,13 @@ def _max_lag(trace: Trace, setting: Setting, band: Band, *, all_done: bool) -> f
     all_done: whether every stream issued all its queries; a stream that has issued its last layer is then not behind.
     """
     gains = band.gains(setting.programs)
-    reached = [
+    # For each stream, its progress after every issue of the run. ``minimum`` keeps the index in range at issues of
+    # other streams, whose values ``where`` discards.
+    progress_by_stream = [
         np.where(trace.stream == index, np.array(gain, np.int64)[np.minimum(trace.layer, len(gain) - 1)], 0).cumsum()
         for index, gain in enumerate(gains)
     ]
-    furthest = np.max(reached, axis=0)
-    for index, progress in enumerate(reached if all_done else ()):
+    furthest = np.max(progress_by_stream, axis=0)
+    for index, progress in enumerate(progress_by_stream if all_done else ()):
         progress[int(np.flatnonzero(trace.stream == index)[-1]) :] = furthest[-1]  # a stream that is done is not behind
-    return float((furthest - np.min(reached, axis=0)).max()) / ROUND
+    return float((furthest - np.min(progress_by_stream, axis=0)).max()) / ROUND

@@ -92,15 +92,15 @@ class RequestReport(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return the report as it is written to JSON, without the figures that the device does not have."""
         left_out = {"load"} if self.load is None else {"pe_utilisation", "dram_utilisation"}
-        kept = {key: value for key, value in asdict(self).items() if key not in left_out}
-        return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}
+        figures = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {"format": 1, **figures, "streams": [asdict(stream) for stream in self.streams]}
 
 
 @cache
 def bin_edges() -> Ints:
     """Return the smallest latency of every bin of ``request_state.bin_of``, in ticks."""
     index = np.arange(k.BINS, dtype=np.int64)
-    shift = np.maximum((index >> k.MANTISSA_BITS) - 1, 0)
+    shift = np.maximum((index >> k.MANTISSA_BITS) - 1, 0)  # inverse of ``bin_of``; edges beyond 62 bits are not reached
     edges: Ints = (index - (shift << k.MANTISSA_BITS)) << np.minimum(shift, 52)
     return edges
 
@@ -110,18 +110,18 @@ def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> lis
 
     largest: the largest latency, which caps the result.
     """
-    filled = np.flatnonzero(histogram)
-    counted = np.cumsum(histogram[filled])
-    reached = np.searchsorted(counted, np.ceil(counted[-1] * np.asarray(percents) / 100))
-    latencies: list[int] = np.minimum(bin_edges()[filled[reached] + 1], largest).tolist()
+    used_bins = np.flatnonzero(histogram)
+    cumulative = np.cumsum(histogram[used_bins])
+    places = np.searchsorted(cumulative, np.ceil(cumulative[-1] * np.asarray(percents) / 100))
+    latencies: list[int] = np.minimum(bin_edges()[used_bins[places] + 1], largest).tolist()
     return latencies
 
 
 def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
     """Return latencies in seconds, ascending, and the share of requests that do not exceed each of them."""
-    filled = np.flatnonzero(histogram)
-    shares: Floats = np.cumsum(histogram[filled]) / max(1, int(histogram.sum()))
-    return (bin_edges()[filled + 1] * tick_s).astype(np.float64), shares
+    used_bins = np.flatnonzero(histogram)
+    shares: Floats = np.cumsum(histogram[used_bins]) / max(1, int(histogram.sum()))
+    return (bin_edges()[used_bins + 1] * tick_s).astype(np.float64), shares
 
 
 def stream_report(

@@ -15,7 +15,7 @@ DEADLINES_LONG, BURSTS_LONG = 20, 40
 WARM_SHARE = 0.05
 """The warm-up as a share of a run: requests that arrive in it are not counted."""
 MOST_TIMES = 4
-"""A run is prolonged for rare streams up to this multiple of ``RunLength.requests``."""
+"""A run lasts at most as long as this multiple of ``RunLength.requests`` takes, however rare a stream is."""
 LONGEST_S = 365 * 86400.0
 """The longest run: clocks count nanoseconds in 64 bits, and searches lower the rates 2**40 times."""
 
@@ -26,7 +26,7 @@ the answer by up to 15 % (two models at 6 requests/s), so commands whose answers
 
 
 class RunLength(NamedTuple):
-    """How many requests of a workload are simulated at least."""
+    """The least numbers of requests that a run simulates."""
 
     requests: int
     """Of all streams together."""

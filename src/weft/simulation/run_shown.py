@@ -34,12 +34,12 @@ def figure(report: Report | RequestReport) -> Figure:
 def _slowdowns(report: Report) -> Figure:
     """Draw the slowdown of each stream: mean latency over the latency alone."""
     models = [stream.model for stream in report.streams]
-    what = "slowdown (mean latency over alone)"
-    values = {what: [stream.slowdown or 0.0 for stream in report.streams]}
+    label = "slowdown (mean latency over alone)"
+    values = {label: [stream.slowdown or 0.0 for stream in report.streams]}
     bars = Bars(models, values, dict(zip(models, _colours(len(models)), strict=True)), values="%.2f")
     alone = ReferenceLine(1, colour=MUTED, dash=":", label="alone")
     title = f"{report.policy} on {report.device}: STP {report.stp:.3f}"
-    return draw(title, [Panel([bars, alone], y=Axis(label=what), legend=True)], size=_size(len(models)))
+    return draw(title, [Panel([bars, alone], y=Axis(label=label), legend=True)], size=_size(len(models)))
 
 
 def _latencies(report: RequestReport) -> Figure:

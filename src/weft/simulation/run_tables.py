@@ -61,8 +61,8 @@ def requests_table(report: RequestReport) -> ResultTable:
     ]
     title = f"{report.policy} on {report.device}, late requests: {report.late}"
     note = f"STP {report.stp:.3f} of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time; {busy(report)}"
-    few = largest_notes((stream.model, stream.p99_max_of) for stream in report.streams)
-    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (note, *few))
+    largest_remarks = largest_notes((stream.model, stream.p99_max_of) for stream in report.streams)
+    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (note, *largest_remarks))
 
 
 def busy(report: RequestReport, between: str = ", ") -> str:
@@ -83,12 +83,12 @@ def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[
     in_pieces: the same policies with layers in the pieces that one of them chose; empty if none chose any.
     """
     best = max(report.stp for report in reports)
-    alike = [[number(report.stp)] for report in in_pieces] or [[]] * len(reports)
+    stp_in_pieces = [[number(report.stp)] for report in in_pieces] or [[]] * len(reports)
     rows = [
         (
             report.policy,
             number(report.stp),
-            *alike[place],
+            *stp_in_pieces[place],
             f"{report.fraction_of_bound:.1%}",
             number(report.antt, 2),
             number(report.max_slowdown, 2),
@@ -98,14 +98,14 @@ def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[
         )
         for place, report in enumerate(reports)
     ]
-    part = [f"in 1/{in_pieces[0].pieces}"] if in_pieces else []
-    columns = ("policy", "STP", *part, "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
-    marked = tuple(TableRow(cells, report.stp == best) for cells, report in zip(rows, reports, strict=True))
+    piece_column = [f"in 1/{in_pieces[0].pieces}"] if in_pieces else []
+    columns = ("policy", "STP", *piece_column, "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
+    table_rows = tuple(TableRow(cells, report.stp == best) for cells, report in zip(rows, reports, strict=True))
     notes = [f"no schedule can exceed STP {reports[0].bound_stp:.3f}; 1.0 is one model at a time"]
     if in_pieces:
         size = f"1/{in_pieces[0].pieces}"
         notes.append(f"in {size}: STP with every layer in pieces of at most {size} of the weight buffer")
-    return ResultTable(title, columns, marked, 1, tuple(notes))
+    return ResultTable(title, columns, table_rows, 1, tuple(notes))
 
 
 def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> ResultTable:
@@ -141,12 +141,14 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
 
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:
     """Return each policy with a run of its own -> the later policies with exactly the same report."""
-    firsts: dict[str, RequestReport] = {}
+    first_reports: dict[str, RequestReport] = {}
     copies: dict[str, list[str]] = {}
     for report in reports:
-        same = next((name for name, first in firsts.items() if replace(report, policy=name) == first), None)
-        if same is None:
-            firsts[report.policy], copies[report.policy] = report, []
+        equal_policy = next(
+            (name for name, first in first_reports.items() if replace(report, policy=name) == first), None
+        )
+        if equal_policy is None:
+            first_reports[report.policy], copies[report.policy] = report, []
         else:
-            copies[same].append(report.policy)
+            copies[equal_policy].append(report.policy)
     return copies

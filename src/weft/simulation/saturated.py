@@ -76,27 +76,27 @@ def simulate(
     """
     workload = workload or Saturated(DEFAULT_QUERIES)
     setting = make_setting(profiles, npu, workload, spill=spill, pieces=pieces)
-    asked = make_policy(policy, setting, options)
-    chooser = best_contender(asked)
-    setting = chooser.setting
-    order = compiled_order(chooser, setting.work, setting.quota) if compiled else None
+    requested_policy = make_policy(policy, setting, options)
+    chosen_policy = best_contender(requested_policy)
+    setting = chosen_policy.setting
+    order = compiled_order(chosen_policy, setting.work, setting.quota) if compiled else None
     if order is not None:
-        times = replay_order(chooser, order)
+        times = replay_order(chosen_policy, order)
     else:
-        order, times = _run_plain(chooser)
+        order, times = _run_plain(chosen_policy)
     clock = Clock.of(npu)
     settings = _settings(profiles, npu, policy, workload, options) | {"pieces": setting.pieces or 1}
     trace = _trace(setting, clock, order, times, settings)
-    remark = chooser.remark or _describe_choice(asked, chooser)
-    return Run(trace, report(trace, setting, clock, fixed_mix=setting.quota, band=chooser.band, remark=remark))
+    remark = chosen_policy.remark or _describe_choice(requested_policy, chosen_policy)
+    return Run(trace, report(trace, setting, clock, fixed_mix=setting.quota, band=chosen_policy.band, remark=remark))
 
 
-def _describe_choice(asked: Policy, chosen: Policy) -> str:
-    """Return what a trial before the run decided, for the user; empty if it changed nothing."""
-    changes = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
+def _describe_choice(requested: Policy, chosen: Policy) -> str:
+    """Return the decisions of a trial before the run as a text; empty if it changed nothing."""
+    changes = [f"as {described(chosen)}"] if described(chosen) != described(requested) else []
     if chosen.setting.kept_mix:
         changes.append(f"kept at a mix of {':'.join(f'{part:.3g}' for part in chosen.setting.kept_mix)}")
-    if chosen.setting.pieces != asked.setting.pieces and chosen.setting.pieces != 1:
+    if chosen.setting.pieces != requested.setting.pieces and chosen.setting.pieces != 1:
         changes.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
     return f"after a trial: {', '.join(changes)}" if changes else ""
 

@@ -24,11 +24,12 @@ from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
 
 SMALLEST, LARGEST = 2.0**-40, 2.0**40
+"""Multiples of the workload's rates beyond which the search gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One search: a workload, a policy, and what counts as sustained."""
+    """One search: a workload, a policy, and the criterion for a sustained load."""
 
     workload: Workload
     policy: str
@@ -91,7 +92,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load."""
     case = prepared(question.workload, device or load_device(question.workload.device))
     on_host = isinstance(case.device, Host)
-    tried: dict[float, list[float]] = {}
+    missed_by_factor: dict[float, list[float]] = {}
     reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
@@ -108,8 +109,8 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             ).report
             for seed in range(question.seeds)
         ]
-        tried[factor] = [report.worst_missed for report in reports[factor]]
-        return _mean(tried[factor]) <= question.limit
+        missed_by_factor[factor] = [report.worst_missed for report in reports[factor]]
+        return _mean(missed_by_factor[factor]) <= question.limit
 
     low, high = _bracket(sustained)
     while high > low * (1 + question.tolerance):
@@ -118,7 +119,7 @@ def sustain(question: Question, device: Device | None = None) -> Sustained:
             low = middle
         else:
             high = middle
-    answer = _answer(question, case, tried, low, high)
+    answer = _answer(question, case, missed_by_factor, low, high)
     return replace(answer, p99_s=_p99_s(reports[low]), load=_load(reports[low]))
 
 
@@ -137,14 +138,14 @@ def sustain_all(
     if isinstance(device, Host):
         compile_loop()  # once here: otherwise every process would compile it
     answers: list[Sustained] = []
-    for answer in _spread([(question, device) for question in questions], processes):
+    for answer in _answer_all([(question, device) for question in questions], processes):
         answers.append(answer)
         if progress:
             progress(len(answers), len(questions))
     return answers
 
 
-def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iterable[Sustained]:
+def _answer_all(tasks: list[tuple[Question, Device | None]], processes: int) -> Iterable[Sustained]:
     """Yield the answers in the order of the tasks; with one process, compute them in this one."""
     if processes <= 1 or len(tasks) <= 1:
         yield from (sustain(*task) for task in tasks)
@@ -180,14 +181,17 @@ def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:
 
 
 def _answer(
-    question: Question, case: Case, tried: Mapping[float, Sequence[float]], low: float, high: float
+    question: Question, case: Case, missed_by_factor: Mapping[float, Sequence[float]], low: float, high: float
 ) -> Sustained:
-    """Return the answer without latencies. tried: multiple of the rates -> the worst share missed with each seed."""
+    """Return the answer without latencies.
+
+    missed_by_factor: multiple of the rates -> the worst share missed with each seed.
+    """
     rate = sum(rate or 0.0 for rate in question.workload.rates)
     rates = question.workload.rates
     stp = sum((r or 0.0) * alone for r, alone in zip(rates, case.alone_s, strict=True))
-    failed = [factor for factor, seen in tried.items() if max(seen) > question.limit]
-    passed = [factor for factor, seen in tried.items() if min(seen) <= question.limit]
+    failed = [factor for factor, missed in missed_by_factor.items() if max(missed) > question.limit]
+    passed = [factor for factor, missed in missed_by_factor.items() if min(missed) <= question.limit]
     lowest, highest = min(failed, default=high), max(passed, default=low)
     return Sustained(
         policy=question.label or question.policy,
@@ -195,11 +199,12 @@ def _answer(
         rate=rate * low,
         unsustained_rate=rate * high,
         stp=stp * low,
-        violation_rate=_mean(tried[low]),
+        violation_rate=_mean(missed_by_factor[low]),
+        # Both ends of the bracket may be off by the tolerance.
         noise_limited=highest > lowest * (1 + question.tolerance) ** 2,
         lowest_rate=rate * lowest,
         highest_rate=rate * highest,
-        runs=sum(len(seen) for seen in tried.values()),
+        runs=sum(len(missed) for missed in missed_by_factor.values()),
     )
 
 

@@ -1,4 +1,4 @@
-"""``weft place``: which models share which machine; with ``--from``, adapted to what has changed."""
+"""``weft place``: which models share which machine; with ``--from``, adapted to changes."""
 
 from __future__ import annotations
 
@@ -129,8 +129,8 @@ def adapt_placement(
         print_table(loads_table(adapted.change, SHOWN))
     say(change_in_words(adapted.change), soft_wrap=True)
     print_placement(adapted.placement, output)
-    parts = {"placement": adapted.placement, "change": adapted.change}
-    write_result(json_file, {name: part.model_dump(mode="json") for name, part in parts.items()})
+    results = {"placement": adapted.placement, "change": adapted.change}
+    write_result(json_file, {name: result.model_dump(mode="json") for name, result in results.items()})
 
 
 def print_placement(placement: Placement, output: str | None) -> None:

@@ -1,7 +1,7 @@
-"""Gates: what stands before the servers of a cluster and sends every request where it is answered first.
+"""Gates (routers) in front of the servers of a cluster: each request goes to the server that will answer it first.
 
-Its modules: ``gate.py``, its face, which is the server's (``weft.http``), and its metrics; ``forward.py``, a request on
-its way to one server or two, and a server: connections, and whether it is there; ``board.py``, estimates and the
-choice, by ``routing/router.py``; ``thread.py``, a gate beside another loop; ``grpc_face.py``, calls over gRPC as
-requests over HTTP; ``cluster.html``, its page.
+Its modules: ``gate.py``, a gate, its interface to clients and its metrics; ``forward.py``, a forwarded request with its
+retry, and a server behind a gate with its connections and health; ``board.py``, estimates and the choice of a server,
+by ``routing/router.py``; ``thread.py``, a gate on a thread of its own; ``grpc_face.py``, gRPC calls as requests over
+HTTP; ``cluster.html``, its page.
 """

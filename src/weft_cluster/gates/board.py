@@ -1,7 +1,7 @@
 """A gate's estimates of the servers behind it, and the choice of a server for a request.
 
 Estimates and routers are those of ``weft_cluster.routing.router``, so a gate decides as a simulated cluster does. Until
-a server has reported, requests cost what the placement says. Times are nanoseconds.
+a server has reported, the placement predicts the cost of requests. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BELIEVED_NS = 250_000_000
 """Age up to which a server's report may be the reason to refuse a request. An older one is refreshed by sending the
 request: without a limit a gate that refuses everything would never learn that the servers are free again."""
 UNHEARD_NS = 1_000_000_000
-"""A server that got no request for this long is tried with one that has slack: it may be faster than it was."""
+"""A server that got no request for this long is sent one that has slack: its estimate may be out of date."""
 SPREAD_NS, SPREAD = 200_000, 8
 """Differences below 0.2 ms, or below an eighth of a request's duration, count as ties and are broken at random."""
 
@@ -55,7 +55,7 @@ class RoutingBoard:
         self._sent_at: dict[tuple[str, int], int] = {}
         """Model and place -> when a request was last sent there."""
         self._reported_at: dict[str, int] = {}
-        """Model -> when a server last reported an estimate for it."""
+        """Model -> when a server last reported an estimate for it, in ns."""
         self._machines: dict[int, PlacedMachine] = {}
         """Place -> the machine of the placement that the server there stands for."""
         self.estimates: list[Estimate] = []
@@ -109,7 +109,7 @@ class RoutingBoard:
     def remove(self, place: int) -> None:
         """Remove a server. Its place may be given to another one."""
         del self._machines[place]
-        self._sent_at = {key: asked for key, asked in self._sent_at.items() if key[1] != place}
+        self._sent_at = {key: sent_at for key, sent_at in self._sent_at.items() if key[1] != place}
         self.estimates[place] = Estimate(up=False)
         for model, replicas in list(self._replicas.items()):
             self._set_replicas(model, [replica for replica in replicas if replica.machine != place])
@@ -130,10 +130,10 @@ class RoutingBoard:
                 machine = self._machines[replica.machine]
                 share = next(placed.share for placed in machine.models if placed.model == model)
                 weights.append(share / copies.count(machine.name))
-            total, reached = sum(weights), 0.0
+            total, cumulative = sum(weights), 0.0
             for index, weight in enumerate(weights):
-                reached += weight
-                replicas[index] = replicas[index]._replace(until=reached / total)
+                cumulative += weight
+                replicas[index] = replicas[index]._replace(until=cumulative / total)
 
     # Requests
 
@@ -178,8 +178,8 @@ class RoutingBoard:
 
     def ahead(self, place: int) -> int:
         """The expected work queued at a server before a new request, in ns."""
-        known = self.estimates[place]
-        return rules.aged(known.array, known.as_of, time.monotonic_ns())
+        estimate = self.estimates[place]
+        return rules.aged(estimate.array, estimate.as_of, time.monotonic_ns())
 
     def sent(self, model: str, replica: Replica, now: int) -> None:
         """Record that a request for a model was sent to a server."""
@@ -188,8 +188,8 @@ class RoutingBoard:
 
     def ended(self, place: int) -> None:
         """Record that a request is no longer at a server: answered, failed, lost or abandoned."""
-        known = self.estimates[place]
-        self.estimates[place] = known._replace(in_flight=max(0, known.in_flight - 1))
+        estimate = self.estimates[place]
+        self.estimates[place] = estimate._replace(in_flight=max(0, estimate.in_flight - 1))
 
     def heard(self, place: int, model: str, estimate: ServerEstimate, now: int, way: int) -> None:
         """Take the estimate that a server reported with an answer.
@@ -217,7 +217,10 @@ def _break_tie(replica: Replica, draw: float) -> Replica:
 
 
 def _placed_replica(place: int, placed: PlacedModel, machine: PlacedMachine) -> Replica:
-    """The replica with the costs that its placement predicts, used until its server reports."""
+    """Return the replica with the costs (ns) that its placement predicts, used until its server reports.
+
+    Its loads are shares of the machine's time at ``placed.rate`` requests per second.
+    """
     if not placed.rate:
         return Replica(place, 0, 0)
     unhidden = 1 - machine.overlap

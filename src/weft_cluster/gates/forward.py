@@ -1,4 +1,4 @@
-"""A request on its way through a gate: to a server, perhaps to a second one, and its answer back.
+"""A request that a gate forwards: to a server, perhaps to a second one, and its answer back to the client.
 
 A ``Link`` is a server behind a gate: its address, the connection pool to it, and its health probe.
 """
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 0.25
-"""Period of the health probe; a broken connection triggers one at once."""
+"""Period of health probes in seconds; a broken connection triggers one at once."""
 PATIENCE_S = 1.0
-"""Timeout of a health probe."""
+"""Timeout of a health probe, in seconds."""
 SILENT_NS = 5_000_000_000
 """A server whose probes time out is down after this time without any answer: a busy one is slow to answer probes."""
 SMOOTHING = 0.05
@@ -69,24 +69,24 @@ class Link:
         self.terms: dict[str, ModelTerms] = {}
         """Model -> the default deadline of its requests."""
         self.counts: Counter[str] = Counter()
-        """How requests ended here."""
+        """Requests by how they ended at this server (``gate.ENDS``)."""
         self.took_ns = 0
-        """Sum of the times from sending to answer."""
+        """Sum of the times from sending a request to its answer."""
         self.heard_ns = 0
         """When a request was last answered here."""
         self._probed_ns = 0
         """When a probe was last answered."""
         self._changed, self._wanted = changed, True
-        self._control = Pool(target, 1)
+        self._control = Pool(target, 1)  # a connection for probes, which must not wait for inferences
         self._sooner = asyncio.Event()
         self._probes = asyncio.create_task(self._probe_forever())
 
     def suspect(self) -> None:
-        """Probe at once, because a connection broke."""
+        """Trigger a probe at once, because a connection broke."""
         self._sooner.set()
 
     def want(self, wanted: bool) -> None:
-        """Set whether the server gets new requests; those that it has are answered."""
+        """Set whether the server gets new requests; requests that it already has are answered."""
         self._wanted = wanted
         self._set_up(up=self.up)
 
@@ -113,7 +113,7 @@ class Link:
         try:
             answer = await self._get("v2/health/ready")
             up, self._probed_ns = answer.status == 200, time.monotonic_ns()
-            passed = self._probed_ns - began
+            round_trip_ns = self._probed_ns - began
             if up and not self.up:
                 await self._read_terms()
         except TimeoutError:
@@ -126,8 +126,8 @@ class Link:
             self.pool.lose()
             return
         if up:
-            longer = self.way_ns and passed > self.way_ns
-            self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
+            is_longer = self.way_ns and round_trip_ns > self.way_ns
+            self.way_ns = self.way_ns + round(SMOOTHING * (round_trip_ns - self.way_ns)) if is_longer else round_trip_ns
         self._set_up(up=up)
 
     def _set_up(self, *, up: bool) -> None:
@@ -203,7 +203,7 @@ class GateState(Protocol):
 
 
 class Forward:
-    """One request on its way through a gate, with its retry and its timeout.
+    """One forwarded request, with its retry and its timeout.
 
     Retry: a request that a server refused (503, 504), or whose server or connection was lost, is sent to another
     server, once. That is safe because inference has no side effects.
@@ -248,8 +248,8 @@ class Forward:
         if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
             gate.counts["unmeetable"] += 1
             left_ms = (self._due.at - now) / 1e6
-            said = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
-            raise Expired(said, reason="unmeetable")
+            message = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
+            raise Expired(message, reason="unmeetable")
         if not self._send(now, None):
             gate.counts["nowhere"] += 1
             raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
@@ -262,9 +262,14 @@ class Forward:
     def _strict(self) -> bool:
         return self._due is not None and self._due.strict
 
-    def _send(self, now: int, but: int | None) -> bool:
-        """Send the request to a server other than the one at *but*; False if none can take it, or not in time."""
-        choice = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
+    def _send(self, now: int, excluded: int | None) -> bool:
+        """Send the request to a server other than *excluded* (a place); False if none can take it, or not in time.
+
+        Only the first attempt passes the deadline to the board, which may then probe a server without recent reports.
+        """
+        choice = self._gate.board.choose(
+            self._model, now, excluded, self._due.at if self._due and not self._tries else None
+        )
         if choice is None or (self._tries and self._due and self._due.strict and choice.expected > self._due.at):
             return False
         self._tries += 1
@@ -277,15 +282,15 @@ class Forward:
     # Called by the connection pool; *number* counts the attempts.
 
     def request(self, number: int) -> bytes:
-        """The bytes to send to the chosen server."""
+        """Return the bytes to send to the chosen server."""
         exchange, link = self._exchange, self._link
         assert link is not None
         age_us = (self._age + time.monotonic_ns() - exchange.received_ns) // 1000
         headers = exchange.headers
         lines = [f"{name}: {headers[name]}\r\n" for name in _FORWARDED_HEADERS if name in headers]
-        part_of = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
+        trace_header = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
         rank = "" if self._rank == ANYONE else self._rank.header()
-        head = f"{''.join(lines)}{part_of}{rank}{AGE}: {age_us}\r\n"
+        head = f"{''.join(lines)}{trace_header}{rank}{AGE}: {age_us}\r\n"
         target = exchange.target
         path = target.raw_path[1:] + (f"?{target.query}" if target.query else "")
         method = "POST" if exchange.method == "POST" else "GET"
@@ -323,8 +328,8 @@ class Forward:
         if self._retry(now, link.place) or self._retry(now, None):
             return
         self._gate.counts["lost"] += 1
-        said = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
-        self._respond(refusal(Overloaded(said)))
+        message = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
+        self._respond(refusal(Overloaded(message)))
 
     def _end_try(self) -> tuple[Link, int]:
         """Record that the request is no longer at its server; return the server and the time in ns."""
@@ -333,9 +338,9 @@ class Forward:
         self._gate.board.ended(link.place)
         return link, time.monotonic_ns()
 
-    def _retry(self, now: int, but: int | None) -> bool:
-        """Send the request to a server other than the one at *but*, if attempts are left and it can be in time."""
-        if self._tries >= self._gate.tries or not self._exchange.open or not self._send(now, but):
+    def _retry(self, now: int, excluded: int | None) -> bool:
+        """Send the request to a server other than *excluded*, if attempts are left and it can be in time."""
+        if self._tries >= self._gate.tries or not self._exchange.open or not self._send(now, excluded):
             return False
         self._gate.counts["tried_again"] += 1
         return True

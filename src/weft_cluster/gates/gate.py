@@ -1,8 +1,8 @@
-"""A gate: the protocol over HTTP and gRPC before the servers of a placement.
+"""A gate (router): the inference protocol over HTTP and gRPC in front of the servers of a placement.
 
-Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
-queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
-(``Link``). What is not inference is asked of any server that has the model.
+To clients it behaves like a server (``weft.http``): the same limits, keys and refusals. It computes nothing and keeps
+no queue: a request is forwarded at once (``forward``) to the server that ``board`` chooses, over a connection from a
+pool (``Link``). Other requests about a model, such as for its metadata, are forwarded to any server that has it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENDS = ("ok", "refused", "failed", "lost", "left")
 """How a request ends at a server: with a result; with 503 or 504; with another error; because the server was lost;
 because the client left."""
 OWN = ("unmeetable", "nowhere", "expired", "tried_again", "lost")
-"""Decisions of the gate itself: refused as unmeetable, no server, timeout, retried, lost with its server."""
+"""Decisions of the gate: refused as unmeetable, no server, timeout, retried, lost with its server."""
 
 
 class GateFamily(NamedTuple):
@@ -81,8 +81,8 @@ def _end_samples(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _decision_samples(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the number of the gate's own decisions, by kind."""
-    for what in OWN:
-        yield f"{labelled('gate', status['gate'])},{labelled('what', what)}", status["counts"].get(what, 0)
+    for decision in OWN:
+        yield f"{labelled('gate', status['gate'])},{labelled('what', decision)}", status["counts"].get(decision, 0)
 
 
 def _labels(server: Mapping[str, Any]) -> str:
@@ -191,17 +191,17 @@ class Gate:
     async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
         """Replace the servers: URL -> machine.
 
-        Known ones keep their connections; those that are gone get no new requests and are removed once they have
-        answered.
+        Known servers keep their connections; a server that is not listed gets no new requests, and is removed by a
+        later call after it has answered its requests.
         """
-        known = {(link.target.url, link.placed): link for link in self.links.values()}
-        wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
-        for url, machine in wanted:
-            if (url, machine) not in known:
+        linked = {(link.target.url, link.placed): link for link in self.links.values()}
+        listed = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
+        for url, machine in listed:
+            if (url, machine) not in linked:
                 self._add_server(url, machine)
-        for key, link in known.items():
-            link.want(key in wanted)
-            if key not in wanted and not self.board.estimates[link.place].in_flight:
+        for key, link in linked.items():
+            link.want(key in listed)
+            if key not in listed and not self.board.estimates[link.place].in_flight:
                 self._past.append(self._row(link))
                 del self.links[link.place]
                 self.board.remove(link.place)
@@ -249,11 +249,11 @@ class Gate:
         return lambda exchange, _: exchange.respond(answer(self))
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer an admitted request, now or later."""
-        let = exchange.passage
-        assert isinstance(let, _AdmittedQuery)
+        """Answer an admitted request, now or after its server has answered."""
+        query = exchange.passage
+        assert isinstance(query, _AdmittedQuery)
         try:
-            let.answer(exchange, let.model)
+            query.answer(exchange, query.model)
         except RequestError as error:
             exchange.respond(refusal(error))
 
@@ -261,8 +261,8 @@ class Gate:
 
     def _infer(self, exchange: HttpExchange, model: str) -> None:
         """Forward an inference, with its deadline and a priority that its client's key allows."""
-        let = exchange.passage
-        key_rank = let.caller.rank if isinstance(let, _AdmittedQuery) and let.caller else ANYONE
+        query = exchange.passage
+        key_rank = query.caller.rank if isinstance(query, _AdmittedQuery) and query.caller else ANYONE
         Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(key_rank)).go()
 
     def _forward_query(self, exchange: HttpExchange, model: str) -> None:
@@ -285,10 +285,10 @@ class Gate:
 
     def _ready(self) -> HttpResponse:
         """Readiness probe: 503 with a reason while draining, or if a model of the placement has no server."""
-        why = "the gate is going down" if self._draining else ""
+        reason = "the gate is going down" if self._draining else ""
         if missing := self.board.missing:
-            why = f"nobody takes requests for {', '.join(missing[:5])}"
-        return _json({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)
+            reason = f"nobody takes requests for {', '.join(missing[:5])}"
+        return _json({"ready": not reason} | ({"reason": reason} if reason else {}), 503 if reason else 200)
 
     def _index(self) -> HttpResponse:
         missing = self.board.missing

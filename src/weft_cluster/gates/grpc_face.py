@@ -1,7 +1,7 @@
-"""A gate over gRPC: a call becomes a request over HTTP.
+"""gRPC at a gate: every call is converted to a request over HTTP.
 
-So there is one way through a gate and one kind of connection behind it. The head of a message becomes JSON, tensors
-stay the bytes they are, and nothing is checked that the server will check anyway.
+So a gate has one path for requests and one kind of connection to servers. The head of a message becomes JSON, tensors
+stay as bytes, and checks are left to the server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import orjson
 from weft.base.errors import BadRequest, Failed
 from weft.serving import grpc_messages, grpc_wire, proto
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before the import, or gRPC's core writes its own log lines
 
 import grpc
 
@@ -41,7 +41,7 @@ CALLS = (
 )  # fmt: skip
 """gRPC calls other than inference that a gate answers itself."""
 STREAM_AHEAD = 16
-"""Requests of one stream that are under way at a time."""
+"""Most requests of one gRPC stream that are forwarded at a time."""
 _CODES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
     413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
@@ -149,10 +149,10 @@ class GateGrpc:
     async def _forward_infer(self, message: InferMessage, headers: dict[str, str], left_s: float | None) -> Any:
         """Send an inference through the gate; *left_s*: seconds until the call's deadline, None without one."""
         body = await self._make_body(message, None if left_s is None else max(1, round(left_s * 1e6)))
-        sent = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
+        http_headers = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
         version = f"/versions/{quote(message.model_version, safe='')}" if message.model_version else ""
         path = f"/v2/models/{quote(message.model_name, safe='')}{version}/infer"
-        answer = await self._send_to_gate("POST", path, sent, body.data)
+        answer = await self._send_to_gate("POST", path, http_headers, body.data)
         data = _success_body(answer)
         length = next((value for name, value in answer.headers if name.lower() == _HEAD_BYTES), None)
         return as_message(data, None if length is None else int(length))
@@ -162,22 +162,22 @@ class GateGrpc:
 
         An error is an answer, too, and does not end the stream.
         """
-        headers, begun = _headers(context), asyncio.Queue[asyncio.Task[Any] | None](STREAM_AHEAD)
+        headers, tasks = _headers(context), asyncio.Queue[asyncio.Task[Any] | None](STREAM_AHEAD)
 
         async def read() -> None:
             async for data in messages:
-                await begun.put(asyncio.create_task(self._answer_in_stream(data, headers)))
-            await begun.put(None)
+                await tasks.put(asyncio.create_task(self._answer_in_stream(data, headers)))
+            await tasks.put(None)
 
         reader = asyncio.create_task(read())
         try:
-            while (task := await begun.get()) is not None:
+            while (task := await tasks.get()) is not None:
                 yield await task
         finally:
             reader.cancel()
-            while not begun.empty():
-                if (left := begun.get_nowait()) is not None:
-                    left.cancel()
+            while not tasks.empty():
+                if (unanswered := tasks.get_nowait()) is not None:
+                    unanswered.cancel()
 
     async def _answer_in_stream(self, data: bytes, headers: dict[str, str]) -> Any:
         """The stream message that answers one request, with its result or its error."""
@@ -204,14 +204,14 @@ class GateGrpc:
         answer: asyncio.Future[HttpResponse] = asyncio.get_running_loop().create_future()
         exchange = HttpExchange(partial(_end_with, answer), method, target, headers, body, "")
         exchange.passage = passage
-        held = len(body) if len(body) > UNCOUNTED_BYTES else 0
+        held_bytes = len(body) if len(body) > UNCOUNTED_BYTES else 0
         try:
-            self._way.budget.take(held)
+            self._way.budget.take(held_bytes)
             try:
                 self._way.handle(exchange)
                 return await answer
             finally:
-                self._way.budget.give(held)
+                self._way.budget.give(held_bytes)
         finally:
             if on_client_left := exchange.end():  # the call was cancelled
                 on_client_left()
@@ -240,13 +240,13 @@ def _headers(context: Any) -> dict[str, str]:
     return {key: str(value) for key, value in context.invocation_metadata() or () if isinstance(value, str)}
 
 
-_LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")  # each element of BYTES is preceded by its length
 _AS_BYTES: Mapping[tuple[str, str], Callable[[Any], bytes]] = {
     ("bytes_contents", "BYTES"): lambda texts: b"".join(_LENGTH.pack(len(element)) + element for element in texts),
     ("fp32_contents", "FP32"): lambda values: np.fromiter(values, np.float32).tobytes(),
     ("fp64_contents", "FP64"): lambda values: np.fromiter(values, np.float64).tobytes(),
 }
-"""Typed contents that JSON cannot hold: bytes that are no text, and numbers that are none."""
+"""Field and datatype of typed contents that JSON cannot hold, as bytes may be no text and floats NaN -> conversion."""
 _Response = proto.CLASSES["ModelInferResponse"]
 
 
@@ -308,29 +308,29 @@ def _parse_answer(body: bytes, head_bytes: int | None) -> Any:
     ValueError, KeyError or TypeError for an invalid body, Failed for an output as JSON.
     """
     length = len(body) if head_bytes is None else head_bytes
-    head, at = orjson.loads(body[:length]), length
+    head, offset = orjson.loads(body[:length]), length
     message = _Response(
         model_name=head.get("model_name", ""), model_version=head.get("model_version", ""), id=head.get("id", "")
     )
     grpc_wire.fill_parameters(message.parameters, head.get("parameters", {}))
     for output in head["outputs"]:
         tensor = message.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
-        about: dict[str, Any] = dict(output.get("parameters", {}))
-        size = about.pop("binary_data_size", None)
+        parameters: dict[str, Any] = dict(output.get("parameters", {}))
+        size = parameters.pop("binary_data_size", None)
         if size is None and "data" in output:
             raise Failed(f"output {output['name']!r} came as JSON, though its bytes were asked for")
-        message.raw_output_contents.append(body[at : at + (size or 0)])  # empty for an output in shared memory
-        at += size or 0
-        grpc_wire.fill_parameters(tensor.parameters, about)
+        message.raw_output_contents.append(body[offset : offset + (size or 0)])  # empty for an output in shared memory
+        offset += size or 0
+        grpc_wire.fill_parameters(tensor.parameters, parameters)
     return message
 
 
 def _input_json(tensor: Any, raws: Any, pieces: list[bytes | memoryview], *, raw: bool) -> dict[str, Any]:
-    """The JSON of an input; its bytes, if it has any, are appended to *pieces*.
+    """Return the JSON of an input; its bytes, if it has any, are appended to *pieces*.
 
     raws: iterator over the request's raw contents. raw: whether the request has such contents.
     """
-    about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+    head: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = grpc_wire.parameters_of(tensor)
     fields = tensor.contents.ListFields()
     if raw and "shared_memory_region" not in parameters:
@@ -344,12 +344,12 @@ def _input_json(tensor: Any, raws: Any, pieces: list[bytes | memoryview], *, raw
     elif fields and fields[0][0].name == "bytes_contents":
         raise BadRequest(f"input {tensor.name[:128]!r}: {tensor.datatype[:32]} does not go into bytes_contents")
     elif "shared_memory_region" not in parameters:
-        about["data"] = list(fields[0][1]) if fields else []
-    return about | ({"parameters": parameters} if parameters else {})
+        head["data"] = list(fields[0][1]) if fields else []
+    return head | ({"parameters": parameters} if parameters else {})
 
 
 def _output_json(tensor: Any) -> dict[str, Any]:
-    """The JSON of a requested output; its bytes are wanted unless it goes to shared memory."""
+    """Return the JSON of a requested output: as bytes, unless it goes to shared memory."""
     parameters = grpc_wire.parameters_of(tensor)
     if "shared_memory_region" not in parameters:
         parameters["binary_data"] = True

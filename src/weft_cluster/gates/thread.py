@@ -92,16 +92,16 @@ class GateThread:
         network = self._face.network
         first_port = network.http_port
         # Retry with the next port if this one is taken: nothing was bound, so a retry leaves nothing behind.
-        for more in range(PORTS if first_port else 1):
+        for offset in range(PORTS if first_port else 1):
             try:
-                return await self.gate.start(more)
+                return await self.gate.start(offset)
             except RuntimeError as error:  # gRPC gives no reason
                 await self.gate.stop()
-                where = f"{network.host}:{(network.grpc_port or 0) + more}"
+                where = f"{network.host}:{(network.grpc_port or 0) + offset}"
                 raise InputError(f"cannot listen on {where} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    where = f"{network.host}:{first_port + more}"
+                    where = f"{network.host}:{first_port + offset}"
                     raise InputError(f"cannot listen on {where}: {error.strerror or error}") from error
         raise InputError(f"ports {first_port} to {first_port + PORTS - 1} of {network.host} are taken; choose another")
 

@@ -1,11 +1,12 @@
 """A cluster, compiled: a router in front of machines that each serve requests by ``request_loop``.
 
-Twin of ``weft_cluster.routing.plain``. Time goes in periods. At the start of one, gates learn what machines reported
-some periods ago, and carry it on by what they have sent since; during it they route by that and by what they send; at
-its end every machine has served what came. Machines do not wait for each other within a period, so each runs through it
-at a time. A machine's clock is that of the gates: what the way takes is in ``besides`` and in its deadlines.
+Twin of ``weft_cluster.routing.plain``. Time is divided into periods. At the start of a period, gates (routers) read the
+reports that machines wrote ``lag`` periods ago, and update them by the work that they have sent since; during the
+period they route by these estimates; at its end every machine has served its requests up to there. Within a period
+machines do not depend on each other, so they run one after another. A machine's clock is that of the gates: the network
+delay is part of ``besides`` and is subtracted from deadlines.
 
-What it keeps are arrays; machines keep what ``request_state`` says. Times are ticks.
+The state is in arrays, that of a machine as in ``request_state``. Times are ticks.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ class ClusterTables(NamedTuple):
     begin: Ints
     """(machines + 1): the first stream of each machine."""
     compute: Ints
-    """(streams): array time of a request, as gates expect it..."""
+    """(streams): array time of a request, as gates expect it."""
     fetch: Ints
-    """... its channel time..."""
+    """(streams): its expected channel time."""
     besides: Ints
-    """... and the time on the way and outside both."""
+    """(streams): its time in the network and outside both array and channel."""
     rest_compute: Ints
-    """(layers of all programs): array work from the layer to the end of its program..."""
+    """(layers of all programs): array work from the layer to the end of its program."""
     rest_fetch: Ints
-    """... and channel work."""
+    """(layers of all programs): channel work from there to the end."""
     buffer: Ints
     """(machines): ticks of fetches that a machine may hold ahead."""
     largest: Ints
@@ -82,18 +83,19 @@ class ClusterState(NamedTuple):
     """The state of the gates and of the run; machines have a ``LoopState``."""
 
     at: Ints
-    """The next period, the first request of the block that is not routed yet, and the number of requests in earlier
+    """PERIOD: the next period; REQUEST: the first request of the block that is not routed; NUMBER: requests in earlier
     blocks."""
     reports: Ints
     """(lag + 1, machines, 4): a ring of reports, by period."""
     sent: Ints
     """(gates, lag + 1, machines, 2): work that a gate sent in each period, a ring."""
     ahead: Ints
-    """(gates, machines, 4): array and channel work before a new request, reported requests, and those in flight."""
+    """(gates, machines, 4): a gate's estimates: array and channel work before a new request, the requests on the
+    machine as reported, and the requests in flight."""
     as_of: Ints
     """(gates, machines): the time of the values in ``ahead``."""
     up: Bools
-    """(machines): whether it runs."""
+    """(machines): whether a machine runs."""
     turns: Ints
     """(gates, models): requests of each model that a gate has seen."""
 
@@ -109,7 +111,7 @@ class ClusterRequests(NamedTuple):
     """(requests): the stream that each was sent to."""
     by_stream: Ints
     """Times of a period's requests, stream by stream."""
-    many: Ints
+    counts: Ints
     """(streams): number of a period's requests."""
     known: Ints
     """(streams, 2): begin and end of a stream's requests in ``by_stream``."""
@@ -123,31 +125,31 @@ other_place = inlined(rules.other_place)
 
 
 @untyped_loop
-def run(end, models, terms, served, state, log, heads, tables, how, cluster, requests):
+def run(end, models, terms, loop_rules, state, log, heads, tables, routing, cluster, requests):
     """Run the periods that begin before *end*; NONE: one last period until all requests are answered.
 
-    terms: (streams, TERMS). served: rules of the machines' loops. log, heads: buffers of those loops, by machine. how:
+    terms: (streams, TERMS). loop_rules: LoopRules of the machines. log, heads: buffers of their loops. routing:
     ClusterRules. Returns False if a machine has more layers ahead than its buffers hold, else True.
     """
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     tables, cluster, requests = borrowed((tables, cluster, requests))
     no_more = np.zeros(len(tables.compute), np.bool_)
-    while cluster.at[PERIOD] * how.period < end:
+    while cluster.at[PERIOD] * routing.period < end:
         period = cluster.at[PERIOD]
-        until = (period + 1) * how.period if end < k.NONE else k.NONE
-        _apply_failures(served, state, tables, cluster, period)
-        _update_estimates(how, cluster, period)
+        until = (period + 1) * routing.period if end < k.NONE else k.NONE
+        _apply_failures(loop_rules, state, tables, cluster, period)
+        _update_estimates(routing, cluster, period)
         first = cluster.at[REQUEST]
-        last = _route_period(tables, how, cluster, requests, period, until)
+        last = _route_period(tables, routing, cluster, requests, period, until)
         _sort_by_stream(tables, requests, first, last)
         for machine in range(len(tables.begin) - 1):
             if not cluster.up[machine]:
-                _lose_arrivals(machine, until, served, state, tables, requests)
+                _lose_arrivals(machine, until, loop_rules, state, tables, requests)
             elif not _serve_machine(
-                machine, until, models, terms, served, state, log, heads, tables, requests, no_more
+                machine, until, models, terms, loop_rules, state, log, heads, tables, requests, no_more
             ):
                 return False
-            _write_report(machine, until, state, terms, models, tables, how, cluster, period + 1)
+            _write_report(machine, until, state, terms, models, tables, routing, cluster, period + 1)
         cluster.at[PERIOD] = period + 1
         cluster.at[REQUEST] = last
         if end == k.NONE:
@@ -155,63 +157,63 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
     return True
 
 
-# Machines come and go
+# Failures
 
 
 @part
-def _apply_failures(served, state, tables, cluster, period):
-    """Stop machines that fail in a period, which lose all their requests; restart, empty, those that come back."""
+def _apply_failures(loop_rules, state, tables, cluster, period):
+    """Stop machines that fail in a period, which lose all their requests; restart, idle, those whose failure ends."""
     for row in range(len(tables.failures)):
         machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
         if begin == period:
             cluster.up[machine] = False
             for stream in range(tables.begin[machine], tables.begin[machine + 1]):
-                _lose_all(served, state, stream)
+                _lose_all(loop_rules, state, stream)
         elif end == period:
             cluster.up[machine] = True
             _restart(state, machine)
 
 
 @part
-def _lose_all(served, state, stream):
-    """Count all waiting and running requests of a stream as lost."""
+def _lose_all(loop_rules, state, stream):
+    """End all waiting and running requests of a stream, and count them as lost."""
     row = state.streams[stream]
     for place in range(row[k.PLACES]):
         if state.jobs[stream, place, k.USED] == 1:
             for i in range(state.jobs[stream, place, k.SIZE]):
-                _lose(served, state, stream, state.members[stream, place, i, k.ARRIVAL])
+                _lose(loop_rules, state, stream, state.members[stream, place, i, k.ARRIVAL])
             state.jobs[stream, place, k.USED] = 0
     row[k.BATCHES_IN_FLIGHT] = row[k.PLACES] = 0
-    _lose_ring(served, state, stream, state.queue, state.rings[stream, k.WAITING])
-    _lose_ring(served, state, stream, state.late, state.rings[stream, k.BELATED_RING])
+    _lose_ring(loop_rules, state, stream, state.queue, state.rings[stream, k.WAITING])
+    _lose_ring(loop_rules, state, stream, state.late, state.rings[stream, k.BELATED_RING])
 
 
 @part
-def _lose_ring(served, state, stream, ring, at):
+def _lose_ring(loop_rules, state, stream, ring, bounds):
     """Empty a stream's queue, and count its requests as lost.
 
-    ring: (streams, places, ...) ring buffers. at: head and length of the stream's.
+    ring: (streams, places, ...) ring buffers. bounds: HEAD and LENGTH of the stream's ring.
     """
-    for i in range(at[k.LENGTH]):
-        _lose(served, state, stream, ring[stream, (at[k.HEAD] + i) % ring.shape[1], k.ARRIVAL])
-    at[k.HEAD] = at[k.LENGTH] = 0
+    for i in range(bounds[k.LENGTH]):
+        _lose(loop_rules, state, stream, ring[stream, (bounds[k.HEAD] + i) % ring.shape[1], k.ARRIVAL])
+    bounds[k.HEAD] = bounds[k.LENGTH] = 0
 
 
 @inlined
-def _lose(served, state, stream, arrival):
+def _lose(loop_rules, state, stream, arrival):
     """Count a request as lost, unless it arrived during the warm-up."""
-    if arrival >= served.warm:
+    if arrival >= loop_rules.warm:
         state.counts[stream, k.ARRIVED] += 1
         state.counts[stream, k.VIOLATED] += 1
         state.counts[stream, k.DROPPED] += 1
 
 
 @part
-def _lose_arrivals(machine, until, served, state, tables, requests):
-    """Count requests that arrive at a machine that is down as lost."""
+def _lose_arrivals(machine, until, loop_rules, state, tables, requests):
+    """Count the requests that were routed to a machine that is down as lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, k.HEAD], requests.known[stream, k.LENGTH]):
-            _lose(served, state, stream, requests.by_stream[i])
+            _lose(loop_rules, state, stream, requests.by_stream[i])
     if until < k.NONE:
         state.clocks[machine, k.CHANNEL] = until
 
@@ -228,21 +230,21 @@ def _restart(state, machine):
 
 
 @part
-def _update_estimates(how, cluster, period):
-    """Set every gate's estimates at the start of a period: the newest report, plus what was sent since.
+def _update_estimates(routing, cluster, period):
+    """Set every gate's estimates at the start of a period: the newest report, plus the work sent since.
 
     A gate assumes that the other gates sent as much as it did.
     """
-    ring, now = how.lag + 1, period * how.period
-    newest = max(0, period - how.lag)
-    for gate in range(how.gates):
+    ring, now = routing.lag + 1, period * routing.period
+    newest = max(0, period - routing.lag)
+    for gate in range(routing.gates):
         for machine in range(cluster.reports.shape[1]):
             report = cluster.reports[newest % ring, machine]
             array, channel, waiting = report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING]
             for index in range(newest, period):
                 sent = cluster.sent[gate, index % ring, machine]
-                array = carried(array, sent[WORK_ARRAY] * how.gates, how.period)
-                channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
+                array = carried(array, sent[WORK_ARRAY] * routing.gates, routing.period)
+                channel = carried(channel, sent[WORK_CHANNEL] * routing.gates, routing.period)
             ahead = cluster.ahead[gate, machine]
             ahead[WORK_ARRAY], ahead[WORK_CHANNEL], ahead[WAITING] = array, channel, waiting
             ahead[IN_FLIGHT] = cluster.reports[period % ring, machine, WAITING]
@@ -251,36 +253,36 @@ def _update_estimates(how, cluster, period):
 
 
 @part
-def _route_period(tables, how, cluster, requests, period, until):
+def _route_period(tables, routing, cluster, requests, period, until):
     """Choose a stream for every request before *until*; return the index of the first request after it."""
     i = cluster.at[REQUEST]
-    up = cluster.reports[max(0, period - how.lag) % (how.lag + 1)]
+    up = cluster.reports[max(0, period - routing.lag) % (routing.lag + 1)]
     while i < len(requests.time) and requests.time[i] < until:
-        model, now, gate = requests.model[i], requests.time[i], (cluster.at[NUMBER] + i) % how.gates
+        model, now, gate = requests.model[i], requests.time[i], (cluster.at[NUMBER] + i) % routing.gates
         first, count = tables.first[model], tables.first[model + 1] - tables.first[model]
         turn = cluster.turns[gate, model]
         cluster.turns[gate, model] = turn + 1
         place = 0
         if count > 1:
-            if how.router == SLACK:
+            if routing.router == SLACK:
                 place = _pick_earliest(tables, cluster, up, first, count, gate, turn, now)
-            elif how.router == ROUND_ROBIN:
+            elif routing.router == ROUND_ROBIN:
                 place = _pick_by_share(tables, up, first, count, place_of_turn(turn))
             else:
                 place = _pick_by_share(tables, up, first, count, requests.draws[i, 0])
-                if how.router != RANDOM:
+                if routing.router != RANDOM:
                     other = other_place(requests.draws[i, 1], count, place)
-                    place = _pick_of_two(tables, how, cluster, up, first, gate, now, place, other)
+                    place = _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other)
         stream = tables.stream[first + place]
         requests.routed[i] = stream
-        _count_sent(tables, how, cluster, period, gate, stream, now)
+        _count_sent(tables, routing, cluster, period, gate, stream, now)
         i += 1
     return i
 
 
 @inlined
 def _expected_answer(tables, cluster, gate, stream, now):
-    """Time at which a request of a stream would be answered, by a gate's estimates."""
+    """Return the time at which a request of a stream would be answered, by a gate's estimates."""
     machine = tables.machine[stream]
     ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
     return finish(
@@ -295,21 +297,24 @@ def _expected_answer(tables, cluster, gate, stream, now):
 
 @part
 def _pick_earliest(tables, cluster, up, first, count, gate, turn, now):
-    """Index, among a model's replicas, of the one that would answer first; of equals the next in turn."""
-    best, least = turn % count, k.NONE
+    """Return the index, among *count* replicas of a model, of the one that would answer first; of equals the next one.
+
+    first: the model's first entry in ``ClusterTables.stream``; turn: the number of the model's requests before this.
+    """
+    best, earliest = turn % count, k.NONE
     for step in range(count):
         place = (turn + step) % count
         stream = tables.stream[first + place]
         if up[tables.machine[stream], UP] == 1:
             end = _expected_answer(tables, cluster, gate, stream, now)
-            if end < least:
-                best, least = place, end
+            if end < earliest:
+                best, earliest = place, end
     return best
 
 
 @part
 def _pick_by_share(tables, up, first, count, draw):
-    """Index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
+    """Return the index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
     place = 0
     while place < count - 1 and tables.until[first + place] <= draw:
         place += 1
@@ -321,38 +326,38 @@ def _pick_by_share(tables, up, first, count, draw):
 
 
 @part
-def _pick_of_two(tables, how, cluster, up, first, gate, now, place, other):
-    """The better of two replica indices, by requests on the machine or by expected answer.
+def _pick_of_two(tables, routing, cluster, up, first, gate, now, place, other_place):
+    """Return the better of two replica indices, by requests on the machine or by expected answer.
 
-    *place* if the machine of *other* is down.
+    *place* if the machine of *other_place* is down.
     """
-    one, two = tables.stream[first + place], tables.stream[first + other]
-    if up[tables.machine[two], UP] == 0:
+    stream, other_stream = tables.stream[first + place], tables.stream[first + other_place]
+    if up[tables.machine[other_stream], UP] == 0:
         return place
-    if how.router == TWO_CHOICES or how.router == TWO_IN_FLIGHT:
-        column = WAITING if how.router == TWO_CHOICES else IN_FLIGHT
-        here = cluster.ahead[gate, tables.machine[one], column]
-        there = cluster.ahead[gate, tables.machine[two], column]
+    if routing.router == TWO_CHOICES or routing.router == TWO_IN_FLIGHT:
+        column = WAITING if routing.router == TWO_CHOICES else IN_FLIGHT
+        cost = cluster.ahead[gate, tables.machine[stream], column]
+        other_cost = cluster.ahead[gate, tables.machine[other_stream], column]
     else:
-        here, there = (
-            _expected_answer(tables, cluster, gate, one, now),
-            _expected_answer(tables, cluster, gate, two, now),
+        cost, other_cost = (
+            _expected_answer(tables, cluster, gate, stream, now),
+            _expected_answer(tables, cluster, gate, other_stream, now),
         )
-    return other if there < here else place
+    return other_place if other_cost < cost else place
 
 
 @part
-def _count_sent(tables, how, cluster, period, gate, stream, now):
+def _count_sent(tables, routing, cluster, period, gate, stream, now):
     """Add a request to a gate's estimates.
 
     Each gate assumes that the others send the same, so its work counts once per gate.
     """
     machine = tables.machine[stream]
     ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
-    sent = cluster.sent[gate, period % (how.lag + 1), machine]
+    sent = cluster.sent[gate, period % (routing.lag + 1), machine]
     compute, fetch = tables.compute[stream], tables.fetch[stream]
-    ahead[WORK_ARRAY] = aged(ahead[WORK_ARRAY], as_of, now) + compute * how.gates
-    ahead[WORK_CHANNEL] = aged(ahead[WORK_CHANNEL], as_of, now) + fetch * how.gates
+    ahead[WORK_ARRAY] = aged(ahead[WORK_ARRAY], as_of, now) + compute * routing.gates
+    ahead[WORK_CHANNEL] = aged(ahead[WORK_CHANNEL], as_of, now) + fetch * routing.gates
     ahead[IN_FLIGHT] += 1
     cluster.as_of[gate, machine] = now
     sent[WORK_ARRAY] += compute
@@ -364,15 +369,15 @@ def _count_sent(tables, how, cluster, period, gate, stream, now):
 
 @part
 def _sort_by_stream(tables, requests, first, last):
-    """Copy the times of requests *first* to *last* into ``by_stream``, and set ``known``."""
-    many, known = requests.many, requests.known
-    many[:] = 0
+    """Copy the times of requests *first* to *last* into ``by_stream``, and set ``known``: a counting sort by stream."""
+    counts, known = requests.counts, requests.known
+    counts[:] = 0
     for i in range(first, last):
-        many[requests.routed[i]] += 1
+        counts[requests.routed[i]] += 1
     end = 0
-    for stream in range(len(many)):
+    for stream in range(len(counts)):
         known[stream, k.HEAD] = known[stream, k.LENGTH] = end
-        end += many[stream]
+        end += counts[stream]
     for i in range(first, last):
         stream = requests.routed[i]
         requests.by_stream[known[stream, k.LENGTH]] = requests.time[i]
@@ -380,9 +385,12 @@ def _sort_by_stream(tables, requests, first, last):
 
 
 @part
-def _serve_machine(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
-    """Let a machine serve until a time; return False if its buffers were too small to get there."""
-    a, b = tables.begin[machine], tables.begin[machine + 1]
+def _serve_machine(machine, until, models, terms, base, state, log, heads, tables, requests, no_more):
+    """Let a machine serve until a time; return False if its buffers were too small to get there.
+
+    base: the rules that all machines share. no_more: False for every stream, as all arrivals are known.
+    """
+    a, b = tables.begin[machine], tables.begin[machine + 1]  # the machine's streams
     clocks = state.clocks[machine]
     if a == b:
         return True
@@ -392,23 +400,23 @@ def _serve_machine(machine, until, models, terms, served, state, log, heads, tab
         state.rings[a:b], state.streams[a:b], state.jobs[a:b], state.members[a:b], state.counts[a:b], state.histogram,
         state.segments, state.speeds, state.unseen, state.patience[a:b],
     )  # fmt: skip
-    loop_rules = k.LoopRules(
-        served.device, served.policy, served.late, served.refills, served.strict, served.by_deadline,
-        served.late_gives_way, served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
-        tables.buffer[machine], tables.largest[machine], served.lanes, served.cores, served.least_speed,
-        served.abort_from, served.abort, served.step, served.hand_overs, served.warm, served.end,
+    machine_rules = k.LoopRules(
+        base.device, base.policy, base.late, base.refills, base.strict, base.by_deadline,
+        base.late_gives_way, base.foresight, base.stretch, base.failsafe, base.margin, base.patience,
+        tables.buffer[machine], tables.largest[machine], base.lanes, base.cores, base.least_speed,
+        base.abort_from, base.abort, base.step, base.hand_overs, base.warm, base.end,
     )  # fmt: skip
     machine_log = k.LoopLog(log.issues[machine], log.answers[machine])
-    none = requests.by_stream[:0]
-    arrivals = k.LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
-    done = serve_until(until, models, terms[a:b], loop_rules, machine_state, machine_log, heads, arrivals, None)
+    no_exits = requests.by_stream[:0]
+    arrivals = k.LoopArrivals(requests.by_stream, requests.known[a:b], no_exits, requests.known[a:b], no_more[a:b])
+    done = serve_until(until, models, terms[a:b], machine_rules, machine_state, machine_log, heads, arrivals, None)
     return done or clocks[k.CHANNEL] >= until
 
 
 @part
-def _write_report(machine, now, state, terms, models, tables, how, cluster, period):
+def _write_report(machine, now, state, terms, models, tables, routing, cluster, period):
     """Write a machine's report at the start of a period: the work ahead of a new request that is on time."""
-    clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
+    clocks, report = state.clocks[machine], cluster.reports[period % (routing.lag + 1), machine]
     array, channel, waiting = max(0, clocks[k.ARRAY] - now), max(0, clocks[k.CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         first = models.programs[terms[stream, k.BASE], k.FIRST]
@@ -419,8 +427,8 @@ def _write_report(machine, now, state, terms, models, tables, how, cluster, peri
         for place in range(state.streams[stream, k.PLACES]):
             job = state.jobs[stream, place]
             if job[k.USED] == 1 and job[k.LATE] == 0:
-                at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
-                array += tables.rest_compute[at]
-                channel += tables.rest_fetch[at]
+                layer_row = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+                array += tables.rest_compute[layer_row]
+                channel += tables.rest_fetch[layer_row]
     report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING] = array, channel, waiting
     report[UP] = 1 if cluster.up[machine] else 0

@@ -1,7 +1,7 @@
-"""What a router goes by, as functions of numbers: a router calls them, the compiled cluster takes the same ones in.
+"""The rules of routers, as functions of numbers: a router calls them, and the compiled cluster inlines the same ones.
 
-Times are ticks. What stands before a request on a machine is two numbers, as a machine has two resources: work for its
-array and work for its memory channel.
+Times are ticks. The work ahead of a request on a machine is two numbers, since a machine has two resources: ticks of
+its array and ticks of its memory channel.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ GOLDEN = 0.6180339887498949
 
 
 def aged(ahead: int, as_of: int, now: int) -> int:
-    """Work that is left at *now* of *ahead* ticks at *as_of*, if the machine worked on it all the time."""
+    """Return the work left at *now* of *ahead* ticks at *as_of*, if the machine worked on it all the time."""
     return max(0, ahead - (now - as_of))
 
 
 def carried(ahead: int, sent: int, passed: int) -> int:
-    """Work that is left after *passed* ticks, in which *sent* ticks of work arrived."""
+    """Return the work left of *ahead* ticks after *passed* ticks, in which *sent* ticks of work arrived."""
     return max(0, ahead + sent - passed)
 
 
 def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides: int) -> int:
     """Return the expected finish of a request.
 
-    array, channel: the work ahead of it. compute, fetch: its own. besides: the time on the way.
+    array, channel: the work ahead of it. compute, fetch: its own work there. besides: its time in the network and
+    outside both.
     """
     return now + besides + max(array + compute, channel + fetch)
 
@@ -34,6 +35,6 @@ def place_of_turn(turn: int) -> float:
 
 
 def other_place(draw: float, places: int, but: int) -> int:
-    """One of *places* indices other than *but*, all equally likely; *draw*: random, from 0 to 1."""
+    """Return one of *places* indices other than *but*, all equally likely; *draw*: random, from 0 to 1."""
     place = min(int(draw * (places - 1)), places - 2)
     return place + 1 if place >= but else place

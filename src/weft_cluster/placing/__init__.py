@@ -5,6 +5,6 @@
 - Search: ``bound.py`` (a linear programme over machines that are alike), ``search.py`` (fewest machines, packing, small
   problems exactly) with ``resharing.py``; ``judging.py`` simulates machines, and improves them.
 - Output: ``filling.py`` (a placement under construction, with its limits), ``placement.py`` (the value), ``summary.py``
-  (from one to the other), ``placement_shown.py`` (tables, the folder).
-- Changes: ``adapting.py`` (loads and drops among it).
+  (conversion between them), ``placement_shown.py`` (tables, the folder).
+- Changes: ``adapting.py`` (a new placement, and the weights to load and drop).
 """

@@ -1,14 +1,14 @@
 """``weft place --from``: adapt a placement to new rates, models or machines, with as few weights to load as possible.
 
-Everything stays where it is that may. A machine that is over its cap is relieved until it is below the cap by a margin
-(hysteresis), so that the next small change does not put it over it again: requests go to machines that have the model
-already, or one model goes elsewhere. What has no place goes to one machine if it can, one in use rather than an idle
-one, and only if what the used ones have cannot be divided anew. A machine is emptied if all that it has fits beside the
-others with that margin.
+Models stay on their machines where possible. A machine over its cap is relieved until it is below the cap by a margin
+(hysteresis), so that the next small change does not put it over the cap again: some of its requests go to machines that
+already have the model, or a model moves. A model without a place goes to a single machine if one has room, to a machine
+in use rather than an idle one; an idle one stays open only if the machines in use cannot divide all models anew. A
+machine is emptied if its models fit on the other machines with that margin.
 
-``PlacementChange`` is the way from one placement to another: models to load, in which order, models to drop, and the
-time it takes. Only weights that a machine does not have yet take time; sending requests elsewhere and dropping a model
-are free. Machines load at the same time, each one model after another.
+``PlacementChange`` lists the steps from one placement to another: models to load, in which order, models to drop, and
+the time that takes. Only loading weights takes time; routing requests to other machines and dropping models do not.
+Machines load at the same time, each one model after another.
 """
 
 from __future__ import annotations
@@ -109,18 +109,20 @@ def _rates_by_copy(placement: Placement) -> dict[tuple[str, str], float]:
 def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) -> list[WeightLoad]:
     """Order the loads of (machine, model, rate) on every machine, and compute when each ends.
 
-    Those with the most requests per second of loading go first: with that order the fewest requests wait (Smith's
+    Loads with the most requests per second of loading time go first: in that order the fewest requests wait (Smith's
     rule).
     """
     needs = {demand.model: demand.needs for demand in problem.demands}
     kinds = {machine.name: machine.kind for machine in problem.machines}
-    todo = []
+    unordered = []
     for machine, model, rate in copies:
         size = needs[model][kinds[machine]].weight_bytes
-        todo.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
+        unordered.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
     ready: dict[str, float] = {}
     loads = []
-    for machine, model, rate, size, seconds in sorted(todo, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])):
+    for machine, model, rate, size, seconds in sorted(
+        unordered, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])
+    ):
         ready[machine] = ready.get(machine, 0.0) + seconds
         loads.append(
             WeightLoad(model=model, machine=machine, bytes=size, seconds=seconds, ready_s=ready[machine], rate=rate)
@@ -143,9 +145,9 @@ def write_change(change: PlacementChange, folder: Path) -> None:
 
 HYSTERESIS = 0.1
 """How far below its cap a machine that must change is brought, as a share of the cap."""
-WORTH = 1e-3
-"""The smallest part of an unplaced share that is worth a load of weights."""
-NOTHING = 1e-7
+LEAST_PLACED_PART = 1e-3
+"""The smallest part of an unplaced share that is worth a load of weights on another machine."""
+NEGLIGIBLE_SHARE = 1e-7
 """Shares up to this are rounding and need no place."""
 
 
@@ -199,10 +201,10 @@ def _remove_machines(problem: PlacingProblem, lost: Sequence[str]) -> PlacingPro
     for name in lost:
         if name not in names:
             raise PlacingError(unknown_name("machine", name, names))
-    left = [number for number, name in enumerate(names) if name not in lost]
-    if not left:
+    remaining = [number for number, name in enumerate(names) if name not in lost]
+    if not remaining:
         raise PlacingError("no machine is left; name fewer of them as lost")
-    return problem.section(left, range(len(problem.demands)))
+    return problem.section(remaining, range(len(problem.demands)))
 
 
 def _objective_value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
@@ -229,30 +231,30 @@ def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYST
     Machines and models that no longer exist are left out.
     """
     lowered_caps = replace(problem, cap=problem.cap * (1 - hysteresis))
-    filling, homeless = carried_over(lowered_caps, before)
-    settling = _Settling(filling)
-    over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
-    for machine in np.flatnonzero(over).tolist():
-        homeless += settling.relieve(machine)
-    inhabited = filling.used
-    left = settling.settle(homeless)
-    if before.objective in ("machines", "cost") and not left:
-        settling.close_new_machines(inhabited)
-        settling.empty_machines()
-    # What still has no place may fill machines up to their real caps.
-    settling.filling = Filling(problem, settling.filling.shares)
-    settling.settle(left)
-    return settling.filling
+    filling, unplaced = carried_over(lowered_caps, before)
+    mover = _ModelMover(filling)
+    is_over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
+    for machine in np.flatnonzero(is_over).tolist():
+        unplaced += mover.relieve(machine)
+    used_before = filling.used
+    still_unplaced = mover.settle(unplaced)
+    if before.objective in ("machines", "cost") and not still_unplaced:
+        mover.close_new_machines(used_before)
+        mover.empty_machines()
+    # Pieces without a place may fill machines up to their real caps.
+    mover.filling = Filling(problem, mover.filling.shares)
+    mover.settle(still_unplaced)
+    return mover.filling
 
 
 def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, list[Piece]]:
-    """The filling of what may stay where it was, on overfull machines too, and the pieces without a place."""
+    """Return the filling of models that may stay on their machines, even above caps, and the pieces without a place."""
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
     filling = Filling(problem)
-    for was in before.machines:
-        for placed in was.models if was.name in machines else ():
-            machine, model = machines[was.name], models.get(placed.model)
+    for old_machine in before.machines:
+        for placed in old_machine.models if old_machine.name in machines else ():
+            machine, model = machines[old_machine.name], models.get(placed.model)
             if model is not None and filling.could_join(model)[machine]:
                 filling.add(machine, model, placed.share)
     for model, demand in enumerate(problem.demands):
@@ -261,35 +263,37 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
             largest = max(homes, key=lambda home: filling.shares[home][model])
             reduce_share(filling, largest, model, min(1 / demand.replicas, filling.shares[largest][model] / 2))
     missing = 1 - filling.served()
-    return filling, [Piece(model, float(missing[model])) for model in np.flatnonzero(missing > NOTHING).tolist()]
+    return filling, [
+        Piece(model, float(missing[model])) for model in np.flatnonzero(missing > NEGLIGIBLE_SHARE).tolist()
+    ]
 
 
 def reduce_share(filling: Filling, machine: int, model: int, share: float) -> float:
     """Remove a share of a model from a machine, and the model if nothing remains; return the share that was removed."""
-    there = filling.take(machine, model)
-    if there - share <= NOTHING:
-        return there
-    filling.add(machine, model, there - share)
+    present_share = filling.take(machine, model)
+    if present_share - share <= NEGLIGIBLE_SHARE:
+        return present_share
+    filling.add(machine, model, present_share - share)
     return share
 
 
-class _Settling:
+class _ModelMover:
     """Moves models between the machines of a filling with few loads of weights."""
 
     def __init__(self, filling: Filling) -> None:
         self.filling = filling
         self._queue_s = np.zeros(len(filling.problem.machines))
-        """(machine): seconds of the loads that were caused so far."""
+        """(machine): seconds of the loads of weights that were caused so far."""
 
     def relieve(self, machine: int) -> list[Piece]:
         """Bring a machine below its cap; return the pieces that no other machine with their model has room for."""
         for model in list(self.filling.shares[machine]):
             self._move_to_others(machine, model, min(self._excess(machine, model), self.filling.shares[machine][model]))
-        taken = []
+        removed = []
         while self._excess(machine) > 0:
-            model, share = self._cheapest(machine)
-            taken.append(Piece(model, reduce_share(self.filling, machine, model, share)))
-        return taken
+            model, share = self._pick_removal(machine)
+            removed.append(Piece(model, reduce_share(self.filling, machine, model, share)))
+        return removed
 
     def _excess(self, machine: int, model: int | None = None) -> float:
         """Return the largest excess of a machine over its cap.
@@ -297,30 +301,31 @@ class _Settling:
         model: return instead the share of this model whose removal ends the excess.
         """
         problem, kind = self.filling.problem, self.filling.problem.kind_of[machine]
-        over = self.filling.loads[machine] - problem.cap[kind]
-        over[over <= ROUNDING] = 0.0
+        excess = self.filling.loads[machine] - problem.cap[kind]
+        excess[excess <= ROUNDING] = 0.0
         if model is None:
-            return float(over.max())
+            return float(excess.max())
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.where(over > 0, over / problem.rows[kind, :, model], 0.0).max())
+            # A removed share lowers each of the two loads by that share of the model's row.
+            return float(np.where(excess > 0, excess / problem.rows[kind, :, model], 0.0).max())
 
     def _move_to_others(self, machine: int, model: int, share: float) -> None:
         """Move up to *share* of a model to other machines that have it, as far as they have room."""
         rooms = self.filling.room(model)
         for home in self.filling.where(model):
-            part = min(share, float(rooms[home]))
-            if home != machine and part > ROUNDING:
-                part = reduce_share(self.filling, machine, model, part)
-                self.filling.add(home, model, part)
-                share -= part
+            moved = min(share, float(rooms[home]))
+            if home != machine and moved > ROUNDING:
+                moved = reduce_share(self.filling, machine, model, moved)
+                self.filling.add(home, model, moved)
+                share -= moved
                 if model not in self.filling.shares[machine]:
                     return
 
-    def _cheapest(self, machine: int) -> tuple[int, float]:
+    def _pick_removal(self, machine: int) -> tuple[int, float]:
         """Return the model, and its share, to remove from a machine.
 
-        In this order: one whose removal suffices, one that a single other machine has room for, the one with the fewest
-        bytes to load (the one with the largest load if none suffices).
+        Preferred in this order: a model whose removal suffices; one that fits on a single other machine; the one with
+        the fewest bytes to load (the one with the largest load if none suffices).
         """
         problem, shares, kind = (
             self.filling.problem,
@@ -332,21 +337,23 @@ class _Settling:
             needed = min(self._excess(machine, model), share)
             rooms = rooms_apart(self.filling, model)
             rooms[machine] = 0.0
-            part = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
-            suffices, fits = self._excess(machine, model) <= share, rooms.max() >= part - ROUNDING
+            removed = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
+            suffices, fits = self._excess(machine, model) <= share, rooms.max() >= removed - ROUNDING
             load = float(problem.rows[kind, :, model].max()) * share
-            options.append(((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, part))
+            options.append(
+                ((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, removed)
+            )
         return min(options)[1:]
 
     def settle(self, pieces: list[Piece]) -> list[Piece]:
-        """Place pieces, the largest first; return what found no room."""
-        rows = self.filling.problem.rows.max(axis=(0, 1))
-        todo = sorted(pieces, key=lambda piece: -rows[piece.model] * piece.share)
-        left = [self._place(piece.model, piece.share) for piece in todo]
-        return [piece for piece in left if piece.share > NOTHING]
+        """Place pieces, the largest first; return the pieces, or parts of them, without a place."""
+        sizes = self.filling.problem.rows.max(axis=(0, 1))
+        largest_first = sorted(pieces, key=lambda piece: -sizes[piece.model] * piece.share)
+        unplaced = [self._place(piece.model, piece.share) for piece in largest_first]
+        return [piece for piece in unplaced if piece.share > NEGLIGIBLE_SHARE]
 
     def _place(self, model: int, rest: float) -> Piece:
-        """Place a share of a model; return the part that found no room.
+        """Place the share *rest* of a model; return the part without a place.
 
         In this order: machines that have the model; one machine in use that takes all; one idle machine; several
         machines.
@@ -354,19 +361,19 @@ class _Settling:
         rooms = rooms_apart(self.filling, model)
         for home in self.filling.where(model):
             rest -= self._put(home, model, min(rest, float(rooms[home])))
-        for among in (self.filling.used, ~self.filling.used):
-            whole = (rooms_apart(self.filling, model) >= rest - ROUNDING) & among
-            if rest > ROUNDING and whole.any():
-                rest -= self._put(self._pick_soonest(whole), model, rest)
-        while rest > NOTHING and (rooms := rooms_apart(self.filling, model)).max() > WORTH * rest:
+        for candidates in (self.filling.used, ~self.filling.used):
+            has_room = (rooms_apart(self.filling, model) >= rest - ROUNDING) & candidates
+            if rest > ROUNDING and has_room.any():
+                rest -= self._put(self._pick_soonest(has_room), model, rest)
+        while rest > NEGLIGIBLE_SHARE and (rooms := rooms_apart(self.filling, model)).max() > LEAST_PLACED_PART * rest:
             rest -= self._put(int(np.argmax(rooms)), model, min(rest, float(rooms.max())))
         return Piece(model, rest)
 
-    def _pick_soonest(self, among: Bools) -> int:
-        """The machine of *among* with the least to load; of equals the least busy."""
-        where = np.flatnonzero(among)
-        order = np.lexsort((self.filling.loads[where].max(axis=1), self._queue_s[where]))
-        return int(where[order[0]])
+    def _pick_soonest(self, candidates: Bools) -> int:
+        """Return the machine of *candidates* with the shortest queue of loads; of equals the least busy."""
+        machines = np.flatnonzero(candidates)
+        order = np.lexsort((self.filling.loads[machines].max(axis=1), self._queue_s[machines]))
+        return int(machines[order[0]])
 
     def _put(self, machine: int, model: int, share: float) -> float:
         """Add a share to a machine, and record the load of weights that it causes; return the share."""
@@ -380,18 +387,18 @@ class _Settling:
         self.filling.add(machine, model, share)
         return share
 
-    def close_new_machines(self, inhabited: Bools) -> None:
-        """Close machines that were not in use before, while the others have room if all models are divided anew.
+    def close_new_machines(self, used_before: Bools) -> None:
+        """Close machines that are newly in use, while the others have room if all models are divided anew.
 
-        inhabited: machines in use before.
+        used_before: (machine) whether it was in use before.
         """
-        while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
-            least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
-            others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]
+        while (new := np.flatnonzero(self.filling.used & ~used_before)).size:
+            least_busy = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
+            others = [{} if machine == least_busy else models for machine, models in enumerate(self.filling.shares)]
             trial = Filling(self.filling.problem, others)
-            trial.open[:] = trial.used
-            trial, left = reshare(trial)
-            if left:
+            trial.open[:] = trial.used  # no other idle machine may be opened instead
+            trial, unplaced = reshare(trial)
+            if unplaced:
                 return
             trial.open[:] = True
             self.filling = trial
@@ -399,10 +406,10 @@ class _Settling:
     def empty_machines(self) -> None:
         """Empty machines, the least busy first, while other used machines have room for all that they have."""
         while (used := np.flatnonzero(self.filling.used)).size > 1:
-            least = int(used[np.argmin(self.filling.loads[used].max(axis=1))])
-            trial = _Settling(Filling(self.filling.problem, self.filling.shares))
+            least_busy = int(used[np.argmin(self.filling.loads[used].max(axis=1))])
+            trial = _ModelMover(Filling(self.filling.problem, self.filling.shares))
             trial._queue_s[:] = self._queue_s
-            pieces = [Piece(model, trial.filling.take(least, model)) for model in self.filling.shares[least]]
+            pieces = [Piece(model, trial.filling.take(least_busy, model)) for model in self.filling.shares[least_busy]]
             trial.filling.open[:] = trial.filling.used
             if trial.settle(pieces):
                 return

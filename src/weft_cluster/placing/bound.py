@@ -1,8 +1,9 @@
-"""What no placement can do better than: a linear programme over machines that are alike.
+"""A bound on the value of every placement, by a linear programme over groups of machines that are alike.
 
-It lets models be divided at will, and parts of machines be opened where all are alike. What remains are the two loads
-and the memory of each group, and that a model needs as many copies as its load fills machines, each with all weights on
-a machine of its own. Deadlines count where a kind cannot meet them at all, not between neighbours.
+The relaxation: models may be divided at will, and parts of machines opened where all machines are alike. Kept are the
+two loads and the memory of each group, and that a model needs as many copies as its load fills machines, each with all
+weights on a machine of its own. A kind that cannot meet a model's deadline alone is excluded; waiting for other models
+on the same machine is ignored.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ class _Programme:
         from ortools.linear_solver import pywraplp  # costs a twentieth of a second
 
         self.groups = alike_machines(problem)
-        whole = objective in ("machines", "cost") and len(self.groups) > 1
-        self._solver = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
+        integral = objective in ("machines", "cost") and len(self.groups) > 1
+        self._solver = pywraplp.Solver.CreateSolver("SCIP" if integral else "GLOP")
         self._problem, self._objective, self._stretch = problem, objective, stretch
         goal = self._solver.Objective()
         goal.SetOptimizationDirection(objective in ("load", "attainment"))
-        fixed = objective in ("load", "attainment")
-        variable = self._solver.IntVar if whole else self._solver.NumVar
-        self._n = [variable(len(group) if fixed else 0, len(group), "") for group in self.groups]
+        all_open = objective in ("load", "attainment")
+        variable = self._solver.IntVar if integral else self._solver.NumVar
+        self._n = [variable(len(group) if all_open else 0, len(group), "") for group in self.groups]
         self._x: list[dict[int, Any]] = [{} for _ in self.groups]
-        if not fixed:
+        if not all_open:
             for group, n in zip(self.groups, self._n, strict=True):
                 goal.SetCoefficient(n, group.what.price if objective == "cost" else 1.0)
         self._add_models([self._add_group(place) for place in range(len(self.groups))])
 
-    def _limit(self, room: float, group: int) -> Any:
+    def _add_limit(self, room: float, group: int) -> Any:
         """Add a constraint in which every opened machine of a group contributes *room*."""
         row = self._solver.Constraint(-self._solver.infinity(), 0)
         row.SetCoefficient(self._n[group], -room)
@@ -91,29 +92,31 @@ class _Programme:
         """Add the limits of a group that models share: its two loads and its memory."""
         group = self.groups[place]
         sizes = (self._cap(group), self._cap(group), group.what.memory_bytes / MIB)
-        return [self._limit(size, place) for size in sizes]
+        return [self._add_limit(size, place) for size in sizes]
 
     def _add_models(self, limits: list[list[Any]]) -> None:
-        """Constraints that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
+        """Require that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
         problem, solver, goal = self._problem, self._solver, self._solver.Objective()
         total_rate = sum(demand.rate for demand in problem.demands)
         times = solver.NumVar(0, solver.infinity(), "")  # objective load: the multiple of all rates
-        least = {"load": 0.0, "attainment": 0.0}.get(self._objective, 1.0)
+        least_served = {"load": 0.0, "attainment": 0.0}.get(self._objective, 1.0)
         if self._objective == "load":
             goal.SetCoefficient(times, 1.0)
         for model, demand in enumerate(problem.demands):
-            shares = solver.Constraint(least, 0.0 if self._objective == "load" else 1.0)
+            shares = solver.Constraint(least_served, 0.0 if self._objective == "load" else 1.0)
             if self._objective == "load":
                 shares.SetCoefficient(times, -1.0)
-            copies = solver.Constraint(0.0 if self._objective == "attainment" else demand.replicas, solver.infinity())
+            copy_count = solver.Constraint(
+                0.0 if self._objective == "attainment" else demand.replicas, solver.infinity()
+            )
             for place, group in enumerate(self.groups):
                 if problem.allowed[group.members[0], model]:
-                    x = self._x[place][model] = self._add_share(model, place, limits[place], copies)
+                    x = self._x[place][model] = self._add_share(model, place, limits[place], copy_count)
                     shares.SetCoefficient(x, 1.0)
                     if self._objective == "attainment":
                         goal.SetCoefficient(x, demand.rate / total_rate)
 
-    def _add_share(self, model: int, place: int, limits: list[Any], copies: Any) -> Any:
+    def _add_share(self, model: int, place: int, limits: list[Any], copy_count: Any) -> Any:
         """Add the variables of a model in a group, with as many copies as its load fills machines; return the share."""
         problem, solver, group = self._problem, self._solver, self.groups[place]
         rows = problem.rows[group.kind, :, model] * self._stretch
@@ -121,14 +124,15 @@ class _Programme:
         costs = (float(rows[0]), float(rows[1]), float(problem.bytes[group.kind, model] / MIB))
         for limit, variable, cost in zip(limits, (x, x, y), costs, strict=True):
             limit.SetCoefficient(variable, cost)
-        copies.SetCoefficient(y, 1.0)
+        copy_count.SetCoefficient(y, 1.0)
         machines_filled = float(rows.max() / self._cap(group))
-        enough = solver.Constraint(0, solver.infinity())
-        enough.SetCoefficient(y, 1.0)
-        enough.SetCoefficient(x, -machines_filled if self._objective == "load" else -max(1.0, machines_filled))
+        # y >= machines_filled x; and y >= x, except where x is a multiple of the rate and may exceed one copy.
+        enough_copies = solver.Constraint(0, solver.infinity())
+        enough_copies.SetCoefficient(y, 1.0)
+        enough_copies.SetCoefficient(x, -machines_filled if self._objective == "load" else -max(1.0, machines_filled))
         if machines_filled > 1 or problem.demands[model].replicas > 1:
             # Copies of such a model are on different machines.
-            self._limit(1.0, place).SetCoefficient(y, 1.0)
+            self._add_limit(1.0, place).SetCoefficient(y, 1.0)
         return x
 
     def solved(self) -> bool:
@@ -142,8 +146,8 @@ class _Programme:
     @property
     def shares(self) -> tuple[dict[int, float], ...]:
         return tuple(
-            {model: value for model, x in its.items() if (value := float(x.solution_value())) > ALMOST}
-            for its in self._x
+            {model: value for model, x in variables.items() if (value := float(x.solution_value())) > ALMOST}
+            for variables in self._x
         )
 
     @property
@@ -151,7 +155,7 @@ class _Programme:
         return tuple(float(n.solution_value()) for n in self._n)
 
     def tightest(self) -> str:
-        """The resource that the opened machines have the least left of; "copies" if loads and memory have room."""
+        """Return the resource of the opened machines with the least left; "copies" if loads and memory have room."""
         used, available = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
         for place, group in enumerate(self.groups):
             kind, n, shares = group.kind, self.opened[place], self.shares[place]
@@ -172,6 +176,7 @@ class AlikeMachines:
     kind: int
     """The number of their kind."""
     what: MachineKind
+    """Their kind."""
     members: tuple[int, ...]
     """Their numbers, in order."""
 

@@ -1,8 +1,8 @@
 """Resources that models need, from a workload and profiles: per request (``Need``), and with their rates (``Demand``).
 
-A kind's device is an NPU (its channel and its array are the two resources), a tiled NPU, or what ``weft profile``
-measured of a machine or a GPU: times that nothing overlaps with, unless the kind's peaks tell computing from memory.
-Requests are priced one by one; batches only make them cheaper.
+The device of a kind of machine is an NPU (its channel and its array are the two resources), a tiled NPU, or a profile
+of ``weft profile``. Profiled times count as time that overlaps with nothing, unless the kind has peaks by which they
+are divided into computing and memory. Requests are priced one by one; batches only make them cheaper.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ LONGEST_S = 600.0
 """Cap on the slack of a simulated request: files allow deadlines whose nanoseconds do not fit into 64 bits, and no
 simulation runs that long."""
 AHEAD = 2
-"""Weight buffer of a simulated machine, in multiples of its longest fetch."""
+"""Weight buffer of a simulated machine, in multiples of its longest fetch: one segment computes, one is fetched."""
 
 CLOCK = Clock.nanoseconds()
 
@@ -116,16 +116,16 @@ CLOCK = Clock.nanoseconds()
 class Pieces(NamedTuple):
     """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
 
-    A machine with partial overlap is simulated as one whose channel and array overlap fully. In return a model takes
-    the two loads of ``PlacingProblem.rows`` of them, which fill the simulated machine exactly when they fill the real
-    one. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
+    A machine with partial overlap is simulated as one whose channel and array overlap fully: the time that it does not
+    hide is added to both, as in the two loads of ``PlacingProblem.rows``, so the simulated machine is full exactly when
+    the real one is. The simulated deadline is the time alone in the simulation plus the slack on the real machine.
     """
 
     segments: int
     array: int
-    """Array time of each segment..."""
+    """Array time of each segment."""
     channel: int
-    """... and the channel time before it."""
+    """Channel time of each segment, before its array time."""
 
     @property
     def alone(self) -> int:
@@ -146,6 +146,7 @@ class Pieces(NamedTuple):
 def pieces_of(need: Need, overlap: float) -> Pieces:
     """Divide a request into at most MOST_SEGMENTS equal segments, for a machine with this *overlap*."""
     unhidden = 1 - overlap
+    # Rounding must not add a segment: 1e-9.
     count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
     array = max(1, CLOCK.ticks((need.compute_s + unhidden * need.memory_s + need.other_s) / count))
     channel = max(1, CLOCK.ticks((need.memory_s + unhidden * need.compute_s + need.other_s) / count))
@@ -180,10 +181,10 @@ def demands_of(
     return tuple(by_model.values())
 
 
-def _merge_demands(one: Demand, other: Demand) -> Demand:
+def _merge_demands(first: Demand, second: Demand) -> Demand:
     """Merge two streams of the same model: the sum of the rates, the tighter deadline, the burstier arrivals."""
-    due, cv = min(one.deadline_s, other.deadline_s), max(one.cv, other.cv)
-    return replace(one, rate=one.rate + other.rate, deadline_s=due, cv=cv)
+    due, cv = min(first.deadline_s, second.deadline_s), max(first.cv, second.cv)
+    return replace(first, rate=first.rate + second.rate, deadline_s=due, cv=cv)
 
 
 def _make_demand(workload: Workload, index: int, machines: Machines, devices: dict[str, Device | None]) -> Demand:
@@ -192,21 +193,22 @@ def _make_demand(workload: Workload, index: int, machines: Machines, devices: di
     name = stream.served_name
     rule = machines.rule(name)
     needs = {}
-    alone = workload.model_copy(
+    # The need of one request: the workload with this stream only, unbatched.
+    single = workload.model_copy(
         update={
             "stream": (stream.model_copy(update={"max_batch": 1, "rate": rate}),),
             "total_rate": None,
             "ratio": None,
         }
     )
-    for kind, what in machines.kinds.items():
+    for kind, machine_kind in machines.kinds.items():
         device = devices[kind]
         if kind in rule.on:
-            needs[kind] = stated(rule.on[kind]).at_speed(what.speed)
+            needs[kind] = stated(rule.on[kind]).at_speed(machine_kind.speed)
         elif isinstance(device, Host) and name not in device.models:
             continue
         elif device is not None:
-            needs[kind] = _request_need(alone, device, what).at_speed(what.speed)
+            needs[kind] = _request_need(single, device, machine_kind).at_speed(machine_kind.speed)
     if not needs:
         kinds = ", ".join(machines.kinds)
         raise PlacingError(
@@ -267,9 +269,9 @@ def _device(kind: MachineKind, folder: str) -> Device | None:
     return _load_cached(kind.device)
 
 
-def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
+def _request_need(single: Workload, device: Device, kind: MachineKind) -> Need:
     """The need of one request of a workload's only stream on a device of *kind*, by its profile."""
-    case = prepare(alone, device)
+    case = prepare(single, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
     work = [ticks * tick_s for ticks in program.work]
     if isinstance(device, Npu):
@@ -281,23 +283,23 @@ def _request_need(alone: Workload, device: Device, kind: MachineKind) -> Need:
             alone_s=remaining_alone_s(case, program),
         )
     lanes = device.lanes if isinstance(device, Host) else 1
-    model = _load_layers(alone)
+    model = _load_layers(single)
     compute, memory, other = _divide_time(_mean_time_s(program, work) / lanes, model, kind)
     return Need(
         compute,
         memory,
         other,
-        weight_bytes=_weight_bytes(alone, device, model),
+        weight_bytes=_weight_bytes(single, device, model),
         activation_bytes=0 if model is None else max((layer.output_bytes for layer in model.layers), default=0),
         segment_s=max(work),
-        alone_s=sum(work) + _overhead_s(alone.stream[0], device),
+        alone_s=sum(work) + _overhead_s(single.stream[0], device),
     )
 
 
 def _overhead_s(stream: Stream, device: Device) -> float:
-    """Mean time of a request outside its segments."""
-    besides: Sequence[float] = device.model(stream.served_name).overhead_s if isinstance(device, Host) else ()
-    return sum(besides) / len(besides) if besides else 0.0
+    """Return the mean time of a request outside its segments, as measured; 0 if it was not."""
+    overheads: Sequence[float] = device.model(stream.served_name).overhead_s if isinstance(device, Host) else ()
+    return sum(overheads) / len(overheads) if overheads else 0.0
 
 
 def _mean_time_s(program: Program, work: Sequence[float]) -> float:
@@ -310,13 +312,13 @@ def _mean_time_s(program: Program, work: Sequence[float]) -> float:
     )
 
 
-def _load_layers(alone: Workload) -> Model | None:
+def _load_layers(single: Workload) -> Model | None:
     """Load the only model of a workload with its layers; None if its file cannot be read."""
-    stream = alone.stream[0]
-    beside = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
+    stream = single.stream[0]
+    in_folder = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
     try:
         return load_model(
-            str(Path(alone.folder) / stream.model) if beside else stream.model,
+            str(Path(single.folder) / stream.model) if in_folder else stream.model,
             shapes=stream.shapes,
             parameters={"seq_len": stream.seq_len},
         )
@@ -331,13 +333,13 @@ def _divide_time(busy_s: float, model: Model | None, kind: MachineKind) -> tuple
     """
     if model is None or kind.peak_tflops is None or kind.bandwidth_gb_s is None:
         return 0.0, 0.0, busy_s
-    moved = sum(layer.weight_bytes + layer.input_bytes + layer.output_bytes for layer in model.layers)
-    compute, memory = 2 * model.macs / (kind.peak_tflops * 1e12), moved / (kind.bandwidth_gb_s * 1e9)
-    whole = compute + memory
-    return (busy_s * compute / whole, busy_s * memory / whole, 0.0) if whole else (0.0, 0.0, busy_s)
+    moved_bytes = sum(layer.weight_bytes + layer.input_bytes + layer.output_bytes for layer in model.layers)
+    compute, memory = 2 * model.macs / (kind.peak_tflops * 1e12), moved_bytes / (kind.bandwidth_gb_s * 1e9)
+    total = compute + memory
+    return (busy_s * compute / total, busy_s * memory / total, 0.0) if total else (0.0, 0.0, busy_s)
 
 
-def _weight_bytes(alone: Workload, device: Device, model: Model | None) -> int:
+def _weight_bytes(single: Workload, device: Device, model: Model | None) -> int:
     """Bytes of a model's weights; without its file, an equal part of the bytes measured for all models."""
     if model is not None:
         return sum(-(-layer.parameters * layer.weight_bits // 8) for layer in model.layers)

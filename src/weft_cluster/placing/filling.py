@@ -1,7 +1,7 @@
 """A placement under construction: the models on every machine, and how much more of a model each could take.
 
-``broken_limits`` names the limits that one exceeds, in sentences; every placement method is tested with it. ``balance``
-fills machines evenly: largest models first, each where it adds least, whole if that can be.
+``broken_limits`` describes the limits that a filling exceeds; every placement method is tested with it. ``balance``
+fills machines evenly: largest models first, each undivided on the machine where it adds least.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Filling:
         self._homes: dict[int, set[int]] = {}
         """Model -> the machines that have it."""
         self.loads = np.zeros((machines, 2))
-        """(machine, row): the two loads."""
+        """(machine, 2): the two loads (``PlacingProblem.rows``)."""
         self.bytes = np.zeros(machines)
         self.longest_s = np.zeros(machines)
         """(machine): the longest segment of its models."""
@@ -45,7 +45,7 @@ class Filling:
                 self.add(machine, model, share)
 
     def could_join(self, model: int) -> Bools:
-        """Whether each machine may have the model, however small its share: memory, deadlines and rules allow it."""
+        """Return whether each machine may have the model at all: memory, deadlines and rules allow it; (machines)."""
         problem, kinds = self.problem, self.problem.kind_of
         joins: Bools = self.bytes + problem.bytes[kinds, model] <= self._room
         joins &= self.longest_s <= problem.slack_s[kinds, model]
@@ -55,12 +55,13 @@ class Filling:
         return joins
 
     def room(self, model: int) -> Floats:
-        """The largest share of the model, at most 1, that could be added to each machine; 0 where it may not be."""
+        """Return the largest share of the model, at most 1, that each machine has room for; (machines)."""
         rows = self.problem.rows[self.problem.kind_of, :, model]
         free = np.maximum(self._caps[:, None] - self.loads, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            most = np.where(rows > 0, free / rows, np.inf).min(axis=1)
-        return np.where(self.could_join(model), np.minimum(most + ROUNDING, 1.0), 0.0)
+            # The free part of each load over the row of a whole model: the scarcer of the two loads decides.
+            largest_share = np.where(rows > 0, free / rows, np.inf).min(axis=1)
+        return np.where(self.could_join(model), np.minimum(largest_share + ROUNDING, 1.0), 0.0)
 
     def where(self, model: int) -> list[int]:
         """The machines that have the model."""
@@ -90,10 +91,10 @@ class Filling:
         """
         share = self.shares[machine].pop(model)
         self._homes[model].discard(machine)
-        rest, self.shares[machine] = self.shares[machine], {}
+        others, self.shares[machine] = self.shares[machine], {}
         self.loads[machine], self.bytes[machine] = 0.0, 0.0
         self.longest_s[machine], self.tightest_s[machine] = 0.0, np.inf
-        for other, part in rest.items():
+        for other, part in others.items():
             self.add(machine, other, part)
         return share
 
@@ -165,51 +166,51 @@ class Piece(NamedTuple):
     """The machines that it may go to; empty: any."""
 
 
-def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[Piece]:
-    """Order the models to place: first those with few possible machines, then by size; divide those that need several.
+def pieces(problem: PlacingProblem, bound: PlacingBound | None = None) -> list[Piece]:
+    """Order the models to place: first those with few possible machines, then by size; divide models that need several.
 
-    wanted: the bound by whose division among groups of machines models are divided; None: not divided by groups.
+    bound: the bound by whose division among groups of machines models are divided; None: not divided by groups.
     """
     sizes = np.maximum(problem.rows.max(axis=1) / problem.cap[:, None], problem.bytes / problem.room_bytes[:, None])
-    runs = np.stack([problem.allowed[problem.kind_of == kind].any(axis=0) for kind in range(len(problem.kinds))])
-    smallest = np.where(runs, sizes, np.inf).min(axis=0)
+    runnable = np.stack([problem.allowed[problem.kind_of == kind].any(axis=0) for kind in range(len(problem.kinds))])
+    smallest = np.where(runnable, sizes, np.inf).min(axis=0)
     choices = problem.allowed.sum(axis=0)
-    free = choices >= choices.max(initial=0)
+    unrestricted = choices >= choices.max(initial=0)
     sized = []
-    for piece, kind in _parts(problem, wanted):
+    for piece, kind in _divide_by_bound(problem, bound):
         model, share, among = piece
         size = share * (smallest[model] if kind is None else sizes[kind, model])
         count = max(math.ceil(size / LARGEST_PIECE) if size > 1 else 1, 1 if among else problem.demands[model].replicas)
-        sized += [(bool(free[model]), -size / count, Piece(model, share / count, among))] * count
+        sized += [(bool(unrestricted[model]), -size / count, Piece(model, share / count, among))] * count
     return [piece for _, _, piece in sorted(sized, key=lambda entry: entry[:2])]
 
 
-def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
+def _divide_by_bound(problem: PlacingProblem, bound: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
     """Yield every model whole, or in the shares by which the bound divides it.
 
-    With each comes the kind of its machines; None if the model is whole.
+    Each piece comes with the kind of its machines; None if the model is whole.
     """
     for model, demand in enumerate(problem.demands):
-        if wanted is None or len(wanted.groups) == 1 or demand.replicas > 1:
+        if bound is None or len(bound.groups) == 1 or demand.replicas > 1:
             yield Piece(model, 1.0), None
             continue
         shares = {
             index: group_shares[model]
-            for index, group_shares in enumerate(wanted.shares)
+            for index, group_shares in enumerate(bound.shares)
             if group_shares.get(model, 0.0) > LEAST_PART
         }
         total = sum(shares.values())
         for index, share in shares.items():
-            group = wanted.groups[index]
+            group = bound.groups[index]
             yield Piece(model, share / total, group.members), group.kind
 
 
 def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place each piece on the one of its machines where it adds least; return those without a place.
+    """Place each piece on the one of its machines where it adds least; return the pieces without a place.
 
-    Those may then go to any machine.
+    The returned pieces may go to any machine.
     """
-    left = []
+    unplaced = []
     for piece in todo:
         fits = rooms_apart(filling, piece.model) >= piece.share - ROUNDING
         if piece.among:
@@ -219,32 +220,32 @@ def balance(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
         if fits.any():
             filling.add(_pick_machine(filling, piece, fits), piece.model, piece.share)
         else:
-            left.append(Piece(piece.model, piece.share))
-    return left
+            unplaced.append(Piece(piece.model, piece.share))
+    return unplaced
 
 
 def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
-    """Place pieces on several machines each, those with the most room first; return what found no place."""
-    left = []
+    """Place each piece on several machines, those with the most room first; return the parts without a place."""
+    unplaced = []
     for piece in todo:
         rest = piece.share
         while rest > ROUNDING:
             rooms = rooms_apart(filling, piece.model)
             machine = int(np.argmax(rooms))
-            if rooms[machine] <= 1e-3 * rest:
+            if rooms[machine] <= 1e-3 * rest:  # too little to be worth the weights on another machine
                 break
             part = min(rest, float(rooms[machine]))
             filling.add(machine, piece.model, part)
             rest -= part
         if rest > ROUNDING:
-            left.append(Piece(piece.model, rest))
-    return left
+            unplaced.append(Piece(piece.model, rest))
+    return unplaced
 
 
 def rooms_apart(filling: Filling, model: int) -> Floats:
-    """The share of the model that each machine could take.
+    """Return the share of the model that each machine could take; (machines).
 
-    While there are fewer replicas than required, machines (or zones) that have one count as full.
+    While there are fewer replicas than required, machines (or zones) with a replica count as full.
     """
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:
@@ -254,15 +255,15 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
 
 
 def _pick_machine(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """The machine, of those that *fits* allows, where the sum of the exponentials of its two loads grows least.
+    """Return the machine, among *fits*, on which the sum of the exponentials of the two loads grows least.
 
-    So models that need one resource join models that need the other.
+    So models that mostly need one resource are placed with models that mostly need the other.
     """
     problem = filling.problem
-    where = np.flatnonzero(fits)
-    kinds = problem.kind_of[where]
+    candidates = np.flatnonzero(fits)
+    kinds = problem.kind_of[candidates]
     caps = problem.cap[kinds][:, None]
-    before = filling.loads[where] / caps
+    before = filling.loads[candidates] / caps
     after = before + piece.share * problem.rows[kinds, :, piece.model] / caps
-    grown = (np.exp(STEEPNESS * after) - np.exp(STEEPNESS * before)).sum(axis=1)
-    return int(where[np.argmin(grown)])
+    growth = (np.exp(STEEPNESS * after) - np.exp(STEEPNESS * before)).sum(axis=1)
+    return int(candidates[np.argmin(growth)])

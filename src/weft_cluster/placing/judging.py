@@ -1,7 +1,7 @@
-"""How many requests a filled machine would answer on time: weft's own simulator on sampled arrivals.
+"""The share of requests that a machine of a filling answers on time, by weft's own simulator on sampled arrivals.
 
-How a machine and a request are simulated is in ``demand.Pieces``. ``improve`` finds better placements by small changes,
-judged so: move a model, swap two, or share one between machines.
+``demand.Pieces`` says how a machine and a request are simulated. ``improve`` searches better placements by small
+changes that this simulation judges: move a model, swap two, or share one between machines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OnTimeJudge:
 
     def __init__(self, seed: int = 0, requests: int = REQUESTS) -> None:
         self._seed, self._requests = seed, requests
-        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
+        self._results: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
 
     def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
         """Simulate one machine: number of a model -> its requests and how many were late; empty if idle."""
@@ -63,23 +63,23 @@ class OnTimeJudge:
             return {}
         problem, kind = filling.problem, filling.problem.machines[machine].kind
         key = machine, frozenset(filling.shares[machine].items())
-        if key not in self._known:
+        if key not in self._results:
             shares = {problem.demands[model]: share for model, share in filling.shares[machine].items()}
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
             tally = compiled.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
-            counted = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
-            self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
-        return self._known[key]
+            counts = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
+            self._results[key] = dict(zip(filling.shares[machine], counts, strict=True))
+        return self._results[key]
 
     def attainment(self, filling: Filling, machines: Iterable[int]) -> float:
         """Share of the requests to these machines that are on time; requests without a machine do not count."""
         rates = on_time = 0.0
         for machine in machines:
-            for model, counted in self.machine(filling, machine).items():
+            for model, count in self.machine(filling, machine).items():
                 rate = filling.shares[machine][model] * filling.problem.demands[model].rate
                 rates += rate
-                on_time += rate * counted.on_time
+                on_time += rate * count.on_time
         return on_time / rates if rates else 1.0
 
     def share_on_time(self, filling: Filling) -> float:
@@ -161,7 +161,7 @@ def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) ->
     Returns the machines that it touches (empty if none helped) and the number of changes that were simulated.
     """
     spent = 0
-    for change in _changes(filling, machine):
+    for change in _candidate_changes(filling, machine):
         if spent >= trials:
             break
         spent += 1
@@ -174,7 +174,7 @@ def _relieve(filling: Filling, judge: OnTimeJudge, machine: int, trials: int) ->
     return set(), spent
 
 
-def _changes(filling: Filling, machine: int) -> Iterator[tuple[ShareMove, ...]]:
+def _candidate_changes(filling: Filling, machine: int) -> Iterator[tuple[ShareMove, ...]]:
     """Yield changes that could relieve a machine: a model moved whole, swapped for a lighter one, or moved by half.
 
     Models with the largest loads come first.
@@ -195,7 +195,7 @@ def _changes(filling: Filling, machine: int) -> Iterator[tuple[ShareMove, ...]]:
 
 
 def _rooms_elsewhere(filling: Filling, model: int, machine: int) -> Floats:
-    """Room on each machine for a model of another *machine*; 0 where its replicas would meet."""
+    """Return the room on each machine for a model of *machine*; 0 where two of its replicas would meet; (machines)."""
     rooms = filling.room(model)
     rooms[machine] = 0.0
     if filling.problem.demands[model].replicas > 1:
@@ -222,22 +222,22 @@ def _find_swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[S
         if demand.machine is not None or demand.replicas > 1 or other in filling.shares[machine]:
             continue
         back = ShareMove(other, filling.shares[goal][other], goal, machine)
-        there = ShareMove(model, share, machine, goal)
-        if _is_possible(filling, there, back):
-            return there, back
+        forth = ShareMove(model, share, machine, goal)
+        if _is_possible(filling, forth, back):
+            return forth, back
     return ()
 
 
-def _is_possible(filling: Filling, there: ShareMove, back: ShareMove) -> bool:
+def _is_possible(filling: Filling, forth: ShareMove, back: ShareMove) -> bool:
     """Whether two models of different machines can change places; the filling stays as it is."""
-    filling.take(there.origin, there.model)
+    filling.take(forth.origin, forth.model)
     filling.take(back.origin, back.model)
-    fits = filling.room(there.model)[there.goal] >= there.share - ROUNDING
+    fits = filling.room(forth.model)[forth.goal] >= forth.share - ROUNDING
     if fits:
-        filling.add(there.goal, there.model, there.share)
+        filling.add(forth.goal, forth.model, forth.share)
         fits = filling.room(back.model)[back.goal] >= back.share - ROUNDING
-        filling.take(there.goal, there.model)
-    filling.add(there.origin, there.model, there.share)
+        filling.take(forth.goal, forth.model)
+    filling.add(forth.origin, forth.model, forth.share)
     filling.add(back.origin, back.model, back.share)
     return bool(fits)
 

@@ -74,15 +74,16 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     """The hardware of machines of one kind, and how far it is used."""
 
     device: Name | None = None
-    """A profile of ``weft profile -o``, an NPU by name or file; None: rules say what each model takes."""
+    """A profile of ``weft profile -o``, an NPU by name or file; None: rules state the need of each model."""
     memory_gib: Positive
     """For weights and activations."""
     overlap: Share = 0.45
     """Share of the ideal overlap of computing and memory that models reach beside each other; .45: an H200."""
     peak_tflops: Positive | None = None
-    """Peak compute, in 10^12 operations per second, and..."""
+    """Peak compute, in 10^12 operations per second."""
     bandwidth_gb_s: Positive | None = None
-    """... bandwidth of its memory. With both, measured times are divided into computing and memory."""
+    """Memory bandwidth in 10^9 bytes per second; with both peaks, measured times are divided into computing and
+    memory."""
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Cap on a machine's mean load, so that requests need not wait for long."""
     speed: Positive = 1.0
@@ -144,6 +145,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
         if sum(group.count for group in self.machine) > MOST_MACHINES:
             raise ValueError(f"more than {MOST_MACHINES} machines")
         names = [machine.name for machine in self.all_machines]
+        # The search for the duplicate is quadratic in the number of machines, so it runs only if there is one.
         if (
             twice := next((name for name in names if names.count(name) > 1), None)
             if len(set(names)) < len(names)
@@ -169,7 +171,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def all_machines(self) -> tuple[ClusterMachine, ...]:
-        """Every machine, in the order of the file; those of a group that is not named are numbered by kind."""
+        """Every machine, in the order of the file; machines of a group without a name are numbered by kind."""
         machines: list[ClusterMachine] = []
         used: dict[str, int] = {}
         for group in self.machine:

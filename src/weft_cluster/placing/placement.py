@@ -1,6 +1,6 @@
-"""A placement: which models are on which machine, at which share of their requests, and the loads that result.
+"""A placement: the models on each machine, the share of their requests that goes there, and the resulting loads.
 
-``placement.json`` of a placement folder holds one (docs/formats.md). Nothing here decides anything.
+``placement.json`` of a placement folder holds one (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
     rate: NotNegative
     """Requests per second of the model that go to this machine."""
     compute: NotNegative = 0.0
-    """Share of the machine's time in which these requests compute..."""
+    """Share of the machine's time in which these requests compute."""
     bandwidth: NotNegative = 0.0
-    """... keep its memory channel busy..."""
+    """Share in which they keep its memory channel busy."""
     other: NotNegative = 0.0
-    """... and take time that overlaps with nothing."""
+    """Share in which they take time that overlaps with nothing."""
     memory_bytes: Bytes = 0
     """Memory of the machine that the model occupies."""
     attainment: Share | None = None
@@ -54,15 +54,15 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
     zone: Name
     models: Annotated[tuple[PlacedModel, ...], Field(min_length=1)]
     compute: NotNegative
-    """Share of the time in which it computes..."""
+    """Share of the time in which it computes."""
     bandwidth: NotNegative
-    """... that its memory channel is busy..."""
+    """Share in which its memory channel is busy."""
     other: NotNegative
-    """... and in which nothing overlaps."""
+    """Share of time that overlaps with nothing."""
     overlap: Share = 0.0
     """Share of the ideal overlap of computing and the memory channel."""
     busy: NotNegative
-    """Share of the time in which the machine is busy: the three above, with that overlap."""
+    """Share of the time in which the machine is busy: computing, channel and other time, with that overlap."""
     busy_cap: Share
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
@@ -74,12 +74,12 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
 
     @property
     def compute_load(self) -> float:
-        """Computing, and what does not overlap with it; ``busy_cap`` limits this and ``bandwidth_load``."""
+        """Computing, and the time that does not overlap with it; ``busy_cap`` limits this and ``bandwidth_load``."""
         return self.compute + (1 - self.overlap) * self.bandwidth + self.other
 
     @property
     def bandwidth_load(self) -> float:
-        """The memory channel, and what does not overlap with it."""
+        """Memory channel time, and the time that does not overlap with it."""
         return self.bandwidth + (1 - self.overlap) * self.compute + self.other
 
 
@@ -94,7 +94,7 @@ class UnservedModel(BaseModel, extra="forbid", frozen=True):
 
 
 class Placement(Shown, BaseModel, extra="forbid", frozen=True):
-    """Where every model goes."""
+    """The machines of every model."""
 
     format: Literal[1] = 1
     objective: Objective = "machines"

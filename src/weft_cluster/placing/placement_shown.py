@@ -33,12 +33,12 @@ UNITS = {"machines": "machines", "cost": "cost", "load": "times the rates", "att
 def figure(placement: Placement) -> Figure:
     """Draw the two loads and the memory of up to MOST_DRAWN machines, as shares, with the cap of each."""
     shown = placement.machines[:MOST_DRAWN]
-    used = {
+    loads = {
         "computing": [machine.compute_load for machine in shown],
         "memory channel": [machine.bandwidth_load for machine in shown],
         "memory": [machine.memory_bytes / machine.memory_limit_bytes for machine in shown],
     }
-    bars = Bars([machine.name for machine in shown], used, dict(zip(used, PALETTE, strict=False)), flat=True)
+    bars = Bars([machine.name for machine in shown], loads, dict(zip(loads, PALETTE, strict=False)), flat=True)
     caps = Strokes(
         bars.places(), [machine.busy_cap for machine in shown], 0.84, "how busy it may be", LIMIT, upright=True
     )
@@ -110,7 +110,7 @@ def in_words(placement: Placement) -> list[str]:
         )
     else:
         value += f"; no placement can do better ({placement.bound_by})"
-    words = [value]
+    sentences = [value]
     if placement.attainment is not None:
         on_time = f"{percent(placement.attainment, 2)} of the requests are predicted to be on time"
         judged = [
@@ -119,8 +119,8 @@ def in_words(placement: Placement) -> list[str]:
         if judged:
             worst, name = min(judged)
             on_time += f", and {percent(worst, 2)} of those to {name}, the worst"
-        words.append(on_time)
-    return [*words, *placement.notes]
+        sentences.append(on_time)
+    return [*sentences, *placement.notes]
 
 
 def percent(share: float, digits: int = 1) -> str:
@@ -189,8 +189,8 @@ def placement_page(placement: Placement) -> str:
 
 
 def page_data(placement: Placement) -> dict[str, Any]:
-    """The data of the page; machines name models by their index in "models"."""
-    names = {name: number for number, name in enumerate(placement.models)}
+    """Return the JSON data of the page; machines refer to models by their index in "models"."""
+    indices = {name: number for number, name in enumerate(placement.models)}
     shown = placement.model_dump(mode="json", exclude={"format", "machines", "idle"})
     return {
         **shown,
@@ -198,13 +198,13 @@ def page_data(placement: Placement) -> dict[str, Any]:
         "unit": UNITS[placement.objective],
         "words": in_words(placement),
         "idle": len(placement.idle),
-        "models": list(names),
-        "machines": [_machine_data(machine, names) for machine in placement.machines],
+        "models": list(indices),
+        "machines": [_machine_data(machine, indices) for machine in placement.machines],
     }
 
 
 def _machine_data(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
-    """The page's data of one machine; *names*: model -> index. A model is a row of values."""
+    """Return the page's data of a machine; *names*: model -> index. Each model on it is a row of values."""
     shown = machine.model_dump(mode="json", exclude={"models"})
     return {
         **shown,

@@ -1,10 +1,11 @@
-"""A placing problem as arrays: what every model would take of every kind of machine, and where it may go.
+"""A placing problem as arrays: the loads of every model on every kind of machine, and its possible machines.
 
-A machine that overlaps a share e of its two resources is busy max(C, M) + (1 - e) min(C, M) + O. That is below a cap
-exactly where C + (1 - e) M + O and M + (1 - e) C + O are, which are sums over models. So every model has two loads per
-kind (``rows``), and machines are filled by these two, by memory, and by which models may share a machine.
+A machine with compute time C, channel time M and other time O, and a share e of the ideal overlap, is busy max(C, M) +
+(1 - e) min(C, M) + O of the time. That is below a cap exactly where C + (1 - e) M + O and M + (1 - e) C + O are, which
+are sums over models. So every model has two loads per kind (``rows``); the limits of a machine are these two, its
+memory, and which models may share it.
 
-What cannot be placed is refused here, with what would be needed, in one line each.
+A model that fits nowhere is refused here, in one line that says what it would need.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class PlacingProblem:
     zone_of: Ints
     """(machine): the number of its zone."""
     compute: Floats
-    """Share of a machine's time that the model's whole rate computes..."""
+    """Share of a machine's time in which all requests of the model would compute."""
     memory: Floats
-    """... keeps the memory channel busy..."""
+    """Share in which they would keep the memory channel busy."""
     other: Floats
-    """... and time that overlaps with nothing."""
+    """Share in which they would take time that overlaps with nothing."""
     rows: Floats
     """(kind, 2, model): the two loads by which machines are filled up to their cap."""
     bytes: Floats
@@ -59,7 +60,7 @@ class PlacingProblem:
     room_bytes: Floats
     """(kind): a machine's memory."""
     allowed: Bools
-    """(machine, model): it runs there by its deadline, fits in the memory, and no rule forbids it."""
+    """(machine, model): whether it fits in the memory there, can meet its deadline alone, and no rule forbids it."""
 
     @classmethod
     def of(cls, machines: Machines, demands: Sequence[Demand]) -> PlacingProblem:
@@ -67,6 +68,7 @@ class PlacingProblem:
         kinds = machines.kinds
 
         def by_kind(value: Callable[[Need], float]) -> Floats:
+            """Return a value of every need, 0 where a kind cannot run a model; (kinds, models)."""
             rows = [[value(d.needs[kind]) if kind in d.needs else 0.0 for d in demands] for kind in kinds]
             return np.array(rows, np.float64).reshape(len(kinds), len(demands))
 
@@ -117,7 +119,7 @@ class PlacingProblem:
 
 
 def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> Bools:
-    """Whether each model may be on each machine by its pinning to a machine or zone; (machines, models)."""
+    """Return whether the rules allow each model on each machine: pinning to a machine or zone; (machines, models)."""
     allowed = np.ones((len(machines), len(demands)), np.bool_)
     names, zones = np.array([machine.name for machine in machines]), np.array([machine.zone for machine in machines])
     for number, demand in enumerate(demands):

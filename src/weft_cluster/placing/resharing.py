@@ -1,7 +1,7 @@
-"""Divide models anew between machines: a linear programme over where they are, and where they might also go.
+"""Divide models anew between machines: a linear programme over their machines and a few candidate machines.
 
-Packing places models one after another, and may end with a rest that fits nowhere although room is
-left: on one machine computing, on another the memory channel. Here all shares move at once, so that both fill up.
+Packing places models one after another, and may end with a share that fits nowhere although there is room: array time
+on one machine, channel time on another. Here all shares change at once, so that both resources fill up.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem
 
 CANDIDATES = 4
 """Number of further machines that each model may go to in the programme."""
-ELSEWHERE = 1e-3
-"""Penalty for a machine that gets a new model, in machines."""
+NEW_MACHINE_PENALTY = 1e-3
+"""Penalty for a model's whole share on a machine that does not have it yet, in machines."""
 LEAST_SHARE = 1e-7
 """Smaller shares are rounding."""
 SMALL_SHARE = 0.01
 """Smaller shares are moved to other machines of the model if these have room."""
 ROUNDS = 4
-"""Most times that models are divided anew, each time with other further machines..."""
+"""Most times that models are divided anew, each time with other candidate machines."""
 PROGRESS = 0.05
-"""... while the unserved rest shrinks by at least this part of it."""
-OF_A_REPLICA = 0.2
-"""Smallest share of a replica, as a part of an equal share."""
+"""Least part by which the unserved rest must shrink for another round."""
+LEAST_REPLICA_SHARE = 0.2
+"""Smallest share of one replica of several, as a part of an equal share."""
 LEAST_OF_A_MODEL = 1e-4
 """Smallest share of a model on each machine that has it."""
 ALL_SERVED = 1 - 1e-6
@@ -40,17 +40,17 @@ def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
 
     Returns the filling and the pieces that are still unserved.
     """
-    left = _unserved_pieces(filling)
+    unserved = _unserved_pieces(filling)
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
         programme.serve_once()
         if not programme.solved():
             break
         filling = programme.filling(1.0)
-        previous, left = left, _unserved_pieces(filling)
-        if not left or _total_share(left) > (1 - PROGRESS) * _total_share(previous):
+        previous, unserved = unserved, _unserved_pieces(filling)
+        if not unserved or _total_share(unserved) > (1 - PROGRESS) * _total_share(previous):
             break
-    return _drop_small_shares(filling), left
+    return _drop_small_shares(filling), unserved
 
 
 def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
@@ -58,8 +58,8 @@ def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
     best = 0.0
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
-        times = programme.serve_many_times()
-        if not programme.solved() or (reached := float(times.solution_value())) <= (1 + PROGRESS / 10) * best:
+        multiple = programme.serve_many_times()
+        if not programme.solved() or (reached := float(multiple.solution_value())) <= (1 + PROGRESS / 10) * best:
             break
         best, filling = reached, programme.filling(reached)
     return best, filling
@@ -102,24 +102,23 @@ class _SharesProgramme:
         self._goal = solver.Objective()
         caps = problem.cap[problem.kind_of].tolist()
         self._limits = [[solver.Constraint(-solver.infinity(), cap) for _ in range(2)] for cap in caps]
-        self._wholes = [solver.Constraint(0.0, 0.0) for _ in problem.demands]
+        # By model: the constraint on the sum of its shares.
+        self._served_sums = [solver.Constraint(0.0, 0.0) for _ in problem.demands]
         self._shares: dict[tuple[int, int], Any] = {}
         for machine, models in enumerate(filling.shares):
             for model, share in models.items():
                 replicas = problem.demands[model].replicas
-                least = OF_A_REPLICA / replicas if replicas > 1 else 0.0
-                missing = (
-                    filling.replicas(model) < replicas
-                )  # the share of missing replicas is not given to existing ones
+                least = LEAST_REPLICA_SHARE / replicas if replicas > 1 else 0.0
+                missing = filling.replicas(model) < replicas  # existing replicas do not get the share of missing ones
                 self._add(machine, model, min(least, share), share if missing else solver.infinity())
         for machine, model in _candidates(filling):
-            self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), ELSEWHERE)
+            self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), NEW_MACHINE_PENALTY)
 
-    def _add(self, machine: int, model: int, least: float, most: float) -> Any:
-        """Add the variable of a model's share on a machine, within *least* and *most*."""
+    def _add(self, machine: int, model: int, low: float, high: float) -> Any:
+        """Add the variable of a model's share on a machine, within *low* and *high*."""
         problem = self._filling.problem
-        self._shares[machine, model] = share = self._solver.NumVar(least, most, "")
-        self._wholes[model].SetCoefficient(share, 1.0)
+        self._shares[machine, model] = share = self._solver.NumVar(low, high, "")
+        self._served_sums[model].SetCoefficient(share, 1.0)
         for row, limit in enumerate(self._limits[machine]):
             limit.SetCoefficient(share, float(problem.rows[problem.kind_of[machine], row, model]))
         return share
@@ -128,21 +127,21 @@ class _SharesProgramme:
         """Set the objective: serve every model once, with as small an unserved rest as possible."""
         self._goal.SetMinimization()
         sizes = self._filling.problem.rows.max(axis=(0, 1))
-        for whole, size in zip(self._wholes, sizes.tolist(), strict=True):
+        for served_sum, size in zip(self._served_sums, sizes.tolist(), strict=True):
             rest = self._solver.NumVar(0.0, 1.0, "")
-            whole.SetBounds(1.0, 1.0)
-            whole.SetCoefficient(rest, 1.0)
-            self._goal.SetCoefficient(rest, size + 10 * ELSEWHERE)
+            served_sum.SetBounds(1.0, 1.0)
+            served_sum.SetCoefficient(rest, 1.0)
+            self._goal.SetCoefficient(rest, size + 10 * NEW_MACHINE_PENALTY)  # worse than any new machine
 
     def serve_many_times(self) -> Any:
         """Set the objective: the largest common multiple of all models' rates; return its variable."""
         self._goal.Clear()
         self._goal.SetMaximization()
-        times = self._solver.NumVar(0.0, self._solver.infinity(), "")
-        self._goal.SetCoefficient(times, 1.0)
-        for whole in self._wholes:
-            whole.SetCoefficient(times, -1.0)
-        return times
+        multiple = self._solver.NumVar(0.0, self._solver.infinity(), "")
+        self._goal.SetCoefficient(multiple, 1.0)
+        for served_sum in self._served_sums:
+            served_sum.SetCoefficient(multiple, -1.0)
+        return multiple
 
     def solved(self) -> bool:
         """Solve the programme; return whether there is an optimal solution."""
@@ -157,8 +156,8 @@ class _SharesProgramme:
                 filling.add(machine, model, share)
         served = filling.served()
         for model in np.flatnonzero((served < 1) & (served > 1 - len(filling.shares) * LEAST_SHARE)).tolist():
-            most = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
-            filling.add(most, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
+            largest_machine = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
+            filling.add(largest_machine, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
         return filling
 
 
@@ -185,14 +184,14 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
 
 
 def _leans(problem: PlacingProblem) -> Floats:
-    """Whether each model rather computes (up to 1) or uses the memory channel (down to -1); (kinds, models)."""
-    both = problem.rows.sum(axis=1)
-    leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(both > 0, both, 1.0)
+    """Return for each model how much more it computes (up to 1) or uses the channel (down to -1); (kinds, models)."""
+    total = problem.rows.sum(axis=1)
+    leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(total > 0, total, 1.0)
     return leans
 
 
 def new_homes(filling: Filling, model: int) -> Bools:
-    """Whether one more replica of a model may go to each machine."""
+    """Return whether one more replica of a model may go to each machine; (machines)."""
     problem, homes = filling.problem, filling.where(model)
     allowed = filling.could_join(model)
     allowed[homes] = False
@@ -211,19 +210,20 @@ def levelled(filling: Filling) -> Filling:
     problem, solver = filling.problem, pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
     placed = [(machine, model) for machine, models in enumerate(filling.shares) for model in models]
-    share = {(machine, model): solver.NumVar(LEAST_OF_A_MODEL, 1, "") for machine, model in placed}
+    shares = {(machine, model): solver.NumVar(LEAST_OF_A_MODEL, 1, "") for machine, model in placed}
     for model in sorted({model for _, model in placed}):
-        solver.Add(sum(share[machine, model] for machine in filling.where(model)) == 1)
+        solver.Add(sum(shares[machine, model] for machine in filling.where(model)) == 1)
     crowding = []
     for machine in np.flatnonzero(filling.used).tolist():
         kind = problem.kind_of[machine]
-        pieces = [solver.NumVar(0, min(width * problem.cap[kind], infinity), "") for width, _ in CROWDING]
-        crowding += [weight * piece for piece, (_, weight) in zip(pieces, CROWDING, strict=True)]
+        # The load is at most the sum of these parts; the solver fills the parts of low weight first.
+        load_parts = [solver.NumVar(0, min(width * problem.cap[kind], infinity), "") for width, _ in CROWDING]
+        crowding += [weight * load_part for load_part, (_, weight) in zip(load_parts, CROWDING, strict=True)]
         for row in problem.rows[kind]:
-            solver.Add(sum(row[model] * share[machine, model] for model in filling.shares[machine]) <= sum(pieces))
+            solver.Add(sum(row[model] * shares[machine, model] for model in filling.shares[machine]) <= sum(load_parts))
     solver.Minimize(sum(crowding))
     solver.Solve()
-    level = Filling(problem)
+    result = Filling(problem)
     for machine, model in placed:
-        level.add(machine, model, share[machine, model].solution_value())
-    return level
+        result.add(machine, model, shares[machine, model].solution_value())
+    return result

@@ -1,4 +1,4 @@
-"""The search for a placement: a packing of all demands, the fewest machines, and one way for each objective.
+"""The search for a placement: packing all demands, finding the fewest machines, and the search for each objective.
 
 ``pack`` places all demands on given machines, small problems exactly by a mixed integer programme; ``fewest`` opens
 machines from the bound upwards until a packing fits; ``search`` adds the objectives, and moves models until a
@@ -22,8 +22,8 @@ from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import reshare, reshare_for_load
 
-LITTLE = 0.1
-"""Largest unplaced share of the load with which models are divided anew."""
+MOST_RESHARED = 0.1
+"""Largest unplaced part of the load with which models are divided anew between machines (``reshare``)."""
 SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
 """Parts of the bound for which models are packed before they are divided anew: a high one leaves no room to move
 models, a low one leaves machines unbalanced."""
@@ -34,7 +34,7 @@ Refine = Callable[[Filling], Filling | None]
 TRIALS = 1
 """Changes that are simulated for each machine."""
 HOPELESS = 1.25
-"""Late requests, in multiples of what the target allows, from which moving models cannot help."""
+"""Multiple of the late requests that the target allows, from which on moving models cannot help."""
 SAMPLE = 50
 """Machines that are simulated first; if their late requests are far above the target, the others are not simulated."""
 
@@ -57,10 +57,10 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     """
     if objective in ("machines", "cost"):
         return _minimise_machines(problem, objective, target, seed)
-    most = placing_bound(problem, "load")
-    assert most is not None  # nothing at all can always be served
-    scale, filling = most_load(problem, most)
-    return BoundedFilling(filling, scale, most, 0)
+    bound = placing_bound(problem, "load")
+    assert bound is not None  # a multiple of 0 can always be served
+    scale, filling = most_load(problem, bound)
+    return BoundedFilling(filling, scale, bound, 0)
 
 
 def _minimise_machines(
@@ -82,23 +82,25 @@ def _minimise_machines(
 class _OnTime:
     """Refines a filling until enough requests are on time: evens out the loads, then moves models.
 
-    The result is judged with other arrivals than those that the moves were chosen by.
+    The result is judged with other arrivals than those by which the moves were chosen. Returns None if too many
+    requests would be late.
     """
 
     def __init__(self, target: float, seed: int) -> None:
-        self._target, self._moving, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
+        self._target, self._move_judge, self._judge = target, OnTimeJudge(seed), OnTimeJudge(seed + 1)
 
     def __call__(self, filling: Filling) -> Filling | None:
         _, even = reshare_for_load(filling)
         used = np.flatnonzero(even.used).tolist()
-        if self._late(even, used[:: max(1, len(used) // SAMPLE)]) > 2 * HOPELESS:
+        # A sample is less exact than all machines, hence twice the limit.
+        if self._lateness(even, used[:: max(1, len(used) // SAMPLE)]) > 2 * HOPELESS:
             return None
-        if 1 < self._late(even, used) < HOPELESS:
-            improve(even, self._moving, self._target, TRIALS * len(used))
-        return even if self._late(even, used) <= 1 else None
+        if 1 < self._lateness(even, used) < HOPELESS:
+            improve(even, self._move_judge, self._target, TRIALS * len(used))
+        return even if self._lateness(even, used) <= 1 else None
 
-    def _late(self, filling: Filling, machines: list[int]) -> float:
-        """Share of late requests on *machines*, over the share that the target allows."""
+    def _lateness(self, filling: Filling, machines: list[int]) -> float:
+        """Return the share of late requests on *machines*, over the share that the target allows."""
         return (1 - self._judge.attainment(filling, machines)) / (1 - self._target)
 
 
@@ -115,8 +117,8 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
 
     def good(level: int) -> bool:
         if level not in fillings:
-            filling, left = pack(problem, *levels[level])
-            fillings[level] = None if left else refine(filling)
+            filling, unplaced = pack(problem, *levels[level])
+            fillings[level] = None if unplaced else refine(filling)
         return fillings[level] is not None
 
     low, high = -1, 0
@@ -133,7 +135,7 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
 
 
 class _Levels:
-    """Increasing sets of machines to open: level 0 as many as the bound opens, each further level about one more."""
+    """Increasing sets of machines to open: level 0 opens as many as the bound, each further level about one more."""
 
     def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
         self._problem, self._objective = problem, objective
@@ -141,7 +143,7 @@ class _Levels:
         self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
 
     def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
-        """Whether each machine is open at a level, and the bound that opens them; None for machines all alike."""
+        """Return whether each machine is open at a level, and the bound that opens them; None if all are alike."""
         if level not in self._known:
             self._known[level] = self._open(level)
         return self._known[level]
@@ -158,41 +160,41 @@ class _Levels:
         return _open_by_bound(self._problem, bound), bound
 
 
-def _open_by_bound(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
-    """Open as many machines of each group as a bound does, and *more*; returns whether each machine is open."""
+def _open_by_bound(problem: PlacingProblem, bound: PlacingBound, extra: int = 0) -> Bools:
+    """Open as many machines of each group as a bound does, and *extra*; returns whether each machine is open."""
     opened = np.zeros(len(problem.machines), np.bool_)
     for group, count in zip(bound.groups, bound.opened, strict=True):
-        opened[list(group.members[: math.ceil(count - ALMOST) + more])] = True
+        opened[list(group.members[: math.ceil(count - ALMOST) + extra])] = True
     return opened
 
 
 # Packing on given machines
 
 
-def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
+def pack(problem: PlacingProblem, opened: Bools, bound: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
     """Place all models on the opened machines, divided if they do not fit whole.
 
-    Returns the filling and the pieces without a place. wanted: the bound by whose division among groups of machines
+    Returns the filling and the pieces without a place. bound: the bound by whose division among groups of machines
     models are divided.
     """
-    filling, left = pack_evenly(problem, opened, wanted)
+    filling, unplaced = pack_evenly(problem, opened, bound)
     sizes = problem.rows.max(axis=(0, 1))
-    missing = sum(piece.share * sizes[piece.model] for piece in left)
-    if left and missing <= LITTLE * np.sum(sizes):
-        filling, left = reshare(filling)
-    if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
+    missing = sum(piece.share * sizes[piece.model] for piece in unplaced)
+    if unplaced and missing <= MOST_RESHARED * np.sum(sizes):
+        filling, unplaced = reshare(filling)
+    if unplaced and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
         return exact, []
-    return filling, left
+    return filling, unplaced
 
 
 def pack_evenly(
-    problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
+    problem: PlacingProblem, opened: Bools, bound: PlacingBound | None = None
 ) -> tuple[Filling, list[Piece]]:
     """Place models one after another, each where it adds least; return the filling and the pieces without a place."""
     filling = Filling(problem)
     filling.open[:] = opened
-    left = balance(filling, pieces(problem, wanted))
-    return filling, divide(filling, balance(filling, left) if wanted else left)
+    unplaced = balance(filling, pieces(problem, bound))
+    return filling, divide(filling, balance(filling, unplaced) if bound else unplaced)
 
 
 def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
@@ -200,12 +202,12 @@ def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Fill
     best, largest = 0.0, Filling(problem)
     opened = np.ones(len(problem.machines), np.bool_)
     for scale in SCALES:
-        packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
-        times, filling = reshare_for_load(Filling(problem, packed.shares))
-        if not left:
-            times = max(times, scale * bound.value)
-        if times > best or not largest.used.any():
-            best, largest = times, filling
+        packed, unplaced = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
+        multiple, filling = reshare_for_load(Filling(problem, packed.shares))
+        if not unplaced:
+            multiple = max(multiple, scale * bound.value)
+        if multiple > best or not largest.used.any():
+            best, largest = multiple, filling
     return best, largest
 
 
@@ -213,8 +215,8 @@ MOST_PLACES = 120
 """Largest number of machines times models with which the exact packing is tried."""
 MOST_MS = 2000
 """Time limit of the exact packing."""
-OF_A_REPLICA = 0.2
-"""Smallest share of a replica, as a part of an equal share."""
+LEAST_REPLICA_SHARE = 0.2
+"""Smallest share of one replica of several, as a part of an equal share."""
 # Shares below this are the solver's rounding, not a copy of the model; its tolerance is of the same size.
 LEAST_SHARE = 1e-7
 
@@ -246,7 +248,7 @@ def pack_exactly(problem: PlacingProblem, opened: Bools) -> Filling | None:
         if demand.replicas > 1:
             solver.Add(sum(present[key] for key in places) >= demand.replicas)
             for key in places:
-                solver.Add(shares[key] >= OF_A_REPLICA / demand.replicas * present[key])
+                solver.Add(shares[key] >= LEAST_REPLICA_SHARE / demand.replicas * present[key])
     solver.Minimize(sum(present.values()))
     if solver.Solve() not in (solver.OPTIMAL, solver.FEASIBLE):
         return None
@@ -279,9 +281,9 @@ def _add_machine(
         solver.Add(sum(loads) <= float(problem.cap[kind]))
     memory_parts = problem.bytes[kind] / problem.room_bytes[kind]
     solver.Add(sum(float(memory_parts[model]) * present[machine, model] for model in models) <= 1)
-    for one, other in combinations(models, 2):
+    for first, second in combinations(models, 2):  # a request must not wait longer than its slack for a segment
         if (
-            problem.segment_s[kind, one] > problem.slack_s[kind, other]
-            or problem.segment_s[kind, other] > problem.slack_s[kind, one]
+            problem.segment_s[kind, first] > problem.slack_s[kind, second]
+            or problem.segment_s[kind, second] > problem.slack_s[kind, first]
         ):
-            solver.Add(present[machine, one] + present[machine, other] <= 1)
+            solver.Add(present[machine, first] + present[machine, second] <= 1)

@@ -1,4 +1,4 @@
-"""From a filling to the placement that is written, read and shown (``placement``), and back."""
+"""Conversion of a filling to a placement (``placement``), which is written, read and shown, and back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
 from weft_cluster.placing.problem import ROUNDING, PlacingProblem, what_would_serve
 
-ALL_BUT = 1e-6
-"""The share of a model's requests that may be lost to rounding."""
+LOST_TO_ROUNDING = 1e-6
+"""A smaller share of a model's requests without a machine is rounding."""
 
 
 def placed_machines(filling: Filling, judge: OnTimeJudge | None = None) -> tuple[PlacedMachine, ...]:
     """Return every machine with models, its loads, and the simulated attainment of its models if there is a judge."""
-    return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
+    return tuple(_placed_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
 
 
 def idle_machines(filling: Filling) -> tuple[str, ...]:
@@ -37,15 +37,15 @@ def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
             why=what_would_serve(filling.problem, number, float(missing[number])),
         )
         for number, demand in enumerate(filling.problem.demands)
-        if missing[number] > ALL_BUT
+        if missing[number] > LOST_TO_ROUNDING
     )
 
 
-def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> PlacedMachine:
+def _placed_machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> PlacedMachine:
     """The placed machine with its models, loads, and the resource that limits it."""
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     limit, limiting_model = _find_limit(filling, machine)
-    models = tuple(_model(filling, machine, model, judge) for model in filling.shares[machine])
+    models = tuple(_placed_model(filling, machine, model, judge) for model in filling.shares[machine])
     return PlacedMachine(
         **problem.machines[machine]._asdict(),
         models=models,
@@ -63,7 +63,7 @@ def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> Place
     )
 
 
-def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None) -> PlacedModel:
+def _placed_model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None) -> PlacedModel:
     """A placed model with its share of the requests and the loads that it causes."""
     problem, kind = filling.problem, int(filling.problem.kind_of[machine])
     demand, share = problem.demands[model], filling.shares[machine][model]
@@ -83,25 +83,25 @@ def _find_limit(filling: Filling, machine: int) -> tuple[Limit, int]:
     """The resource with the least left on a machine, and the number of the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
     numbers, parts = list(shares), np.array(list(shares.values()))
-    uses: dict[Limit, list[float]] = {  # by model, as parts of the machine's cap or memory
+    uses_by_model: dict[Limit, list[float]] = {  # by model, as parts of the machine's cap or memory
         "compute": (parts * problem.rows[kind, 0, numbers] / problem.cap[kind]).tolist(),
         "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
         "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
     }
-    used = {key: sum(by_model) for key, by_model in uses.items()}
-    waits = [_waiting(problem, kind, model, numbers) for model in numbers]
-    used["deadline"], uses["deadline"] = max(waits), waits
-    limit = max(used, key=lambda key: used[key])
-    limiting_model = numbers[int(np.argmax(uses[limit]))]
+    totals = {key: sum(by_model) for key, by_model in uses_by_model.items()}
+    waits = [_longest_wait(problem, kind, model, numbers) for model in numbers]
+    totals["deadline"], uses_by_model["deadline"] = max(waits), waits
+    limit = max(totals, key=lambda key: totals[key])
+    limiting_model = numbers[int(np.argmax(uses_by_model[limit]))]
     resource, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
     if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ resource[numbers]:
         limit = "other"  # most of the load is time that overlaps with nothing
     return limit, limiting_model
 
 
-def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
-    """The longest segment among a model's neighbours, as a share of the model's slack; 0 without neighbours."""
-    longest = max((float(problem.segment_s[kind, other]) for other in beside if other != model), default=0.0)
+def _longest_wait(problem: PlacingProblem, kind: int, model: int, models: list[int]) -> float:
+    """Return the longest segment of the other *models*, as a share of this model's slack; 0 if there are no others."""
+    longest = max((float(problem.segment_s[kind, other]) for other in models if other != model), default=0.0)
     return longest / max(float(problem.slack_s[kind, model]), ROUNDING) if longest else 0.0
 
 

@@ -1,8 +1,8 @@
 """weft on Ray: ``weft_cluster.ray:app`` is the application of ``serve run`` and of Serve's files.
 
-Ray starts servers and gates where a placement says, watches and restarts them, and adds copies of machines that are
-asked for more than they carry. Requests do not pass through it: clients speak to ``gates``, and gates to servers.
-Nothing of Ray is imported before ``app`` is asked for.
+Ray starts servers and gates as a placement says, watches and restarts them, and adds copies of overloaded machines.
+Requests do not pass through Ray: clients talk to ``gates``, and gates to servers. Ray is imported only when ``app`` is
+accessed.
 
 Its modules: ``application.py``, ``weft_cluster.ray:app``; ``service_registry.py``, heartbeats of servers and gates, and
 permission to shut down; ``settings.py``, and how many servers are needed; ``local.py``, a cluster on this machine.

@@ -40,8 +40,8 @@ from weft_cluster.ray.settings import (
 log = logging.getLogger("weft.ray")
 
 LOOKUP_EVERY_S = 0.25
-"""Period at which a gate reads the registry, and retries of a server that asks to leave. Four times per heartbeat, so
-that a server that has left is known before its ``LEAVING_S`` ends."""
+"""Period at which a gate reads the registry, and at which a server repeats its request to leave. Four times per
+heartbeat, so that gates know that a server has left before its ``LEAVING_S`` ends."""
 UPSCALE_S = 10.0
 """Time for which the load must exceed the servers' cap before Ray adds one; as long as the window of the rates."""
 LEAVING_S = 1.0
@@ -139,8 +139,8 @@ class GateServer:
         host = network.host if network.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
-        listed: RegistrySnapshot = await registry.snapshot.remote()
-        self._thread = GateThread(listed.models, replace(face, network=replace(network, host=host)), settings)
+        snapshot: RegistrySnapshot = await registry.snapshot.remote()
+        self._thread = GateThread(snapshot.models, replace(face, network=replace(network, host=host)), settings)
         self._thread.begin()
         self._lookups = asyncio.create_task(_repeat(self._look_up, LOOKUP_EVERY_S))
         with suppress(TimeoutError):
@@ -161,10 +161,10 @@ class GateServer:
         A server that answers and has not left stays known even if it is not listed, so that a restarted registry does
         not empty the gate.
         """
-        listed: RegistrySnapshot = await self._registry.snapshot.remote()
+        snapshot: RegistrySnapshot = await self._registry.snapshot.remote()
         answering = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
-        servers = {url: machine for url, machine in (answering | listed.servers).items() if url not in listed.left}
-        await asyncio.to_thread(self._thread.know, servers, listed.models or None)
+        servers = {url: machine for url, machine in (answering | snapshot.servers).items() if url not in snapshot.left}
+        await asyncio.to_thread(self._thread.know, servers, snapshot.models or None)
 
     def where(self) -> tuple[int, str]:
         """Return its process and its node."""
@@ -172,8 +172,8 @@ class GateServer:
 
     async def status(self) -> dict[str, Any]:
         """Return the state of the cluster as this gate sees it, and the URLs of all gates."""
-        listed: RegistrySnapshot = await self._registry.snapshot.remote()
-        return self._thread.status() | {"gates": listed.gates}
+        snapshot: RegistrySnapshot = await self._registry.snapshot.remote()
+        return self._thread.status() | {"gates": snapshot.gates}
 
     async def __call__(self, request: Any) -> dict[str, Any]:
         return await self.status()
@@ -219,16 +219,19 @@ def _server_config(settings: RaySettings, key: str) -> dict[str, Any]:
 def _machine_deployment(machine: PlacedMachine, settings: RaySettings) -> Any:
     """The deployment of a machine's server; it scales up to ``settings.copies`` servers if that is above 1."""
     options = settings.actors.get(machine.kind, {"num_cpus": 1})
-    scaled: dict[str, Any] = {"num_replicas": 1}
+    scaling: dict[str, Any] = {"num_replicas": 1}
     if settings.copies > 1:
         policy = {"policy_function": UtilisationPolicy, "policy_kwargs": {"busy_cap": settings.busy_cap}}
         bounds = {"min_replicas": 1, "max_replicas": settings.copies, "upscale_delay_s": UPSCALE_S}
-        scaled = {"autoscaling_config": {**bounds, "policy": policy}}
-    return _deployment(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaled)
+        scaling = {"autoscaling_config": {**bounds, "policy": policy}}
+    return _deployment(MachineServer, f"weft-{re.sub('[^A-Za-z0-9._-]', '-', machine.name)}", options, **scaling)
 
 
-def _deployment(kind: type, name: str, options: dict[str, Any], **more: Any) -> Any:
-    """A Ray deployment of actor class *kind*; *options*: of the actor, *more*: further options of the deployment."""
+def _deployment(kind: type, name: str, options: dict[str, Any], **deployment_options: Any) -> Any:
+    """Return a Ray deployment of actor class *kind*.
+
+    options: of the actor; deployment_options: further options of the deployment.
+    """
     return serve.deployment(kind).options(
         name=name,
         ray_actor_options=options,
@@ -238,7 +241,7 @@ def _deployment(kind: type, name: str, options: dict[str, Any], **more: Any) -> 
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=ENDING_S,
         logging_config={"enable_access_log": False},  # the registry is called some twenty times a second
-        **more,
+        **deployment_options,
     )
 
 

@@ -28,15 +28,15 @@ APPLICATION = "weft"
 
 @dataclass
 class LostNode:
-    """When a machine whose node was killed was noticed and replaced, in seconds after the kill."""
+    """A machine whose node was killed, and the times at which that was noticed and the machine served again."""
 
     machine: str
     after_s: float
     """Time of the kill, since the run began."""
     noticed_s: float | None = None
-    """When gates stopped sending requests to the machine's server; None: not yet."""
+    """Seconds after the kill until gates stopped sending requests to its server; None: not yet."""
     back_s: float | None = None
-    """When another server of the machine took requests; None: not yet."""
+    """Seconds after the kill until another server of the machine took requests; None: not yet."""
 
     watch: threading.Thread | None = None
     """The thread that fills in the times; it ends when a new server takes requests, or after STARTING_S."""
@@ -100,8 +100,8 @@ class LocalCluster:
         head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(self._nodes):
-            more = {"resources": {GATE: 1}} if self.settings.get("gates", 1) > 1 else {}
-            self._cluster.add_node(num_cpus=NODE_CPUS, **more)
+            gate_resource = {"resources": {GATE: 1}} if self.settings.get("gates", 1) > 1 else {}
+            self._cluster.add_node(num_cpus=NODE_CPUS, **gate_resource)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         serve.start(proxy_location="Disabled")
         self._handle = serve.run(app(self.settings), name=APPLICATION, route_prefix=None)
@@ -165,21 +165,21 @@ class LocalCluster:
 
         def kill_and_watch() -> None:
             time.sleep(after_s)
-            before = {server["url"] for server in self.status()["servers"] if server["machine"] == machine}
+            urls_before = {server["url"] for server in self.status()["servers"] if server["machine"] == machine}
             self.kill_node(machine)
             began_s = time.monotonic()
             while None in (lost.noticed_s, lost.back_s) and not self._ended.is_set():
-                up = {
-                    listed["url"]
-                    for listed in self.status()["servers"]
-                    if listed["machine"] == machine and listed["up"]
+                urls_up = {
+                    server["url"]
+                    for server in self.status()["servers"]
+                    if server["machine"] == machine and server["up"]
                 }
-                passed_s = time.monotonic() - began_s
-                if lost.noticed_s is None and not up & before:
-                    lost.noticed_s = passed_s
-                if lost.back_s is None and up - before:
-                    lost.back_s = passed_s
-                if passed_s > STARTING_S:
+                elapsed_s = time.monotonic() - began_s
+                if lost.noticed_s is None and not urls_up & urls_before:
+                    lost.noticed_s = elapsed_s
+                if lost.back_s is None and urls_up - urls_before:
+                    lost.back_s = elapsed_s
+                if elapsed_s > STARTING_S:
                     return
                 time.sleep(0.05)
 

@@ -19,10 +19,10 @@ HEARTBEAT_EVERY_S = 1.0
 HEARTBEAT_TIMEOUT_S = 5.0
 """Time without a heartbeat after which a server or gate is not listed: several lost heartbeats, not one slow one."""
 SETTLED_S = 2.0
-"""Age from which all gates know a server: they look it up every quarter of a second. Only such servers allow another
-one to leave."""
+"""Age from which all gates know a server, since they read the registry every quarter of a second. A server may leave
+only if servers of this age have its models."""
 REFUSED_S = 10.0
-"""Window over which refused requests count, as long as that of the rates that servers report."""
+"""Window of the rates of refused requests, as long as that of the rates that servers report."""
 
 
 class RegistrySnapshot(NamedTuple):
@@ -69,7 +69,7 @@ class ServiceRegistry:
     ) -> dict[str, float]:
         """List a server (with its *machine*) or a gate (with the number of requests it has *refused*, by model).
 
-        Returns to a server the requests per second, by model, that would have been its own had gates not refused them.
+        Returns to a server, by model, its part of the requests per second that gates refused.
         """
         now = self._now()
         if url in self._left:  # this heartbeat was sent before the server left
@@ -85,19 +85,22 @@ class ServiceRegistry:
     def leave(self, url: str) -> bool:
         """Remove a server or gate if it may shut down now; return whether it may.
 
-        A server may when settled other servers have all its models that the placement still has.
+        A gate always may; a server if other servers, older than SETTLED_S, have all its models that are still in the
+        placement.
         """
         now, entry = self._now(), self._entries.get(url)
         if entry is None:  # it has left, or has sent no heartbeat yet
             return url in self._left
         if entry.machine is not None:
-            others = {
+            other_models = {
                 placed.model
                 for other_url, other in self._alive().items()
                 if other_url != url and other.machine is not None and other.since_s <= now - SETTLED_S
                 for placed in other.machine.models
             }
-            if any(placed.model in self._models and placed.model not in others for placed in entry.machine.models):
+            if any(
+                placed.model in self._models and placed.model not in other_models for placed in entry.machine.models
+            ):
                 return False
         del self._entries[url]
         self._left[url] = now

@@ -1,8 +1,8 @@
 """Settings of weft on Ray: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md).
 
-Autoscaling goes by the load of both resources of a machine, not by queue lengths: a queue tells that it is too late.
-What requests take of the array and of the memory channel is known beforehand (``placing``), so the rate at which they
-come says how busy a server will be. ``needed`` is a pure function; ``UtilisationPolicy`` is what Ray calls with it.
+Autoscaling uses the predicted load of both resources of a machine, not queue lengths, which grow only after the load is
+too high. The array time and channel time of a request are known beforehand (``placing``), so request rates predict the
+load. ``needed`` is a pure function; Ray calls ``UtilisationPolicy``, which calls it.
 """
 
 from __future__ import annotations
@@ -120,11 +120,12 @@ def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mappi
     compute = bandwidth = other = 0.0
     for placed in machine.models:
         rate = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
-        times = rate / placed.rate if placed.rate else 0.0
+        # The placement's loads hold at its own rate.
+        multiple = rate / placed.rate if placed.rate else 0.0
         compute, bandwidth, other = (
-            compute + times * placed.compute,
-            bandwidth + times * placed.bandwidth,
-            other + times * placed.other,
+            compute + multiple * placed.compute,
+            bandwidth + multiple * placed.bandwidth,
+            other + multiple * placed.other,
         )
     unhidden = 1 - machine.overlap
     return ServerLoad(compute + unhidden * bandwidth + other, bandwidth + unhidden * compute + other)
@@ -156,8 +157,8 @@ class UtilisationPolicy:
         loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
         if len(loads) < context.current_num_replicas:  # a server that just started has not reported yet
             return context.target_num_replicas, {}
-        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return min(most, max(least, needed(loads, self._cap))), {}
+        min_replicas, max_replicas = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(max_replicas, max(min_replicas, needed(loads, self._cap))), {}
 
 
 def _latest_values(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:

@@ -1,6 +1,6 @@
-"""A cluster to simulate: machines, what of which model each of them has, and settings. ``placed`` makes one.
+"""A cluster to simulate: machines, the models on each with their shares, and settings. ``placed`` makes one.
 
-Settings are the router and its knowledge, network distances, slow machines, failures.
+Settings are the router and its knowledge, network delays, slow machines, failures.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Cluster:
     rates: Floats
     """(models): requests per second."""
     cv: Floats
-    """(models): coefficient of variation of the gaps between them."""
+    """(models): coefficient of variation of the gaps between requests."""
     deadlines_s: Floats
     """(models): longest time from the client's request to its answer."""
     placed: tuple[NodeModel, ...]
@@ -66,9 +66,9 @@ class Cluster:
 
     def __repr__(self) -> str:
         rate = self.rates.sum()
-        asked = f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
-        there = f"{len(self.models)} models on {len(self.nodes)} machines"
-        return f"Cluster({there}: {asked} requests per s, {len(self.placed)} replicas)"
+        rate_text = f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
+        sizes = f"{len(self.models)} models on {len(self.nodes)} machines"
+        return f"Cluster({sizes}: {rate_text} requests per s, {len(self.placed)} replicas)"
 
     def with_speeds(self, speeds: Mapping[str, float]) -> Cluster:
         """The cluster with machines that are slower or faster than their nominal speed: name -> speed."""
@@ -97,7 +97,7 @@ def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequ
     nodes = tuple(Node(node.name, node.zone, kinds[node.kind].overlap) for node in placement.machines)
     placement_models = placement.models
     models = {model: number for number, model in enumerate(placement_models)}
-    served = dict.fromkeys(models, 0.0)
+    served_share = dict.fromkeys(models, 0.0)
     replicas = []
     for number, machine in enumerate(placement.machines):
         for placement_model in machine.models:
@@ -109,7 +109,7 @@ def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequ
                 raise PlacingError(
                     f"{placement_model.model} is placed on {machine.name}, and nothing says what it takes there"
                 )
-            served[placement_model.model] += placement_model.share
+            served_share[placement_model.model] += placement_model.share
             replicas.append(
                 NodeModel(
                     number,
@@ -121,10 +121,13 @@ def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequ
     return Cluster(
         nodes,
         tuple(models),
-        np.array([known[model].rate * min(1.0, served[model]) for model in models]),
+        np.array([known[model].rate * min(1.0, served_share[model]) for model in models]),
         np.array([known[model].cv for model in models]),
         np.array([known[model].deadline_s for model in models]),
-        tuple(replica._replace(share=replica.share / served[placement_models[replica.model]]) for replica in replicas),
+        tuple(
+            replica._replace(share=replica.share / served_share[placement_models[replica.model]])
+            for replica in replicas
+        ),
     )
 
 
@@ -144,7 +147,7 @@ class ClusterSetting:
     policy: str = POLICY
     late: str = "weave"
     gates: int = 1
-    """Gates that take requests in turn; each knows what it sent, and assumes that the others send the same."""
+    """Gates that take requests in turn; each knows its own requests, and assumes that the others send as many."""
     hop_s: float = 0.0005
     """Network delay from a gate to a machine, and again back."""
     zone_hops_s: Mapping[str, float] = field(default_factory=dict)
@@ -177,8 +180,8 @@ class ClusterSetting:
 
     @property
     def lag(self) -> int:
-        """Periods that a report is old when it is first used."""
-        return ceil(self.age_s / self.report_s - 1e-9)
+        """Age of a report, in periods, when it is first used."""
+        return ceil(self.age_s / self.report_s - 1e-9)  # rounding must not add a period
 
     def hop_of(self, node: Node) -> float:
         return self.zone_hops_s.get(node.zone, self.hop_s)
@@ -194,9 +197,11 @@ class ClusterSetting:
                 raise PlacingError(unknown_name("machine", failure.machine, names))
             if not (failure.start_s >= 0 and failure.length_s > 0):
                 raise InputError(f"{failure.machine}: a failure begins at 0 s or later and lasts, not {failure}")
-        for one, other in pairwise(sorted(self.failures)):
-            if one.machine == other.machine and one.start_s + one.length_s + self.report_s > other.start_s:
-                raise InputError(f"{one.machine} fails at {other.start_s:g} s, and was not up again; let it come back")
+        for first, second in pairwise(sorted(self.failures)):
+            if first.machine == second.machine and first.start_s + first.length_s + self.report_s > second.start_s:
+                raise InputError(
+                    f"{first.machine} fails at {second.start_s:g} s, and was not up again; let it come back"
+                )
 
 
 def slowed(cluster: Cluster, share: float, speed: float, seed: int) -> Cluster:
@@ -211,7 +216,7 @@ def failures(
 
     length_s: duration of each failure. from_s: earliest begin.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng = np.random.default_rng([seed, 2])  # a sequence of its own, whatever else is drawn with this seed
     names = _draw_machines(cluster, share, seed + 1)
     return tuple(
         Failure(name, float(start), length_s)

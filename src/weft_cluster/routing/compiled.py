@@ -27,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 QUEUE_PLACES = 1024
 """Capacity of a model's queue on a machine, and of its queue of late requests; more requests are refused."""
 LAYERS_AHEAD = 4096
-"""Capacity for layers that a machine was given ahead; many more than fit in its weight buffer."""
+"""Capacity for layers that are issued and not computed on a machine; many more than fit in its weight buffer."""
 
 
 def serve(
@@ -38,15 +38,15 @@ def serve(
     record: keep the stream that each request was sent to.
     """
     run = _CompiledRun(lowered, setting)
-    period, left, routed = lowered.period, TickedRequests.none(), []
+    period, unrouted, routed = lowered.period, TickedRequests.none(), []
     for block in chain(blocks, [None]):
-        requests = left if block is None else block.after(left)
+        requests = unrouted if block is None else block.after(unrouted)
         # The period of the last request is left for the next block, which may have more requests of it.
         whole_periods = 0 if not len(requests.time) else int(requests.time[-1]) // period + (block is None)
         sent = run.until(whole_periods * period, requests)
-        left = requests.rest(len(sent))
+        unrouted = requests.rest(len(sent))
         routed += [sent] if record else []
-    run.until(k.NONE, left)
+    run.until(k.NONE, unrouted)
     return run.tally(np.concatenate(routed) if record else np.empty(0, np.int64))
 
 
@@ -56,7 +56,7 @@ class _CompiledRun:
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting) -> None:
         self._models, self._terms, self._rules = _machine_arrays(lowered, setting)
         self._tables = _tables(lowered, self._models)
-        self._how = c.ClusterRules(list(ROUTERS).index(setting.router), setting.gates, lowered.period, setting.lag)
+        self._routing = c.ClusterRules(list(ROUTERS).index(setting.router), setting.gates, lowered.period, setting.lag)
         nodes, batches = len(lowered.policies), most_batches(late_work(lowered.policies[0], setting.late))
         self._state = _fresh_machines(lowered, batches)
         self._cluster = _fresh_gates(nodes, len(lowered.replicas), setting)
@@ -66,24 +66,24 @@ class _CompiledRun:
     def until(self, end: int, requests: TickedRequests) -> Ints:
         """Run the periods that begin before *end* (NONE: until all is done).
 
-        Returns the streams that requests were sent to, for those of *requests* that were routed.
+        Returns the stream that each request was sent to; requests from *end* on are not routed yet.
         """
-        streams, at = len(self._tables.compute), self._cluster.at
+        stream_count, position = len(self._tables.compute), self._cluster.at
         block = c.ClusterRequests(
             *requests,
             np.empty(len(requests.time), np.int64),
             np.empty(len(requests.time), np.int64),
-            np.empty(streams, np.int64),
-            np.empty((streams, 2), np.int64),
+            np.empty(stream_count, np.int64),
+            np.empty((stream_count, 2), np.int64),
         )
-        at[c.REQUEST] = 0
+        position[c.REQUEST] = 0
         if not cluster_loop.run(
             end, self._models, self._terms, self._rules, self._state, self._log, self._heads,
-            self._tables, self._how, self._cluster, block,
+            self._tables, self._routing, self._cluster, block,
         ):  # fmt: skip
             raise InputError("a machine was given more pieces ahead than are kept; give its models longer segments")
-        at[c.NUMBER] += at[c.REQUEST]
-        return block.routed[: at[c.REQUEST]]
+        position[c.NUMBER] += position[c.REQUEST]
+        return block.routed[: position[c.REQUEST]]
 
     def tally(self, routed: Ints) -> ClusterTally:
         state, clocks = self._state, self._state.clocks
@@ -93,9 +93,9 @@ class _CompiledRun:
 
 
 def _machine_arrays(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
-    """The programs of all machines, one after another; the terms of each stream; the rules, which all machines share.
+    """Return the programs of all machines, one after another, the terms of each stream, and the rules of all machines.
 
-    ``ClusterTables`` has what differs by machine.
+    ``ClusterTables`` has the values that differ by machine.
     """
     terms = np.zeros((len(lowered.terms), k.TERMS), np.int64)
     for stream, (row, term) in enumerate(zip(terms, lowered.terms, strict=True)):
@@ -114,6 +114,7 @@ def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
     replicas, streams = list(chain(*lowered.replicas)), np.array(list(chain(*lowered.streams)), np.int64)
 
     def by_stream(name: str) -> Ints:
+        """Return a field of the replicas, ordered by the numbers of their streams."""
         column = np.empty(len(streams), np.int64)
         column[streams] = [getattr(replica, name) for replica in replicas]
         return column
@@ -139,14 +140,14 @@ def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
 
 
 def _sums_to_end(values: Ints, first: Ints) -> Ints:
-    """Sums of *values* from each layer to the end of its program; *first*: index of each program's first layer."""
+    """Return the sums of *values* from each layer to its program's end; *first*: the first layer of each program."""
     before = np.concatenate([[0], np.cumsum(values)])
     ends = np.repeat(before[first[1:]], np.diff(first))
     return np.asarray(ends - before[:-1])
 
 
 def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
-    """The state of idle machines; *batches*: largest number of batches in flight per stream."""
+    """Return the state of idle machines; *batches*: largest number of batches in flight per stream."""
     nodes = len(lowered.policies)
     before, peak = np.empty((nodes, LAYERS_AHEAD), np.int64), np.empty((nodes, LAYERS_AHEAD), np.int64)
     before[:, 0], peak[:, 0] = 0, NEVER
@@ -155,7 +156,7 @@ def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
 
 
 def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterState:
-    """The state of gates before the first report: all machines are up and idle."""
+    """Return the state of gates before the first report: all machines are up and idle."""
     ring, gates = setting.lag + 1, setting.gates
 
     def zeros(*shape: int) -> Ints:

@@ -1,4 +1,4 @@
-"""A cluster in ticks, for the plain run and the compiled one: what replicas take, requests, and the counts of a run."""
+"""A cluster in ticks, for the plain run and the compiled one: costs of replicas, requests, and the counts of a run."""
 
 from __future__ import annotations
 
@@ -82,15 +82,16 @@ class LoweredCluster:
     terms: tuple[Terms, ...]
     """By stream; the index of its program is relative to its node's first."""
     replicas: tuple[tuple[Replica, ...], ...]
-    """By model, as gates see its replicas..."""
+    """By model: its replicas, with the costs that gates expect."""
     streams: tuple[tuple[int, ...], ...]
-    """... and the streams of these replicas."""
+    """By model: the streams of these replicas."""
     begin: tuple[int, ...]
     """The first stream of each node, and then the number of all streams."""
     models: tuple[int, ...]
     """(streams): the model."""
     besides: tuple[int, ...]
-    """(streams): ticks from a client's request to its answer beyond those in its simulated machine; may be below 0."""
+    """(streams): ticks from a client's request to its answer outside its simulated machine; may be below 0, since a
+    simulated request may take longer than the real one alone."""
     failures: tuple[tuple[int, int, int], ...]
     """Node, and the periods from which and until which it is down."""
     period: int
@@ -100,7 +101,12 @@ class LoweredCluster:
 def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
     """Convert a cluster and a setting to ticks. PlacingError or InputError if the setting does not fit the cluster."""
     setting.check(cluster)
-    begin = (0, *np.cumsum(np.bincount([one.node for one in cluster.placed], minlength=len(cluster.nodes))).tolist())
+    begin = (
+        0,
+        *np.cumsum(
+            np.bincount([placed_model.node for placed_model in cluster.placed], minlength=len(cluster.nodes))
+        ).tolist(),
+    )
     priced = [_price(cluster, setting, placed_model) for placed_model in cluster.placed]
     streams: list[list[int]] = [[] for _ in cluster.models]
     for stream, placed_model in enumerate(cluster.placed):
@@ -112,7 +118,7 @@ def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
             Terms(programs=stream - begin[placed.node], deadline=replica.due, max_batch=1, timeout=0, priority=1)
             for stream, (placed, replica) in enumerate(zip(cluster.placed, priced, strict=True))
         ),
-        replicas=tuple(_replicas(cluster, priced, own) for own in streams),
+        replicas=tuple(_replicas(cluster, priced, model_streams) for model_streams in streams),
         streams=tuple(map(tuple, streams)),
         begin=begin,
         models=tuple(placed_model.model for placed_model in cluster.placed),
@@ -134,36 +140,40 @@ class _Priced(NamedTuple):
 
 
 def _price(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Priced:
-    """Price a model on its node: segments, deadline there, and time on the way."""
+    """Compute the costs of a model on its node: segments, deadline there, and time in the network."""
     node = cluster.nodes[placed.node]
-    need, way_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
+    need, network_s = placed.need.at_speed(node.speed), 2 * setting.hop_of(node)
     pieces = pieces_of(need, node.overlap)
-    due = pieces.due(float(cluster.deadlines_s[placed.model]) - way_s - need.alone_s)
-    besides = CLOCK.ticks(way_s + need.alone_s) - pieces.alone
-    believed = need if setting.knows_speeds else placed.need
-    return _Priced(pieces, due, besides, _replica_for_gates(placed.node, believed, node.overlap, way_s))
+    due = pieces.due(float(cluster.deadlines_s[placed.model]) - network_s - need.alone_s)
+    besides = CLOCK.ticks(network_s + need.alone_s) - pieces.alone
+    expected_need = need if setting.knows_speeds else placed.need
+    return _Priced(pieces, due, besides, _replica_for_gates(placed.node, expected_need, node.overlap, network_s))
 
 
-def _replica_for_gates(node: int, need: Need, overlap: float, way_s: float) -> Replica:
-    """The replica as gates see it; its times are such that on an idle machine a request takes its time alone."""
+def _replica_for_gates(node: int, need: Need, overlap: float, network_s: float) -> Replica:
+    """Return the replica as gates see it; on an idle machine its times add up to the time of a request alone."""
     pieces = pieces_of(need, overlap)
     array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel
-    return Replica(node, array, channel, CLOCK.ticks(way_s + need.alone_s) - max(array, channel))
+    return Replica(node, array, channel, CLOCK.ticks(network_s + need.alone_s) - max(array, channel))
 
 
 def _policy(
     cluster: Cluster, setting: ClusterSetting, priced: Sequence[_Priced], begin: Sequence[int], node: int
 ) -> Policy:
     """The scheduling policy of a node, with the programs of its streams."""
-    own = range(begin[node], begin[node + 1])
-    programs = tuple(priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in own)
+    node_streams = range(begin[node], begin[node + 1])
+    programs = tuple(
+        priced[stream].pieces.program(cluster.models[cluster.placed[stream].model]) for stream in node_streams
+    )
     return make_request_policy(setting.policy, Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS))
 
 
 def _replicas(cluster: Cluster, priced: Sequence[_Priced], streams: Sequence[int]) -> tuple[Replica, ...]:
     """The replicas of a model as gates see them, with their cumulative shares; *streams*: of the model."""
-    reach = np.cumsum([cluster.placed[stream].share for stream in streams]).tolist()
-    return tuple(priced[stream].seen._replace(until=until) for stream, until in zip(streams, reach, strict=True))
+    cumulative_shares = np.cumsum([cluster.placed[stream].share for stream in streams]).tolist()
+    return tuple(
+        priced[stream].seen._replace(until=until) for stream, until in zip(streams, cumulative_shares, strict=True)
+    )
 
 
 def _failures(cluster: Cluster, setting: ClusterSetting, period: int) -> tuple[tuple[int, int, int], ...]:

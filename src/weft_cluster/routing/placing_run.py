@@ -1,4 +1,4 @@
-"""All that ``weft place`` decides: from a workload and machines to a placement with its bound."""
+"""The decisions of ``weft place``: from a workload and machines to a placement with its bound."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ COPY_SHARE = 0.001
 """The share of a further copy, which only gives the router a choice."""
 WARMUP_S = 1.0
 """Simulated time whose requests do not count: queues are empty at first, so early requests are never late."""
-FEW = 5e-4
+FEW_LATE = 5e-4
 """Share of late requests up to which a model gets no further copy."""
 NOISE = 0.001
-"""Mean lead in the share on time from which our placement is preferred to the greedy one..."""
+"""Mean lead in the share on time from which our placement is preferred to the greedy one."""
 CONFIRMING = 4
-"""... over this many other seeds, each of which must have a lead."""
+"""Number of other seeds over which that mean is taken; the lead must be above 0 with each of them."""
 MOST_RUNS = 80
 """Cap on added copies: each costs one simulation; larger placements may still gain from more."""
 REQUESTS = 8000
@@ -152,13 +152,14 @@ class Attaining:
     def best(self) -> Filling:
         """The best placement over all LEVELS, with copies that help; the greedy one unless ours is clearly better."""
         fillings = [filling for level in LEVELS if (filling := self._spread(level)) is not None]
-        tried = [(self.run(copied).attainment, copied, plain) for plain in fillings for copied in [with_copies(plain)]]
-        _, copied, plain = max(tried, key=lambda trial: trial[0])
+        trials = [(self.run(copied).attainment, copied, plain) for plain in fillings for copied in [with_copies(plain)]]
+        # Two candidates from the best trial: copies where memory is free, and only those that the simulation asks for.
+        _, copied, plain = max(trials, key=lambda trial: trial[0])
         ours = max((self._add_wanted_copies(plain), copied), key=self.confirmed)
-        by_greed = greedy(self.problem, lambda filling: self.run(filling).on_time)
-        attained = zip(self._run_other_seeds(ours), self._run_other_seeds(by_greed), strict=True)
-        leads = [our_share - greedy_share for our_share, greedy_share in attained]
-        return ours if min(leads) > 0 and sum(leads) > NOISE * len(leads) else by_greed
+        greedy_filling = greedy(self.problem, lambda filling: self.run(filling).on_time)
+        attainments = zip(self._run_other_seeds(ours), self._run_other_seeds(greedy_filling), strict=True)
+        leads = [our_share - greedy_share for our_share, greedy_share in attainments]
+        return ours if min(leads) > 0 and sum(leads) > NOISE * len(leads) else greedy_filling
 
     def confirmed(self, filling: Filling) -> float:
         """Mean share on time with CONFIRMING other seeds than the one that the filling was made with."""
@@ -176,12 +177,14 @@ class Attaining:
             return Simulated(np.zeros(len(problem.demands)), np.zeros(len(problem.machines)), 0.0)
         placement = make_placement(filling, "attainment", value=0.0, bound=0.0, bound_by="load")
         cluster = placed(placement, problem.kinds, problem.demands)
-        ran = simulate_cluster(cluster, ClusterSetting(warmup_s=WARMUP_S), duration_s=self._seconds, seed=self._seed)
+        cluster_run = simulate_cluster(
+            cluster, ClusterSetting(warmup_s=WARMUP_S), duration_s=self._seconds, seed=self._seed
+        )
         numbers = {demand.model: number for number, demand in enumerate(problem.demands)}
         names = {machine.name: number for number, machine in enumerate(problem.machines)}
         on_time, busy = np.zeros(len(numbers)), np.zeros(len(names))
-        on_time[[numbers[model] for model in ran.models]] = 1 - ran.missed_by_model
-        busy[[names[machine] for machine in ran.machines]] = ran.busy
+        on_time[[numbers[model] for model in cluster_run.models]] = 1 - cluster_run.missed_by_model
+        busy[[names[machine] for machine in cluster_run.machines]] = cluster_run.busy
         on_time *= np.minimum(filling.served(), 1.0)
         return Simulated(on_time, busy, float(self._rates @ on_time / self._rates.sum()))
 
@@ -190,21 +193,23 @@ class Attaining:
 
         None if the level accepts all requests, so that it is the same as no limit, or nothing can be served.
         """
-        problem, kept = self.problem, np.ones(len(self._rates))  # kept: accepted share of each model
+        problem, accepted = self.problem, np.ones(len(self._rates))  # by model
         if level < np.inf:
             bound = placing_bound(problem, "attainment", 1 / level)
             if bound is None or bound.value > 1 - 1e-6:
                 return None
-            kept = np.array([min(1.0, sum(shares.get(m, 0.0) for shares in bound.shares)) for m in range(len(kept))])
-        models = np.flatnonzero(kept > 0.01)
-        accepted = _scale(problem.section(range(len(problem.machines)), models.tolist()), kept[models])
-        bound = placing_bound(accepted, "load")
+            accepted = np.array(
+                [min(1.0, sum(shares.get(m, 0.0) for shares in bound.shares)) for m in range(len(accepted))]
+            )
+        models = np.flatnonzero(accepted > 0.01)
+        limited = _scale(problem.section(range(len(problem.machines)), models.tolist()), accepted[models])
+        bound = placing_bound(limited, "load")
         if bound is None:
             return None
-        _, filling = most_load(accepted, bound)
+        _, filling = most_load(limited, bound)
         # Back to the numbers and the whole rates of the models of the problem.
         shares = [
-            {int(models[m]): share * float(kept[models[m]]) for m, share in placed_models.items()}
+            {int(models[m]): share * float(accepted[models[m]]) for m, share in placed_models.items()}
             for placed_models in filling.shares
         ]
         return Filling(problem, shares)
@@ -213,12 +218,12 @@ class Attaining:
         """Add copies one after another to the model with the most late requests; return the best filling."""
         best = (-1.0, filling)
         for _ in range(MOST_RUNS):
-            ran = self.run(filling)
-            if ran.attainment > best[0]:
-                best = ran.attainment, Filling(filling.problem, filling.shares)
-            late = filling.served() - ran.on_time
-            models = [m for m in np.argsort(-self._rates * late, kind="stable").tolist() if late[m] > FEW]
-            if not any(_add_copy(filling, model, ran.busy) for model in models):
+            result = self.run(filling)
+            if result.attainment > best[0]:
+                best = result.attainment, Filling(filling.problem, filling.shares)
+            late = filling.served() - result.on_time
+            models = [m for m in np.argsort(-self._rates * late, kind="stable").tolist() if late[m] > FEW_LATE]
+            if not any(_add_copy(filling, model, result.busy) for model in models):
                 break
         return best[1]
 
@@ -227,11 +232,11 @@ def with_copies(filling: Filling) -> Filling:
     """Fill free memory with copies, first of the models with the most load per copy and byte; returns a new filling."""
     problem, copied = filling.problem, Filling(filling.problem, filling.shares)
     worth = problem.rows.max(axis=(0, 1)) / np.maximum(problem.bytes.max(axis=0), 1.0)
-    open_to = {model for model in range(len(worth)) if copied.where(model)}
-    while open_to:
-        model = max(open_to, key=lambda model: (worth[model] / len(copied.where(model)), -model))
+    with_room = {model for model in range(len(worth)) if copied.where(model)}
+    while with_room:
+        model = max(with_room, key=lambda model: (worth[model] / len(copied.where(model)), -model))
         if not _add_copy(copied, model, copied.loads.max(axis=1)):
-            open_to.remove(model)
+            with_room.remove(model)
     return copied
 
 
@@ -252,15 +257,15 @@ def _add_copy(filling: Filling, model: int, busy: Floats) -> bool:
     return True
 
 
-def _scale(problem: PlacingProblem, kept: Floats) -> PlacingProblem:
-    """The problem with only the share *kept* of each model's requests."""
+def _scale(problem: PlacingProblem, shares: Floats) -> PlacingProblem:
+    """Return the problem with only a share of the requests of each model."""
     names = ("compute", "memory", "other", "rows")
-    demands = [demand.scaled(float(part)) for demand, part in zip(problem.demands, kept, strict=True)]
-    return replace(problem, demands=tuple(demands), **{name: getattr(problem, name) * kept for name in names})
+    demands = [demand.scaled(float(part)) for demand, part in zip(problem.demands, shares, strict=True)]
+    return replace(problem, demands=tuple(demands), **{name: getattr(problem, name) * shares for name in names})
 
 
 OnTime = Callable[[Filling], Floats]
-"""(model): the share of its requests that are on time."""
+"""From a filling to the share of each model's requests that are on time; (models)."""
 
 
 def fluid(filling: Filling) -> Floats:
@@ -271,9 +276,9 @@ def fluid(filling: Filling) -> Floats:
     problem, served = filling.problem, np.zeros(len(filling.problem.demands))
     caps = problem.cap[problem.kind_of]
     for machine, models in enumerate(filling.shares):
-        kept = min(1.0, caps[machine] / max(filling.loads[machine].max(), 1e-12))
+        served_part = min(1.0, caps[machine] / max(filling.loads[machine].max(), 1e-12))
         for model, share in models.items():
-            served[model] += kept * share
+            served[model] += served_part * share
     return served
 
 
@@ -290,13 +295,13 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
         on_time = on_time_of(filling)
         badly_served = lacking(filling, on_time)
         for model in sorted(badly_served, key=lambda model: -rates[model] * (1 - on_time[model])):
-            homes = np.flatnonzero(new_homes(filling, model))
-            if len(homes):
-                home_rates = [
-                    sum(rates[placed_model] * share for placed_model, share in filling.shares[home].items())
-                    for home in homes
+            machines = np.flatnonzero(new_homes(filling, model))
+            if len(machines):
+                machine_rates = [
+                    sum(rates[placed_model] * share for placed_model, share in filling.shares[machine].items())
+                    for machine in machines
                 ]
-                replicate(filling, model, int(homes[int(np.argmin(home_rates))]))
+                replicate(filling, model, int(machines[int(np.argmin(machine_rates))]))
                 break
         else:
             return levelled(filling)

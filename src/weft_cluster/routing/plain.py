@@ -24,20 +24,20 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
     machines = [_Machine(lowered, node, setting.late) for node in range(len(lowered.policies))]
     gates = [_Gate(lowered, setting, len(machines)) for _ in range(setting.gates)]
     requests = enumerate((*request, draws) for block in blocks for *request, draws in zip(*block, strict=True))
-    waiting = next(requests, None)
+    upcoming = next(requests, None)  # number, and (time, model, draws), of the next request to route
     reports = [[machine.report(0) for machine in machines]]
     routed: list[int] = []
     period = 0
-    while waiting is not None:
+    while upcoming is not None:
         _apply_failures(lowered, machines, period)
         for gate in gates:
             gate.update_estimates(period, reports)
         until = (period + 1) * lowered.period
-        while waiting is not None and waiting[1][0] < until:
-            number, (now, model, draws) = waiting
+        while upcoming is not None and upcoming[1][0] < until:
+            number, (now, model, draws) = upcoming
             routed.append(gates[number % setting.gates].route(int(model), int(now), tuple(map(float, draws))))
             machines[_node(lowered, routed[-1])].take(routed[-1], int(now))
-            waiting = next(requests, None)
+            upcoming = next(requests, None)
         for machine in machines:
             machine.run(until)
         reports.append([machine.report(until) for machine in machines])
@@ -63,27 +63,28 @@ def _apply_failures(lowered: LoweredCluster, machines: Sequence[_Machine], perio
 
 
 class _Gate:
-    """A gate: a router with the machines' reports, and the work that it sent since."""
+    """A gate: a router with the machines' reports, and the work that the gate sent since."""
 
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting, machines: int) -> None:
         self._lowered, self._lag, self._gates = lowered, setting.lag, setting.gates
         self._router = ROUTERS[setting.router]
         self._turns = [0] * len(lowered.replicas)
         self._sent: list[list[list[int]]] = []
-        """[period][machine]: work sent for the array and for the channel."""
+        """[period][machine]: work sent, ticks of the array and of the channel."""
         self._machines = machines
         self._estimates: list[Estimate] = []
 
     def update_estimates(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
-        """Begin a period: take the newest report that has arrived, plus what was sent since; *reports*: by period."""
+        """Begin a period: take the newest report that has arrived, plus the work sent since; *reports*: by period."""
         newest = max(0, period - self._lag)
         self._estimates = [
-            known._replace(in_flight=now.waiting) for known, now in zip(reports[newest], reports[period], strict=True)
+            estimate._replace(in_flight=latest.waiting)
+            for estimate, latest in zip(reports[newest], reports[period], strict=True)
         ]
         for sent in self._sent[newest:]:
             self._estimates = [
-                known.carried(compute * self._gates, fetch * self._gates, self._lowered.period)
-                for known, (compute, fetch) in zip(self._estimates, sent, strict=True)
+                estimate.carried(compute * self._gates, fetch * self._gates, self._lowered.period)
+                for estimate, (compute, fetch) in zip(self._estimates, sent, strict=True)
             ]
         self._sent.append([[0, 0] for _ in range(self._machines)])
 
@@ -102,12 +103,13 @@ class _Gate:
         sent[1] += replica.fetch
 
 
-class _Sent(Arrivals):
-    """A feed of requests that are appended as they are sent, in order."""
+class _RoutedArrivals(Arrivals):
+    """A feed of requests that gates append as they route them, in order of time."""
 
     def __init__(self, terms: Sequence[Terms]) -> None:
         super().__init__(terms, [iter(()) for _ in terms], end=NO_DEADLINE)
         self.coming: deque[tuple[int, int]] = deque()
+        """Stream and arrival of each request."""
 
     def take(self, now: int) -> Iterator[Ticket]:
         while self.coming and self.coming[0][1] <= now:
@@ -135,7 +137,7 @@ class _Machine:
     def start(self, now: int) -> None:
         """Start an idle engine."""
         self._up = True
-        self._feed, self._executor = _Sent(self._terms), SimulatedNpu(self._policy.setting)
+        self._feed, self._executor = _RoutedArrivals(self._terms), SimulatedNpu(self._policy.setting)
         self._engine, self._source = request_engine(
             self._policy, self._feed, self._executor, estimates(self._policy), late=self._late
         )
@@ -151,7 +153,7 @@ class _Machine:
             tickets = [*queue.waiting, *queue.late, *(ticket for batch in queue.batches for ticket in batch.members)]
             self.endings += [(self._first + stream, ticket.arrival, DROPPED) for ticket in tickets]
         self.finish()
-        self._feed = _Sent(self._terms)
+        self._feed = _RoutedArrivals(self._terms)
 
     def finish(self) -> None:
         """Record the answers and the work of the engine."""
@@ -168,7 +170,7 @@ class _Machine:
         self._feed.coming.append((stream - self._first, now))
 
     def run(self, until: int) -> None:
-        """Serve until a time; NO_DEADLINE: until all is done. A machine that is down loses what was sent."""
+        """Serve until a time; NO_DEADLINE: until all is done. A machine that is down loses its requests."""
         if not self._up:
             self.endings += [(self._first + stream, arrival, DROPPED) for stream, arrival in self._feed.coming]
             self._feed.coming.clear()

@@ -1,6 +1,6 @@
-"""Which machine a request goes to: pure functions of estimates, a request and the time.
+"""Routers: pure functions that choose a machine for a request from estimates and the time.
 
-An estimate is what a machine said of itself some time ago, carried on by what was sent there since (``Estimate.sent``,
+An estimate is the last report of a machine, updated by the requests that were sent there since (``Estimate.sent``,
 ``Estimate.carried``). A gate of a cluster, or its simulation, keeps estimates and calls a router with them; routers
 have no state. The rules are in ``kernels.routing_rules``, so that the compiled cluster follows the same ones.
 """
@@ -18,9 +18,9 @@ class Estimate(NamedTuple):
     """A gate's estimate of a machine's queue; times are ticks."""
 
     array: int = 0
-    """Work of the array ahead of a new request that is on time..."""
+    """Work of the array ahead of a new request that is on time."""
     channel: int = 0
-    """... and of the memory channel."""
+    """Work of the memory channel ahead of it."""
     waiting: int = 0
     """Requests on the machine, by its last report."""
     up: bool = True
@@ -56,11 +56,11 @@ class Replica(NamedTuple):
     machine: int
     """Index of the machine's estimate."""
     compute: int
-    """Time of a request on the machine's array..."""
+    """Time of a request on the machine's array."""
     fetch: int
-    """... of its memory channel..."""
+    """Time of a request on its memory channel."""
     besides: int = 0
-    """... and on the way there and back."""
+    """Time of a request in the network and outside both."""
     until: float = 1.0
     """Cumulative share of the model's requests, up to and including this replica."""
 
@@ -90,23 +90,23 @@ def slack(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> in
 
 def two_choices(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """The better of two drawn replicas by reported requests (Mitzenmacher's power of two choices)."""
-    place, other = _draw_two(estimates, request)
-    here, there = (estimates[request.replicas[index].machine].waiting for index in (place, other))
-    return other if there < here else place
+    place, other_place = _draw_two(estimates, request)
+    count, other_count = (estimates[request.replicas[index].machine].waiting for index in (place, other_place))
+    return other_place if other_count < count else place
 
 
 def two_in_flight(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """The better of two drawn replicas by requests in flight, as proxies balance load."""
-    place, other = _draw_two(estimates, request)
-    here, there = (estimates[request.replicas[index].machine].in_flight for index in (place, other))
-    return other if there < here else place
+    place, other_place = _draw_two(estimates, request)
+    count, other_count = (estimates[request.replicas[index].machine].in_flight for index in (place, other_place))
+    return other_place if other_count < count else place
 
 
 def two_aged(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """The better of two drawn replicas by the expected time of the answer."""
-    place, other = _draw_two(estimates, request)
-    here, there = (expected(estimates, request.replicas[index], now) for index in (place, other))
-    return other if there < here else place
+    place, other_place = _draw_two(estimates, request)
+    answer_at, other_answer_at = (expected(estimates, request.replicas[index], now) for index in (place, other_place))
+    return other_place if other_answer_at < answer_at else place
 
 
 def random(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
@@ -127,7 +127,7 @@ ROUTERS: dict[str, Router] = {
     "random": random,
     "round-robin": round_robin,
 }
-"""The names a user may write, in the order of ``kernels.cluster_state``."""
+"""Router by name, in the order of the constants in ``kernels.cluster_loop``."""
 
 
 def check_router(name: str) -> None:
@@ -138,11 +138,11 @@ def check_router(name: str) -> None:
 
 def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
     """The time, in ticks, at which a replica is expected to answer a request that is sent now."""
-    known = estimates[replica.machine]
+    estimate = estimates[replica.machine]
     return rules.finish(
         now,
-        rules.aged(known.array, known.as_of, now),
-        rules.aged(known.channel, known.as_of, now),
+        rules.aged(estimate.array, estimate.as_of, now),
+        rules.aged(estimate.channel, estimate.as_of, now),
         replica.compute,
         replica.fetch,
         replica.besides,
@@ -153,8 +153,8 @@ def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float
     """Index of the replica whose share contains *draw*, from 0 to 1, or of the next one that is up."""
     replicas, count = request.replicas, len(request.replicas)
     place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
-    order = [(place + step) % count for step in range(count)]
-    return next((index for index in order if estimates[replicas[index].machine].up), place)
+    indices = [(place + step) % count for step in range(count)]
+    return next((index for index in indices if estimates[replicas[index].machine].up), place)
 
 
 def _draw_two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:

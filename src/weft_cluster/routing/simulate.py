@@ -1,4 +1,4 @@
-"""``simulate_cluster``: a placement and a router under sampled or recorded requests, and what it came to."""
+"""``simulate_cluster``: a placement and a router under sampled or recorded requests, and the counts of the run."""
 
 from __future__ import annotations
 
@@ -132,14 +132,15 @@ def simulate_cluster(
 def _count_run(
     cluster: Cluster, setting: ClusterSetting, lowered: LoweredCluster, tally: ClusterTally, duration_s: float
 ) -> ClusterRun:
-    """Sum the counts of a run by model and by machine, and add the time on the way to latencies."""
+    """Sum the counts of a run by model and by machine, and add the time in the network to latencies."""
     counts, models = tally.counts, np.array(lowered.models, np.int64)
     nodes = np.array([placed.node for placed in cluster.placed], np.int64)
     late = counts[:, k.VIOLATED] - counts[:, k.DROPPED] - counts[:, k.REFUSED]
     answered = counts[:, k.COMPLETED]
-    passed = (counts[:, k.LATENCY_SUM] + answered * np.array(lowered.besides, np.int64)) * CLOCK.tick_s
+    latency_sums_s = (counts[:, k.LATENCY_SUM] + answered * np.array(lowered.besides, np.int64)) * CLOCK.tick_s
 
     def summed(values: npt.NDArray[Any], by: Ints, size: int) -> npt.NDArray[Any]:
+        """Sum *values*, one per stream, by the group number of each stream."""
         sums = np.zeros(size, values.dtype)
         np.add.at(sums, by, values)
         return sums
@@ -148,7 +149,7 @@ def _count_run(
         return summed(values, models, len(cluster.models))
 
     with np.errstate(invalid="ignore"):
-        latency = by_model(passed) / by_model(answered)
+        latency = by_model(latency_sums_s) / by_model(answered)
     return ClusterRun(
         setting=setting,
         models=cluster.models,

@@ -1,7 +1,7 @@
-"""Recorded arrivals of many callers: single times, or counts for each minute, and the files that Azure published.
+"""Recorded arrivals of many callers, as single times or counts per minute, and readers of the files of Azure.
 
-A caller is what a file tells apart, such as a function or a service. ``read_trace`` reads traces of
-github.com/Azure/AzurePublicDataset (CC-BY 4.0) and tells them apart by their headers:
+A caller is the origin of requests in a file, such as a function or a service. ``read_trace`` reads traces of
+github.com/Azure/AzurePublicDataset (CC-BY 4.0) and recognizes them by their headers:
 
 - Functions 2019: ``HashOwner,HashApp,HashFunction,Trigger,1,...,1440``, invocations in each minute of a day;
 - Functions 2021: ``app,func,end_timestamp,duration``, every invocation, in seconds;
@@ -207,7 +207,7 @@ SCHEMAS: dict[tuple[str, ...], Reader] = {
     ("app", "func", "end_timestamp", "duration"): _functions_2021,
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _llm_2023,
 }
-"""First columns of a header -> what reads such a file."""
+"""First columns of a header -> the reader of such a file."""
 
 
 def _timed_trace(where: str, names: tuple[str, ...], times: list[float], callers: list[int]) -> TimedTrace:
@@ -225,10 +225,10 @@ def _timed_trace(where: str, names: tuple[str, ...], times: list[float], callers
 def _join_days(days: Sequence[CountedTrace]) -> CountedTrace:
     """Join days one after another; a caller that a day does not list sent nothing on it."""
     names = tuple(dict.fromkeys(chain.from_iterable(day.callers for day in days)))
-    place = {name: index for index, name in enumerate(names)}
-    parts = []
+    row_of = {name: index for index, name in enumerate(names)}
+    day_counts = []
     for day in days:
-        part = np.zeros((len(names), day.counts.shape[1]), np.int64)
-        np.add.at(part, [place[name] for name in day.callers], day.counts)
-        parts.append(part)
-    return CountedTrace(names, np.concatenate(parts, axis=1), days[0].window_s)
+        counts = np.zeros((len(names), day.counts.shape[1]), np.int64)
+        np.add.at(counts, [row_of[name] for name in day.callers], day.counts)
+        day_counts.append(counts)
+    return CountedTrace(names, np.concatenate(day_counts, axis=1), days[0].window_s)

@@ -1,13 +1,13 @@
-"""Generated traffic of many models: some are requested far more often than others, in clusters, and days have waves.
+"""Generated traffic of many models, with skewed popularity, bursts, and rates that follow a daily wave.
 
 Popularity follows Zipf's law, the gaps between requests for a model a Gamma distribution with a given coefficient of
-variation, and all rates together a wave over the day and surges. Time runs faster where rates are higher: gaps are
-drawn in a time in which all rates stay the same, and then laid out over the day.
+variation, and all rates together a wave over the day and surges. Gaps are drawn in *even time*, in which all rates are
+constant, and then mapped to the day: an hour with twice the rates has twice the even time.
 
 ``fit`` fits the parameters to a recorded trace. Zipf's exponent is the likeliest for the callers' numbers of requests;
-the wave is the sine of a day that comes nearest to the flow of all requests; the coefficient of variation is that of
-the median caller, in a time in which the wave is even. Where only counts are known, it comes from their variance: over
-long windows that is the mean times the square of the coefficient, as for every renewal process.
+the wave is the daily sine with the least squares distance from the flow of all requests; the coefficient of variation
+is that of the median caller, in even time. If only counts are known, it follows from their variance: over long windows
+that is the mean times the square of the coefficient, as for every renewal process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEEPEST_WAVE = 0.99
 """Largest wave: at 1 rates would reach 0, and times of day could not be computed from even time."""
 STEEPEST = 20.0
 """Largest exponent of Zipf's law that is tried; there the second model is requested a million times less often."""
-ENOUGH = 20
+FEWEST_GAPS = 20
 """Fewest gaps, or requests in a window, for estimating a caller's coefficient of variation."""
 MOST_GENERATED = 4_000_000
 """Requests up to which traffic is generated to be compared with the trace; more would take long."""
@@ -91,7 +91,7 @@ class Day(BaseModel):
         return passed
 
     def _integrate_wave(self, times_s: Floats) -> Floats:
-        """Even time at instants of the day if there were no surges: the integral of the wave."""
+        """Return the even time at instants of the day, surges left out: the integral of the wave."""
         turn = tau / self.day_s
         risen = np.sin(turn * (times_s - self.peak_s)) + np.sin(turn * self.peak_s)
         return np.asarray(times_s + self.wave / turn * risen)
@@ -106,7 +106,7 @@ class Day(BaseModel):
         return np.asarray(np.interp(passed, self.passed(knots), knots))
 
     def _instant(self, passed: float, duration_s: float) -> float:
-        """The instant at which *passed* of even time has passed, by bisection."""
+        """Return the instant of the day at the even time *passed*, by bisection."""
         low, high = 0.0, duration_s
         for _ in range(60):  # halves the span to below the resolution of a float
             middle = (low + high) / 2
@@ -143,12 +143,12 @@ def generated(rates: Floats, cv: Floats, day: Day, duration_s: float, seed: int)
     """
     rng, shape = np.random.default_rng(seed), cv**-2.0
     scale = 1 / (rates * shape)
-    # A run begins within a gap, and more likely within a long one: its length is drawn weighted by length.
+    # A run begins at a random point of a gap, and more likely of a long one: Gamma weighted by length has shape + 1.
     upcoming = rng.gamma(shape + 1, 1.0) * scale * rng.random(len(rates))
-    whole = float(day.passed(np.array([duration_s]))[0])
-    blocks = max(1, round(whole * float(rates.sum()) / BLOCK))
-    for block in range(blocks):
-        begin, end = whole * block / blocks, whole * (block + 1) / blocks
+    even_duration = float(day.passed(np.array([duration_s]))[0])
+    block_count = max(1, round(even_duration * float(rates.sum()) / BLOCK))
+    for block in range(block_count):
+        begin, end = even_duration * block / block_count, even_duration * (block + 1) / block_count
         passed, model = _draw_arrivals(rng, upcoming, scale, shape, end)
         times = day.instants(passed, begin, end, duration_s)
         order = np.argsort(times, kind="stable")
@@ -158,25 +158,31 @@ def generated(rates: Floats, cv: Floats, day: Day, duration_s: float, seed: int)
 def _draw_arrivals(
     rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: Floats, end: float
 ) -> tuple[Floats, Ints]:
-    """All arrivals before *end*, model by model; *upcoming*, the next one of each model, is moved past it in place."""
+    """Return the even times and models of all arrivals before *end*, not sorted.
+
+    By model: *upcoming*, its next arrival, which is moved to the first one from *end* on in place; *scale*, *shape* of
+    its gaps.
+    """
     times: list[Floats] = []
     models: list[Ints] = []
-    going = np.flatnonzero(upcoming < end)
-    while len(going):
-        # As many gaps as a model needs with high probability, for all models at once; those that need more go on.
-        expected = (end - upcoming[going]) / (scale[going] * shape[going])
-        count = (expected + 2 * np.sqrt(expected / shape[going]) + 4).astype(np.int64)
-        model, last = np.repeat(going, count), np.cumsum(count) - 1
-        steps = np.cumsum(rng.gamma(shape[model]) * scale[model])
-        base = np.concatenate([[0.0], steps[last[:-1]]])
-        follow = steps + np.repeat(upcoming[going] - base, count)
-        inside = np.add.reduceat(follow < end, last - count + 1)
-        kept = np.minimum(inside, count - 1)  # where all are inside, the last is the one to go on from
-        taken = np.arange(len(model)) - np.repeat(last - count + 1, count) < np.repeat(kept, count)
-        times += [upcoming[going], follow[taken]]
-        models += [going, model[taken]]
-        upcoming[going] = follow[last - count + 1 + kept]
-        going = going[upcoming[going] < end]
+    active = np.flatnonzero(upcoming < end)
+    while len(active):
+        # As many gaps as a model needs with high probability, for all models at once; models that need more stay
+        # active.
+        expected = (end - upcoming[active]) / (scale[active] * shape[active])
+        count = (expected + 2 * np.sqrt(expected / shape[active]) + 4).astype(np.int64)
+        # From here on, arrays over all gaps, model after model; *last*: index of each model's last gap.
+        model, last = np.repeat(active, count), np.cumsum(count) - 1
+        gap_sums = np.cumsum(rng.gamma(shape[model]) * scale[model])
+        before = np.concatenate([[0.0], gap_sums[last[:-1]]])  # the sum of all gaps of earlier models
+        arrivals = gap_sums + np.repeat(upcoming[active] - before, count)
+        inside = np.add.reduceat(arrivals < end, last - count + 1)
+        kept = np.minimum(inside, count - 1)  # if all are before the end, the last one becomes the next arrival
+        is_kept = np.arange(len(model)) - np.repeat(last - count + 1, count) < np.repeat(kept, count)
+        times += [upcoming[active], arrivals[is_kept]]
+        models += [active, model[is_kept]]
+        upcoming[active] = arrivals[last - count + 1 + kept]
+        active = active[upcoming[active] < end]
     if not times:
         return np.empty(0), np.empty(0, np.int64)
     return np.concatenate(times), np.concatenate(models)
@@ -226,20 +232,20 @@ def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
         unknown.append(f"the wave of a day: the trace is {trace.span_s / 3600:.2g} h long; taken to be flat")
     if len(requests) == 1:
         unknown.append("who is asked for how often: the trace has one caller; zipf = 0")
-    even = Traffic(rate=1.0, models=len(requests), zipf=_fit_zipf(requests), wave=wave, peak_s=peak_s)
-    rate = float(requests.sum()) / float(even.passed(np.array([trace.span_s]))[0])
-    cv = _fit_variation(trace, even)
+    wave_only = Traffic(rate=1.0, models=len(requests), zipf=_fit_zipf(requests), wave=wave, peak_s=peak_s)
+    rate = float(requests.sum()) / float(wave_only.passed(np.array([trace.span_s]))[0])
+    cv = _fit_variation(trace, wave_only)
     if cv is None:
-        unknown.append(f"how gaps vary: no caller has {ENOUGH} requests and more; cv = 1")
-    traffic = even.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
+        unknown.append(f"how gaps vary: no caller has {FEWEST_GAPS} requests and more; cv = 1")
+    traffic = wave_only.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
     return TrafficFit(traffic, tuple(_similarity(trace, requests, traffic, seed)), tuple(unknown))
 
 
 def _fit_zipf(requests: Ints) -> float:
-    """The maximum-likelihood exponent of Zipf's law for numbers of requests in descending order.
+    """Return the maximum-likelihood exponent of Zipf's law for numbers of requests in descending order.
 
-    At it the expected logarithm of the rank equals the observed one. The former falls with the exponent, so bisection
-    finds it.
+    There the expected logarithm of the rank equals the observed one. The expected one falls with the exponent, so
+    bisection finds it.
     """
     ranks = np.log(np.arange(1, len(requests) + 1, dtype=np.float64))
     mean = float((requests * ranks).sum() / requests.sum())
@@ -258,7 +264,7 @@ def _fit_zipf(requests: Ints) -> float:
 
 
 def _fit_wave(trace: CallerTrace) -> tuple[float, float]:
-    """Height and peak time of the sine with the least squared distance from the flow; (0, 0) for less than a day."""
+    """Return height and peak time (s) of the sine nearest to the flow by least squares; (0, 0) for less than a day."""
     if trace.span_s < DAY_S:
         return 0.0, 0.0
     window_s = DAY_S / WAVE_WINDOWS
@@ -271,51 +277,52 @@ def _fit_wave(trace: CallerTrace) -> tuple[float, float]:
     return round(float(height), 6), round(float(np.arctan2(sine, cosine) % tau) / tau * DAY_S, 3)
 
 
-def _fit_variation(trace: CallerTrace, even: Traffic) -> float | None:
+def _fit_variation(trace: CallerTrace, wave: Traffic) -> float | None:
     """Median over the callers of the coefficient of variation of their gaps; None if no caller has enough.
 
-    even: the fitted wave, which defines even time.
+    wave: the fitted wave, which defines even time.
     """
     variations = (
-        _variations_of_gaps(trace, even) if isinstance(trace, TimedTrace) else _variations_of_counts(trace, even)
+        _variations_of_gaps(trace, wave) if isinstance(trace, TimedTrace) else _variations_of_counts(trace, wave)
     )
     return round(float(np.clip(np.median(variations), 1e-3, 100)), 6) if variations else None
 
 
-def _variations_of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
-    """The coefficient of variation of the gaps, in even time, of each caller that has ENOUGH."""
-    passed = even.passed(trace.times_s)
+def _variations_of_gaps(trace: TimedTrace, wave: Traffic) -> list[float]:
+    """The coefficient of variation of the gaps, in even time, of each caller that has FEWEST_GAPS."""
+    passed = wave.passed(trace.times_s)
     order = np.argsort(trace.caller, kind="stable")
     variations = []
     for arrivals in np.split(passed[order], np.cumsum(trace.requests())[:-1]):
         gaps = np.diff(arrivals)
-        if len(gaps) >= ENOUGH and gaps.mean() > 0:
+        if len(gaps) >= FEWEST_GAPS and gaps.mean() > 0:
             variations.append(float(gaps.std() / gaps.mean()))
     return variations
 
 
-def _variations_of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
-    """The coefficient of variation of each caller's gaps, from the variance of counts.
+def _variations_of_counts(trace: CountedTrace, wave: Traffic) -> list[float]:
+    """Return the coefficient of variation of each caller's gaps, from the variance of counts in windows.
 
-    In windows long enough for ENOUGH requests; callers that do not fill ENOUGH windows are left out.
+    Windows are long enough for FEWEST_GAPS requests; callers with fewer than FEWEST_GAPS windows are left out.
     """
-    edges = even.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
-    lengths = np.diff(edges) / trace.window_s
+    edges = wave.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
+    even_lengths = np.diff(edges) / trace.window_s
     variations = []
-    for counts in trace.counts[trace.counts.sum(axis=1) >= ENOUGH**2]:
-        size = max(1, int(np.ceil(ENOUGH / counts.mean())))
-        if len(counts) // size < ENOUGH:
+    for counts in trace.counts[trace.counts.sum(axis=1) >= FEWEST_GAPS**2]:
+        size = max(1, int(np.ceil(FEWEST_GAPS / counts.mean())))
+        if len(counts) // size < FEWEST_GAPS:
             continue
-        sums = grouped(counts, size)
-        expected = _group_sums(lengths, size) * sums.sum() / _group_sums(lengths, size).sum()
-        variations.append(float(np.sqrt(np.mean((sums - expected) ** 2 / expected))))
+        group_counts = grouped(counts, size)
+        # Counts at a constant rate in even time: windows have different lengths there.
+        expected = _group_sums(even_lengths, size) * group_counts.sum() / _group_sums(even_lengths, size).sum()
+        variations.append(float(np.sqrt(np.mean((group_counts - expected) ** 2 / expected))))
     return variations
 
 
-def _group_sums(lengths: Floats, size: int) -> Floats:
+def _group_sums(values: Floats, size: int) -> Floats:
     """Sums of groups of *size* neighbours; an incomplete group at the end is left out."""
-    whole = len(lengths) // size * size
-    return np.asarray(lengths[:whole].reshape(-1, size).sum(axis=1))
+    used_length = len(values) // size * size
+    return np.asarray(values[:used_length].reshape(-1, size).sum(axis=1))
 
 
 def _similarity(trace: CallerTrace, requests: Ints, traffic: Traffic, seed: int) -> list[FitFigure]:
@@ -337,12 +344,18 @@ def _similarity(trace: CallerTrace, requests: Ints, traffic: Traffic, seed: int)
         np.concatenate([block.model for block in blocks]),
         trace.span_s,
     )
-    least = trace.window_s if isinstance(trace, CountedTrace) else 0.0
-    flows = [(window, trace.flow(window), generated.flow(window)) for window in (1.0, 60.0, 3600.0) if window >= least]
+    shortest_window = trace.window_s if isinstance(trace, CountedTrace) else 0.0
+    flows = [
+        (window, trace.flow(window), generated.flow(window))
+        for window in (1.0, 60.0, 3600.0)
+        if window >= shortest_window
+    ]
     return shares + [
         FitFigure(
-            f"busiest {window:g} s over the mean", float(real.max() / real.mean()), float(ours.max() / ours.mean())
+            f"busiest {window:g} s over the mean",
+            float(recorded.max() / recorded.mean()),
+            float(synthetic.max() / synthetic.mean()),
         )
-        for window, real, ours in flows
-        if len(real) >= 2 and real.sum() and ours.sum()
+        for window, recorded, synthetic in flows
+        if len(recorded) >= 2 and recorded.sum() and synthetic.sum()
     ]

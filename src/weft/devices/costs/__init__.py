@@ -1,7 +1,7 @@
-"""What a layer costs on a device: ``layer_costs.estimate`` prices a model layer by layer, by a cost model from here.
+"""The cost of a layer on a device: ``layer_costs.estimate`` prices a model layer by layer, by a cost model from here.
 
-A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. The time
-of weights on the memory channel is not its concern: ``layer_costs`` counts their bytes, an executor moves them. All
+A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. It does
+not include the time of weights on the memory channel: ``layer_costs`` counts their bytes, an executor moves them. All
 models here are of a weight-stationary array: weights stay, im2col rows stream past them. A fold is one array-full of
 weights: ``array_rows`` of the reduction by ``array_columns`` of the output channels.
 
@@ -49,7 +49,7 @@ def scalesim_cycles(gemm: Gemm, npu: Npu) -> int:
 def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
     """Folds follow each other without a gap: the next fold's weights load while this one streams.
 
-    A fold lasts as long as its rows stream or its successor's weights load, whichever is longer; the
+    A fold lasts as long as its rows stream or its successor's weights load, whichever takes longer; the
     array fills and drains once per layer. Small groups share the array as blocks on its diagonal.
     Of the engines, some divide the output tiles and the others the rows, whichever division ends first.
     """
@@ -57,6 +57,7 @@ def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
     packed = min(gemm.groups, max(1, rows // gemm.k), max(1, columns // gemm.n))
     tiles = ceil_div(gemm.groups, packed) * ceil_div(gemm.n, columns)
     load = ceil_div(rows, npu.weight_rows_per_cycle)
+    # For each division of the engines: the tiles that an engine computes, times the cycles of a fold.
     folds_and_rows = min(
         ceil_div(tiles, over_tiles) * max(load, ceil_div(gemm.m, npu.positions * (npu.engines // over_tiles)))
         for over_tiles in _divisors(npu.engines)
@@ -79,8 +80,8 @@ def maestro_cycles(gemm: Gemm, npu: Npu) -> int:
     positions = ceil_div(gemm.m, npu.positions)
     columns = npu.array_columns * npu.engines
     if gemm.depthwise:
-        spread = ceil_div(gemm.groups, npu.array_rows * columns)
-        return spread * positions * gemm.kernel + 1
+        group_passes = ceil_div(gemm.groups, npu.array_rows * columns)
+        return group_passes * positions * gemm.kernel + 1
     passes = ceil_div(gemm.n, columns) * ceil_div(gemm.k // gemm.kernel, npu.array_rows)
     return gemm.groups * (passes * positions * (gemm.kernel + 1) + 1)
 

@@ -162,9 +162,9 @@ def design_points(platform: Board, *, element_bits: int = 16, even: bool = True)
 
     even: round T_R down to an even number, as stackable PEs halve it (all values in Table I of the paper are even).
     """
-    columns = [np.arange(1.0, platform.dsps // t_p + 1) for t_p in range(1, platform.dsps + 1)]
-    t_p = np.repeat(np.arange(1.0, platform.dsps + 1), [len(part) for part in columns])
-    t_c = np.concatenate(columns)
+    pe_counts_by_width = [np.arange(1.0, platform.dsps // t_p + 1) for t_p in range(1, platform.dsps + 1)]
+    t_p = np.repeat(np.arange(1.0, platform.dsps + 1), [len(pe_counts) for pe_counts in pe_counts_by_width])
+    t_c = np.concatenate(pe_counts_by_width)
     t_r = np.floor((platform.bram_bits // (2 * element_bits) - t_p * t_c) / (t_p + t_c))
     if even:
         t_r -= t_r % 2
@@ -189,12 +189,14 @@ def _check_weights(weights: Sequence[float] | None, max_batch: int) -> Floats:
     """The weights of the batch sizes as an array, all 1 by default; raises InputError if they are unusable."""
     if max_batch < 1:
         raise InputError(f"max_batch = {max_batch} must be at least 1")
-    given = np.ones(max_batch) if weights is None else np.array(weights, dtype=np.float64)
-    if len(given) != max_batch:
-        raise InputError(f"weights has {len(given)} numbers for {max_batch} batch sizes; give one for each size from 1")
-    if not (np.isfinite(given).all() and (given >= 0).all() and given.any()):
-        raise InputError(f"weights {given.tolist()} must be finite, none negative and not all zero")
-    return given
+    weight_array = np.ones(max_batch) if weights is None else np.array(weights, dtype=np.float64)
+    if len(weight_array) != max_batch:
+        raise InputError(
+            f"weights has {len(weight_array)} numbers for {max_batch} batch sizes; give one for each size from 1"
+        )
+    if not (np.isfinite(weight_array).all() and (weight_array >= 0).all() and weight_array.any()):
+        raise InputError(f"weights {weight_array.tolist()} must be finite, none negative and not all zero")
+    return weight_array
 
 
 def _all_times(

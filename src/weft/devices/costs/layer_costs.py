@@ -1,4 +1,4 @@
-"""Profiles: what each layer of a model costs on a device at a batch size.
+"""Profiles: the cost of each layer of a model on a device at a batch size.
 
 Estimated from a model by a cost model (``estimate``), or read from a file that a user measured on a
 chip of their own (``read_profile``); the file format is docs/formats.md.
@@ -150,19 +150,19 @@ def spill_together(profiles: list[Profile], npu: Npu) -> list[Profile]:
 def _price(layer: Layer, npu: Npu, batch: int, cycles: CostModel) -> LayerCost:
     """The cost of one layer: products by *cycles*, other layers by the vector unit's bytes per cycle."""
     bits = min(layer.activation_bits, npu.element_bits)
-    touched = (layer.input_elements + layer.output_elements) * batch * bits / 8
+    touched_bytes = (layer.input_elements + layer.output_elements) * batch * bits / 8
     if layer.gemm:
-        used = cycles(_batch_gemm(layer, batch), npu)
+        cycle_count = cycles(_batch_gemm(layer, batch), npu)
     else:
-        used = max(1, math.ceil(touched / npu.vector_bytes_per_cycle))
-    stored = layer.weights + layer.lookups * batch
+        cycle_count = max(1, math.ceil(touched_bytes / npu.vector_bytes_per_cycle))
+    fetched_weights = layer.weights + layer.lookups * batch
     # the input of a weightless layer is the output of an earlier layer, where it was counted
-    held = max(layer.input_elements, layer.output_elements) if layer.weights else layer.output_elements
+    held_elements = max(layer.input_elements, layer.output_elements) if layer.weights else layer.output_elements
     return LayerCost(
         name=layer.name,
-        compute_s=used / npu.clock_hz,
-        weight_bytes=math.ceil(stored * min(layer.weight_bits, npu.element_bits) / 8),
-        activation_bytes=math.ceil(held * batch * bits / 8),
+        compute_s=cycle_count / npu.clock_hz,
+        weight_bytes=math.ceil(fetched_weights * min(layer.weight_bits, npu.element_bits) / 8),
+        activation_bytes=math.ceil(held_elements * batch * bits / 8),
     )
 
 
@@ -209,8 +209,8 @@ def read_profile(path: str | Path) -> Profile:
         raise ProfileError(f"{path}: {first_problem(error, _ProfileFile, _LayerFile)}") from error
     names = [entry.name for entry in raw.layers]
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ProfileError(f"{path}: two layers are called {twice!r}; give every layer a name of its own")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ProfileError(f"{path}: two layers are called {duplicate!r}; give every layer a name of its own")
     for entry in raw.layers:
         if entry.weight_bytes == 0:
             raise ProfileError(

@@ -127,7 +127,7 @@ class Program:
         counts = [
             max(1, -(-size // max(1, most // ticks))) for size, ticks in zip(self.weight_bytes, per_byte, strict=True)
         ]
-        extra = [0 if part == 0 else cost for count in counts for part in range(count)]
+        added_ticks = [0 if part == 0 else cost for count in counts for part in range(count)]
         compute, sizes = _divide(self.compute, counts), _divide(self.weight_bytes, counts)
         tick_sizes = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
         return replace(
@@ -136,7 +136,7 @@ class Program:
                 piece for name, count in zip(self.names, counts, strict=True) for piece in _part_names(name, count)
             ),
             fetch=tuple(size * ticks for size, ticks in zip(sizes, tick_sizes, strict=True)),
-            compute=tuple(ticks + added for ticks, added in zip(compute, extra, strict=True)),
+            compute=tuple(ticks + added for ticks, added in zip(compute, added_ticks, strict=True)),
             weight_bytes=sizes,
             exits=tuple(sum(counts[:layers]) for layers in self.exits),
         )
@@ -190,18 +190,18 @@ def one_at_a_time(
     ends = {exit_.after for exit_ in model.exits}
     pieces: list[list[int]] = [[]]
     for index, layer in enumerate(model.layers):
-        begins = by_layer and layer.gemm and any(model.layers[i].gemm for i in pieces[-1])
-        if pieces[-1] and (index in ends or begins):
+        begins_piece = by_layer and layer.gemm and any(model.layers[i].gemm for i in pieces[-1])
+        if pieces[-1] and (index in ends or begins_piece):
             pieces.append([])
         pieces[-1].append(index)
     compute = tuple(max(1, clock.ticks(math.fsum(times_s[i] for i in piece) + decision_s)) for piece in pieces)
-    nothing = (0,) * len(pieces)
+    no_fetches = (0,) * len(pieces)
     return Program(
         model.name,
         tuple(_piece_name(model, piece) for piece in pieces),
-        nothing,
+        no_fetches,
         compute,
-        nothing,
+        no_fetches,
         tuple(count for count, piece in enumerate(pieces) if piece[0] in ends),
         exit_rates,
     )
@@ -209,8 +209,8 @@ def one_at_a_time(
 
 def _piece_name(model: Model, piece: Sequence[int]) -> str:
     """The name of its matrix product, or ``first..last`` of several; of all its layers if none is a product."""
-    named = [index for index in piece if model.layers[index].gemm] or list(piece)
-    first, last = model.layers[named[0]].name, model.layers[named[-1]].name
+    name_indices = [index for index in piece if model.layers[index].gemm] or list(piece)
+    first, last = model.layers[name_indices[0]].name, model.layers[name_indices[-1]].name
     return first if first == last else f"{first}..{last}"
 
 

@@ -1,4 +1,4 @@
-"""What a layer costs on a tiled NPU: a product (R x P) @ (P x C) cut into tiles that stay until their sum is complete.
+"""The cost of a layer on a tiled NPU: a product (R x P) @ (P x C) in tiles that stay until their sum is complete.
 
 The loop nest (Fluid Batching, sections II-C and III-A; output stationary, every operand in off-chip memory)::
 
@@ -137,13 +137,13 @@ def lookup_table(model: Model, device: TiledNpu, max_batch: int = 8) -> LookupTa
     """The choices of every product at every batch size up to *max_batch*."""
     if max_batch < 1:
         raise InputError(f"{model.name}: a look-up table holds batches from 1, not up to {max_batch}")
-    kept = [index for index, layer in enumerate(model.layers) if layer.gemm]
+    product_indices = [index for index, layer in enumerate(model.layers) if layer.gemm]
     rows = [choices(model, device, batch) for batch in range(1, max_batch + 1)]
     return LookupTable(
         model.name,
         device.name,
-        tuple(model.layers[index].name for index in kept),
-        tuple(tuple(row[index] for index in kept) for row in rows),
+        tuple(model.layers[index].name for index in product_indices),
+        tuple(tuple(row[index] for index in product_indices) for row in rows),
     )
 
 

@@ -104,7 +104,7 @@ class Abreast(Policy):
 
     def _collect_work(self, view: View, now: int) -> list[_Work]:
         """Return the next work of each body (backbone), on lanes and waiting, sorted by program."""
-        bodies, longer = self._shares.bodies, 100 + self.margin
+        bodies, with_margin = self._shares.bodies, 100 + self.margin
         heads: dict[int, Candidate] = {}
         for candidate in view.candidates:
             body = bodies[candidate.program] if bodies else candidate.stream
@@ -116,12 +116,12 @@ class Abreast(Policy):
                 last = lane.holds[-1]
                 lane_ticks = self._ticks(last.program, number, lane.rest)
                 head = heads.pop(bodies[last.program] if bodies else last.stream, None)
-                left = last.remaining - last.compute if head is None else head.remaining
-                need = lane_ticks + left * longer // 100
+                remaining = last.remaining - last.compute if head is None else head.remaining
+                need = lane_ticks + remaining * with_margin // 100
                 due, ends = _latest_finish(head or last, now + need), last.remaining <= last.compute
                 works.append(_Work(head or last, head is not None, need, due, number, ends))
         for head in heads.values():
-            need = head.remaining * longer // 100
+            need = head.remaining * with_margin // 100
             works.append(_Work(head, True, need, _latest_finish(head, now + need)))
         if len(works) > 1:
             works.sort(key=_program_of)  # so that the cache of ways is hit whatever the order of candidates
@@ -159,7 +159,7 @@ class Abreast(Policy):
         other loads square and first power are alike.
         """
         priorities, floor, weights = sum([work.head.priority for work in works]), self.floor / 100, []
-        most = max([_answer_rate(work.head) for work in works]) if hurried else 1.0
+        best_rate = max([_answer_rate(work.head) for work in works]) if hurried else 1.0
         for head, _, need, due, _, _ in works:
             assert head.share, "lanes are shares"
             weight, lack = 0.0, floor - head.share.lately * priorities / head.priority
@@ -168,20 +168,20 @@ class Abreast(Policy):
             if hurried:
                 if due < NO_DEADLINE:
                     weight += RUSH * (need / max(1, due - now)) ** 2
-                weight *= (_answer_rate(head) / most) ** 2
+                weight *= (_answer_rate(head) / best_rate) ** 2
             weights.append(1.0 + weight)
         return weights
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
         """Return the place and the slack of every work that can be on time if all run one by one, by deadline."""
         order = sorted([(work.due, place, work.need) for place, work in enumerate(works)])
-        slacks, end, all_can = [], now, True
+        slacks, end, all_on_time = [], now, True
         for due, place, need in order:
             end += need
             slacks.append((place, due - end))
             if end > due:
-                all_can = False
-        if all_can:
+                all_on_time = False
+        if all_on_time:
             return slacks
         places = [place for _, place, _ in order]
         return self._savable([works[place] for place in places], places, now)
@@ -248,9 +248,12 @@ def _keeps_deadlines(way: SharingWay, works: list[_Work], slacks: list[tuple[int
     return True
 
 
-def _precedes(one: Candidate, other: Candidate) -> bool:
-    """Return whether *one* goes before *other* of the same body: earlier deadline, then begun batches, then query."""
-    return (one.deadline, one.layer == 0, one.query) < (other.deadline, other.layer == 0, other.query)
+def _precedes(candidate: Candidate, other: Candidate) -> bool:
+    """Return whether a candidate goes before *other* of the same body.
+
+    By deadline, then begun batches first, then by query.
+    """
+    return (candidate.deadline, candidate.layer == 0, candidate.query) < (other.deadline, other.layer == 0, other.query)
 
 
 def _program_of(work: _Work) -> int:

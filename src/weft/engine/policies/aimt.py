@@ -1,8 +1,8 @@
 """AI-MT (ISCA'20) at layer granularity, as Layerweaver describes and tunes it.
 
-Two thresholds steer: with little room left in the buffer, run what computes shortest; with little
-ready compute, rebuild it; otherwise spend it on a memory-intensive layer, whichever waited longest
-(the paper says "randomly": the longest-waiting is a random choice that repeats).
+Two thresholds decide. If little of the buffer is free, the layer with the shortest compute goes next; if little ready
+compute is left (work whose weights are on chip), the layer that adds most to it; otherwise the memory-bound layer that
+waited longest. (The paper chooses randomly there; the longest wait makes runs repeatable.)
 """
 
 from __future__ import annotations

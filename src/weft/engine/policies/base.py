@@ -1,4 +1,4 @@
-"""The interface of policies: what the engine shows them (``View``) and what they answer (``Start``).
+"""The interface of policies: the engine passes a ``View``, and the policy returns a ``Start``.
 
 A policy is one decision: given a view, which candidate to issue next. It never sees the engine; a policy that needs to
 know more gets another field of ``View``. To write one, derive from ``Policy`` and implement ``decide``.
@@ -201,7 +201,7 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The models and the device of a run, and what the user asked for; constant during the run."""
+    """The models and the device of a run, and the user's settings; constant during the run."""
 
     programs: Sequence[Program]
     """One program for each saturated stream, or one for each batch size of each model. A server appends programs as
@@ -291,7 +291,7 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """The constant properties of a policy: what it is made for, and what it needs from the engine."""
+    """The constant properties of a policy: its purpose, and its requirements on the engine."""
 
     serves_requests: bool = True
     """Whether it can serve requests; if not, only saturated streams."""
@@ -339,7 +339,7 @@ class LoopOptions(NamedTuple):
 class Policy:
     """Base class of policies. ``decide`` chooses the next layer; further fields are the options that a user may set.
 
-    ``traits`` holds what is the same in every run; what depends on the run and on the options are methods.
+    ``traits`` are the same in every run; properties that depend on the run or on options are methods.
     """
 
     setting: Setting

@@ -59,13 +59,13 @@ class LazyBatching(Refilling):
     def propose(self, flight: Flight, now: int) -> Candidate:
         if not flight.batches:
             return flight.beginnings[-1]
-        for more in reversed(flight.beginnings):
-            if self._slack(more, flight.batches, now) >= 0:
-                return more
+        for newcomers in reversed(flight.beginnings):
+            if self._slack(newcomers, flight.batches, now) >= 0:
+                return newcomers
         return flight.batches[0]
 
-    def _slack(self, more: Candidate, batches: tuple[Candidate, ...], now: int) -> int:
-        """Return the ticks to spare until the first deadline if *more* begins and all requests run one by one."""
-        batches = (more, *batches)
+    def _slack(self, newcomers: Candidate, batches: tuple[Candidate, ...], now: int) -> int:
+        """Return the ticks to spare until the first deadline if *newcomers* begins and all requests run one by one."""
+        batches = (newcomers, *batches)
         need = sum([batch.size * self.rest(batch, batch.layer, 1) for batch in batches])
         return rules.slack(min([batch.deadline for batch in batches]), now, need, 100)

@@ -2,7 +2,7 @@
 
 A query of stream i keeps the PE array busy for C_i ticks and the memory channel for M_i; alone on the device it takes
 T_i. With x_i queries per tick, the system throughput is sum x_i T_i, under sum x_i C_i <= 1 and sum x_i M_i <= 1: a
-linear program with two constraints, solved here by looking at its corners.
+linear program with two constraints. Its optimum is at a corner, where at most two streams have queries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft.devices.costs.program import Program
 LEAST_SHARE = 0.1
 """Least throughput of a stream, as a share of an equal division of the time; a stream below it counts as starved."""
 
-EVENING = 0.001
+EQUALITY_LOSS = 0.001
 """Share of the throughput that may be given up to divide the time equally: users expect equal models to be treated
 alike."""
 
@@ -38,11 +38,12 @@ def raise_starved(shares: Sequence[float]) -> list[float]:
     This makes a schedule that starves a stream comparable with one that does not. While a stream runs alone, the
     throughput is 1; *shares* are earned in the rest of the time.
     """
-    least, rest = least_share(len(shares)), 1.0
+    least, time_left = least_share(len(shares)), 1.0
     for _ in shares:  # with less time left, more streams fall below their least share
-        low = [share for share in shares if share * rest < least]
-        rest = (1 - len(low) * least) / (1 - sum(low))
-    return [max(least, share * rest) for share in shares]
+        starved = [share for share in shares if share * time_left < least]
+        # Solved for time_left: 1 - time_left = len(starved) * least - sum(starved) * time_left, the time alone.
+        time_left = (1 - len(starved) * least) / (1 - sum(starved))
+    return [max(least, share * time_left) for share in shares]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +77,10 @@ class Prices:
 
         An unfinished query counts as the part of its price that its issued layers have.
         """
-        whole, begun = divmod(layers, len(program))
+        complete, issued = divmod(layers, len(program))
         total = self.of(QueryDemand(program.total_compute, program.total_fetch, 0.0))
-        done = self.of(QueryDemand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
-        return whole + (done / total if total else 0.0)
+        issued_price = self.of(QueryDemand(sum(program.compute[:issued]), sum(program.fetch[:issued]), 0.0))
+        return complete + (issued_price / total if total else 0.0)
 
 
 def demand_of(program: Program, buffer: int) -> QueryDemand:
@@ -112,16 +113,16 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
 
 def prices(demands: Sequence[QueryDemand]) -> Prices:
-    """Return the optimal dual prices: the lowest at which no stream's T_i exceeds the price of what its query uses."""
+    """Return the optimal dual prices: the lowest at which no stream's T_i exceeds the price of its query."""
     corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
     if all(d.memory for d in demands):
         corners.append((0.0, max(d.alone / d.memory for d in demands)))
     for a, b in combinations(demands, 2):
-        area = a.compute * b.memory - b.compute * a.memory
-        if area:
+        determinant = a.compute * b.memory - b.compute * a.memory
+        if determinant:
             corner = (
-                (a.alone * b.memory - b.alone * a.memory) / area,
-                (a.compute * b.alone - b.compute * a.alone) / area,
+                (a.alone * b.memory - b.alone * a.memory) / determinant,
+                (a.compute * b.alone - b.compute * a.alone) / determinant,
             )
             if min(corner) >= 0 and _covers(corner, demands):
                 corners.append(corner)
@@ -136,51 +137,53 @@ def _covers(corner: tuple[float, float], demands: Sequence[QueryDemand]) -> bool
 
 def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
     """Return the prices for a given mix of queries: only the busier resource has a price above 0."""
-    worth = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
+    throughput = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
     compute = sum(part * d.compute for part, d in zip(mix, demands, strict=True))
     memory = sum(part * d.memory for part, d in zip(mix, demands, strict=True))
-    return Prices(worth / compute, 0.0) if compute >= memory else Prices(0.0, worth / memory)
+    return Prices(throughput / compute, 0.0) if compute >= memory else Prices(0.0, throughput / memory)
 
 
 def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     """Return the queries per tick of each stream at the highest throughput that gives every stream its least share."""
     least = [least_share(len(demands)) / d.alone for d in demands]
-    room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
-    room_m = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
+    array_room = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
+    channel_room = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
     best, extra = -1.0, [0.0] * len(demands)
-    for streams, rates in _corners(demands, room_c, room_m):
-        worth = sum(rate * demands[stream].alone for stream, rate in zip(streams, rates, strict=True))
-        if worth > best * (1 + 1e-12):  # among equal corners the first wins, whatever the rounding
-            best, extra = worth, [0.0] * len(demands)
+    for streams, rates in _corners(demands, array_room, channel_room):
+        throughput = sum(rate * demands[stream].alone for stream, rate in zip(streams, rates, strict=True))
+        if throughput > best * (1 + 1e-12):  # among equal corners the first wins, whatever the rounding
+            best, extra = throughput, [0.0] * len(demands)
             for stream, rate in zip(streams, rates, strict=True):
                 extra[stream] = rate
-    return _prefer_equal([rate + more for rate, more in zip(least, extra, strict=True)], demands)
+    return _prefer_equal([rate + extra_rate for rate, extra_rate in zip(least, extra, strict=True)], demands)
 
 
 def _prefer_equal(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
-    """Return *rates*, or the rates at an equal division of the time if that costs at most EVENING of the throughput."""
+    """Return *rates*, or those of an equal division of the time if it costs at most EQUALITY_LOSS of the throughput."""
     equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
-    worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
-    return tuple(equal if even_worth >= (1 - EVENING) * worth else rates)
+    throughput, equal_throughput = (
+        sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal)
+    )
+    return tuple(equal if equal_throughput >= (1 - EQUALITY_LOSS) * throughput else rates)
 
 
 def _corners(
-    demands: Sequence[QueryDemand], room_c: float, room_m: float
+    demands: Sequence[QueryDemand], array_room: float, channel_room: float
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Return the streams with queries, and their rates, at every vertex of the linear program.
 
-    room_c, room_m: the capacity of the PE array and of the memory channel, as fractions of the time.
+    array_room, channel_room: the capacity of the PE array and of the memory channel, as fractions of the time.
     """
     corners: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     for i, d in enumerate(demands):
-        limits = [room / need for room, need in ((room_c, d.compute), (room_m, d.memory)) if need]
+        limits = [room / need for room, need in ((array_room, d.compute), (channel_room, d.memory)) if need]
         corners.append(((i,), (min(limits),)))
     for (i, a), (j, b) in combinations(enumerate(demands), 2):
-        area = a.compute * b.memory - b.compute * a.memory
-        if area:
+        determinant = a.compute * b.memory - b.compute * a.memory
+        if determinant:
             rates = (
-                (room_c * b.memory - room_m * b.compute) / area,
-                (room_m * a.compute - room_c * a.memory) / area,
+                (array_room * b.memory - channel_room * b.compute) / determinant,
+                (channel_room * a.compute - array_room * a.memory) / determinant,
             )
             if min(rates) >= 0:
                 corners.append(((i, j), rates))

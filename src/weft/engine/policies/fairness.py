@@ -42,12 +42,12 @@ def _gains(program: Program, per_round: float) -> tuple[int, ...]:
     A query adds ``ROUND / per_round``, and a layer adds its share of the query's work.
     """
     query = round(ROUND / per_round)
-    reached = [0]
-    done = 0
+    progress = [0]
+    work_done = 0
     for work in program.work:
-        done += work
-        reached.append(query * done // program.total_work)
-    return tuple(after - before for before, after in pairwise(reached))
+        work_done += work
+        progress.append(query * work_done // program.total_work)
+    return tuple(after - before for before, after in pairwise(progress))
 
 
 def may_go(progress: Sequence[int], gains: Sequence[int], max_lag_units: int) -> list[bool]:

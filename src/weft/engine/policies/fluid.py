@@ -20,15 +20,15 @@ class Fluid(Refilling):
     def propose(self, flight: Flight, now: int) -> Candidate:
         if not flight.batches:
             return flight.beginnings[-1]
-        halted = flight.batches[0]
-        if len(flight.batches) > 1 or not flight.beginnings or not self.at_exit(halted):
-            return halted
-        more = flight.beginnings[-1]
-        return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
+        paused = flight.batches[0]
+        if len(flight.batches) > 1 or not flight.beginnings or not self.at_exit(paused):
+            return paused
+        newcomers = flight.beginnings[-1]
+        return newcomers if rules.slack(paused.deadline, now, self._overhead(paused, newcomers), 100) > 0 else paused
 
-    def _overhead(self, halted: Candidate, more: Candidate) -> int:
-        """Return the ticks to the end if the newcomers *more* join the batch *halted* at its exit (equation 4)."""
-        new_total = self.rest(more, 0, more.size)
-        new_after_exit = self.rest(more, halted.layer, more.size)
-        merged_after_exit = self.rest(halted, halted.layer, halted.size + more.size)
+    def _overhead(self, paused: Candidate, newcomers: Candidate) -> int:
+        """Return the ticks to the end if *newcomers* join the batch *paused* at its exit (equation 4)."""
+        new_total = self.rest(newcomers, 0, newcomers.size)
+        new_after_exit = self.rest(newcomers, paused.layer, newcomers.size)
+        merged_after_exit = self.rest(paused, paused.layer, paused.size + newcomers.size)
         return rules.fluid_overhead(new_total, new_after_exit, merged_after_exit)

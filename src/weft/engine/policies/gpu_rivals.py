@@ -42,9 +42,8 @@ class Streams(Policy):
 
     def decide(self, view: View) -> Start | None:
         heads = sorted(view.candidates, key=lambda head: rules.edf_key(head.deadline, head.arrival))
-        urgent = max(
-            [_rank(request) for request in _all_requests(view)]
-        )  # once per decision: there may be many late requests
+        # Once per decision, not per head: there may be many late requests.
+        urgent = max([_rank(request) for request in _all_requests(view)])
         for head in heads:
             lane = self.lane(head, view, urgent)
             if lane is not None and view.lanes[lane].room:
@@ -104,10 +103,10 @@ class Orion(Streams):
         kinds, whole = self.shares.kinds, self.shares.sms
         kind, urgent_kind = kinds[head.program], kinds[urgent.program]
         segments = [segment for lane in view.lanes for segment in lane.holds]
-        started = sum([segment.compute for segment in segments if _rank(segment) != _rank(urgent)])
+        started_ticks = sum([segment.compute for segment in segments if _rank(segment) != _rank(urgent)])
         fills = kind.fill(whole) + urgent_kind.fill(whole)
         differs = kind.bound(whole) != urgent_kind.bound(whole)
-        return differs and fills <= self.sms / 100 and started + head.compute <= self.budget_us * 1000
+        return differs and fills <= self.sms / 100 and started_ticks + head.compute <= self.budget_us * 1000
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,9 @@ class Reef(Streams):
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:
             return self.shares.high
-        first, kinds, whole = _first_urgent(view, urgent), self.shares.kinds, self.shares.sms
-        free = 1 - kinds[first.program].fill(whole)
-        if head.compute > first.compute or kinds[head.program].fill(whole) > free:
+        urgent_request, kinds, whole = _first_urgent(view, urgent), self.shares.kinds, self.shares.sms
+        free = 1 - kinds[urgent_request.program].fill(whole)
+        if head.compute > urgent_request.compute or kinds[head.program].fill(whole) > free:
             return None
         return super().lane(head, view, urgent)
 
@@ -141,16 +140,20 @@ class TimeSlices(Streams):
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         streams = sorted({request.stream for request in _all_requests(view)})
-        turn = streams[view.device.channel_free // (self.slice_us * 1000) % len(streams)]
-        return self.shares.whole[0] if head.stream == turn or not view.lanes[self.shares.whole[0]].holds else None
+        current_stream = streams[view.device.channel_free // (self.slice_us * 1000) % len(streams)]
+        return (
+            self.shares.whole[0]
+            if head.stream == current_stream or not view.lanes[self.shares.whole[0]].holds
+            else None
+        )
 
 
-def _lane_of_stream(head: Candidate, lanes: Sequence[LaneState], among: Iterable[int]) -> int | None:
-    """Return a lane for a candidate: one of *among* that holds a segment of the same stream, else an idle one.
+def _lane_of_stream(head: Candidate, lanes: Sequence[LaneState], allowed_lanes: Iterable[int]) -> int | None:
+    """Return a lane for a candidate: one of *allowed_lanes* that holds a segment of the same stream, else an idle one.
 
     None if there is neither.
     """
-    numbers = list(among)
+    numbers = list(allowed_lanes)
     holding = [number for number in numbers if any(held.stream == head.stream for held in lanes[number].holds)]
     return next(iter(holding or [number for number in numbers if not lanes[number].holds]), None)
 

@@ -50,8 +50,8 @@ class Fair(InOrder):
         """Return how often a saturated stream has used up its equal part of a run's time, after *queries* queries."""
         programs = self.setting.programs
         served = queries * programs[stream].total_work
-        everything = self.setting.rounds * sum(program.total_work for program in programs)
-        return served * len(programs) // everything
+        run_work = self.setting.rounds * sum(program.total_work for program in programs)
+        return served * len(programs) // run_work
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,10 @@ class WithLeastShares(Policy):
     @cached_property
     def rule(self) -> Policy:
         """The weaver with a setting that has only the woven streams."""
-        programs, uncut = ([of[stream] for stream in self.woven] for of in (self.setting.programs, self.setting.uncut))
+        programs, uncut = (
+            [all_programs[stream] for stream in self.woven]
+            for all_programs in (self.setting.programs, self.setting.uncut)
+        )
         return replace(self.weaver, setting=replace(self.setting, programs=programs, whole=uncut))
 
     @cached_property
@@ -113,5 +116,5 @@ def _spread(program: Program, period: int) -> tuple[int, ...]:
 
     Every layer takes a part of the period in proportion to its work.
     """
-    reached: Sequence[int] = [0, *accumulate(program.work)]
-    return tuple(period * done // reached[-1] for done in reached)
+    work_before: Sequence[int] = [0, *accumulate(program.work)]
+    return tuple(period * work // work_before[-1] for work in work_before)

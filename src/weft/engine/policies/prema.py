@@ -23,8 +23,8 @@ class Prema(Policy):
         now = view.device.channel_free
         with_tokens = [(candidate, _tokens(candidate, now)) for candidate in view.candidates]
         threshold = max(rules.level(tokens, candidate.work.whole) for candidate, tokens in with_tokens)
-        rich = [candidate for candidate, tokens in with_tokens if tokens >= threshold * candidate.work.whole]
-        return Start(min(rich, key=lambda candidate: candidate.remaining))
+        eligible = [candidate for candidate, tokens in with_tokens if tokens >= threshold * candidate.work.whole]
+        return Start(min(eligible, key=lambda candidate: candidate.remaining))
 
 
 def _tokens(candidate: Candidate, now: int) -> int:

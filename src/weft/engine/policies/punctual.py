@@ -82,11 +82,12 @@ class Punctual(Policy):
         victim = min(
             (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.work.whole - layer.rest
         ).candidate
-        both = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
-        chosen = self.decide(both).candidate
+        with_victim = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
+        chosen = self.decide(with_victim).candidate
         need = self._time_alone(chosen)
-        free = now + min(layer.rest for layer in running)
-        if chosen is victim or not now + need <= chosen.deadline < free + need:
+        next_end = now + min(layer.rest for layer in running)
+        # Preempting must help: the request can be on time if it starts now, but not at the next end of a layer.
+        if chosen is victim or not now + need <= chosen.deadline < next_end + need:
             return None
         spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
         return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
@@ -115,24 +116,24 @@ class Punctual(Policy):
         """Return the largest set that can be on time, in order of deadlines (*plans* are sorted with ``due_order``)."""
         left_out: set[int] = set()
         dearest: list[tuple[bool, float, int]] = []  # a heap: those that yield first, then the highest cost
-        end = now
+        planned_end = now
         for place, plan in enumerate(plans):
             heappush(dearest, (not plan.yields, -plan.cost, place))
-            end += plan.need
-            while end > plan.due and dearest:
+            planned_end += plan.need
+            while planned_end > plan.due and dearest:
                 worst = heappop(dearest)[2]
                 left_out.add(worst)
-                end -= plans[worst].need
+                planned_end -= plans[worst].need
         return [plan for place, plan in enumerate(plans) if place not in left_out]
 
     def _quickest(self, saved: list[DueWork], now: int) -> Candidate:
         """Return the candidate of lowest cost whose next segment makes no candidate with an earlier deadline late."""
-        best, end, slack = saved[0], now, NO_DEADLINE
+        best, planned_end, slack = saved[0], now, NO_DEADLINE
         for plan in saved:
             if plan.cost < best.cost and plan.candidate.compute <= slack:
                 best = plan
-            end += plan.need
-            slack = min(slack, plan.due - end)
+            planned_end += plan.need
+            slack = min(slack, plan.due - planned_end)
         return best.candidate
 
 

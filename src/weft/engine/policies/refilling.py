@@ -1,4 +1,4 @@
-"""Base of policies that refill batches: a step is proposed for each stream; the one with the first deadline is issued.
+"""Base of policies that refill batches: a step is proposed for each stream; the step with the first deadline is issued.
 
 A step goes on with a batch in flight, or begins a batch of any size that could be merged with those in flight. A batch
 that catches up with another is merged with it.

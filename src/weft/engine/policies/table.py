@@ -14,13 +14,13 @@ class PolicyTable(MutableMapping[str, type[Policy]]):
 
     def __init__(self, section: str) -> None:
         self._section = section
-        self._known: dict[str, Entry | type[Policy]] | None = None
+        self._entries: dict[str, Entry | type[Policy]] | None = None
 
     @property
     def _policies(self) -> dict[str, Entry | type[Policy]]:
-        if self._known is None:
-            self._known = dict(registered(self._section))
-        return self._known
+        if self._entries is None:
+            self._entries = dict(registered(self._section))
+        return self._entries
 
     def __getitem__(self, name: str) -> type[Policy]:
         policy = self._policies[name]

@@ -84,54 +84,57 @@ class TopUp(Refilling):
 
     def _remaining_layers(self, flight: Flight) -> RemainingLayers:
         """Return the layers ahead of a stream's batches, with times for all sizes that merging can give."""
-        seen = flight.beginnings[-1]
-        most = sum([batch.size for batch in flight.batches]) + seen.size  # the largest batch that merging can give
-        first = seen.program - seen.size + 1
-        programs = self.setting.programs[first : first + most]
+        largest_beginning = flight.beginnings[-1]
+        max_batch = (
+            sum([batch.size for batch in flight.batches]) + largest_beginning.size
+        )  # the largest batch that merging can give
+        first_program = largest_beginning.program - largest_beginning.size + 1
+        programs = self.setting.programs[first_program : first_program + max_batch]
         ends = {*programs[0].exits, len(programs[0]), *[batch.layer for batch in flight.batches]}
         return RemainingLayers(programs[0], sorted(ends), [(*program.remaining, 0) for program in programs])
 
     def _cost(self, first: Candidate, flight: Flight, path: RemainingLayers, now: int) -> float:
         """Return the total cost of a stream's requests, from *now* on, if *first* is issued next."""
-        batches, seen = flight.batches, flight.beginnings[-1]
-        most = len(path.rests)
+        batches, largest_beginning = flight.batches, flight.beginnings[-1]
+        max_batch = len(path.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
         cost, end = self._sweep(path, [_waiting_group(batch) for batch in under_way], now, now)
-        dues, waiting = seen.refill or NO_REFILL
-        left = seen.size + waiting - taken
-        following = min(left, most)
-        if following:
-            more, end = self._sweep(path, [WaitingGroup(0, following, sorted(dues[taken:]))], end, now)
-            cost += more
-        left -= following
-        if left:
+        dues, waiting = largest_beginning.refill or NO_REFILL
+        unserved = largest_beginning.size + waiting - taken
+        next_size = min(unserved, max_batch)
+        if next_size:
+            next_cost, end = self._sweep(path, [WaitingGroup(0, next_size, sorted(dues[taken:]))], end, now)
+            cost += next_cost
+        unserved -= next_size
+        if unserved:
             full = path.rests[-1][0]
-            cost += rules.backlog_cost(left, most, full, end - now)
-            end += rules.backlog_ticks(left, most, full)
+            cost += rules.backlog_cost(unserved, max_batch, full, end - now)
+            end += rules.backlog_ticks(unserved, max_batch, full)
         return cost + self.backlog * (end - now)
 
-    def _sweep(self, path: RemainingLayers, parts: Sequence[WaitingGroup], start: int, now: int) -> tuple[float, int]:
-        """Return the cost and the end of a sweep. parts: the requests that it takes along, in order of layers.
+    def _sweep(self, path: RemainingLayers, groups: Sequence[WaitingGroup], start: int, now: int) -> tuple[float, int]:
+        """Return the cost and the end of a sweep. groups: the requests that it takes along, in order of layers.
 
-        The sweep begins with the first part, at tick *start*. Times in the cost count from *now*.
+        The sweep begins with the first group, at tick *start*. Times in the cost count from *now*.
         """
         miss = path.rests[0][0] * self.miss // 100
         ahead = [
-            (part, remaining_exit_shares(path.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts
+            (group, remaining_exit_shares(path.program, group.layer), UNDER_WAY if group.layer else 1)
+            for group in groups
         ]
-        layer, time, size, cost = parts[0].layer, start, 0, 0.0
+        layer, time, size, cost = groups[0].layer, start, 0, 0.0
         for stop in path.stops:
             if stop <= layer:
                 continue
-            size += sum([part.size for part in parts if part.layer == layer])
+            size += sum([group.size for group in groups if group.layer == layer])
             rest = path.rests[size - 1]
             time += rest[layer] - rest[stop]
-            for part, shares, miss_weight in ahead:
+            for group, shares, miss_weight in ahead:
                 share = shares.get(stop)
                 if share:
-                    late = bisect_left(part.dues, time) * miss_weight
-                    cost += rules.leaving_cost(share, part.size, time - now, late, miss)
+                    late = bisect_left(group.dues, time) * miss_weight
+                    cost += rules.leaving_cost(share, group.size, time - now, late, miss)
             layer = stop
         return cost, time
 
@@ -150,5 +153,5 @@ def remaining_exit_shares(program: Program, layer: int) -> dict[int, float]:
     ends = (*program.exits, len(program))
     rates = program.exit_rates or (0.0,) * (len(ends) - 1) + (1.0,)
     ahead = {end: rate for end, rate in zip(ends, rates, strict=True) if end > layer}
-    whole = sum(ahead.values())
-    return {end: rate / whole for end, rate in ahead.items()} if whole else {len(program): 1.0}
+    total = sum(ahead.values())
+    return {end: rate / total for end, rate in ahead.items()} if total else {len(program): 1.0}

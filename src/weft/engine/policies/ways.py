@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 NOWHERE = -1
 """The lane of a work that waits."""
-STAY = 0.97
+MOVE_FACTOR = 0.97
 """Factor on the throughput of ways in which a work changes lanes: their speeds are reached only when all works have
 changed."""
 MOST_KEPT = 4096
@@ -43,7 +43,7 @@ class OpenWays(NamedTuple):
 
     ways: tuple[SharingWay, ...]
     counts: Floats
-    """Expected speeds by way and work; times ``STAY`` for ways in which a work changes lanes."""
+    """Expected speeds by way and work; times ``MOVE_FACTOR`` for ways in which a work changes lanes."""
 
 
 class _AllWays(NamedTuple):
@@ -106,13 +106,13 @@ def _filter_ways(all_ways: _AllWays, held: tuple[int, ...], staying: tuple[int, 
     """Return the ways in which the works at the places *staying* keep their lanes; parameters as of ``open_ways``."""
     on_same_lane, counts = all_ways.lanes == held, all_ways.speeds.copy()
     moved = ~(on_same_lane | (np.array(held) == NOWHERE)).all(axis=1)
-    counts[moved] *= STAY
+    counts[moved] *= MOVE_FACTOR
     if not hurried:
         counts *= all_ways.hopes[:, None]
     if not staying:
         return OpenWays(all_ways.ways, counts)
-    kept = np.flatnonzero(on_same_lane[:, staying].all(axis=1))
-    return OpenWays(tuple([all_ways.ways[index] for index in kept]), counts[kept])
+    possible = np.flatnonzero(on_same_lane[:, staying].all(axis=1))
+    return OpenWays(tuple([all_ways.ways[index] for index in possible]), counts[possible])
 
 
 @lru_cache(maxsize=64)
@@ -129,14 +129,14 @@ def _store(cache: dict[K, V], key: K, value: V) -> V:
 
 
 def _compute_ways(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
-    """Compute what ``_all_ways`` returns."""
+    """Compute all ways, sorted by total speed; parameters as of ``_all_ways``."""
     with_hopes = []
-    for members, on, lanes in _seatings_with_lanes(shares, len(programs), plain):
+    for members, member_lanes, lanes in _seatings_with_lanes(shares, len(programs), plain):
         kinds, speeds = [programs[member] for member in members], [0.0] * len(programs)
-        running = shares.speeds(kinds, on)
-        for member, speed in zip(members, running, strict=True):
+        member_speeds = shares.speeds(kinds, member_lanes)
+        for member, speed in zip(members, member_speeds, strict=True):
             speeds[member] = speed
-        with_hopes.append((SharingWay(lanes, tuple(speeds), sum(running)), shares.hope(kinds, on)))
+        with_hopes.append((SharingWay(lanes, tuple(speeds), sum(member_speeds)), shares.hope(kinds, member_lanes)))
     with_hopes.sort(key=lambda way_and_hope: -way_and_hope[0].total)
     all_ways = tuple([way for way, _ in with_hopes])
     return _AllWays(
@@ -152,7 +152,7 @@ class _Seating(NamedTuple):
 
     members: tuple[int, ...]
     """Places of the works that run."""
-    on: tuple[int, ...]
+    member_lanes: tuple[int, ...]
     """The lane of each member."""
     lanes: tuple[int, ...]
     """``SharingWay.lanes``: the lane of every work, or ``NOWHERE`` if it waits."""
@@ -162,20 +162,20 @@ class _Seating(NamedTuple):
 def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seating]:
     """Return every way to put some of *works* works on lanes."""
     seatings = []
-    for members, on in _seatings(shares, works, plain):
+    for members, member_lanes in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works
-        for member, lane in zip(members, on, strict=True):
+        for member, lane in zip(members, member_lanes, strict=True):
             lanes[member] = shares.whole[0] if lane in shares.whole else lane
-        seatings.append(_Seating(members, on, tuple(lanes)))
+        seatings.append(_Seating(members, member_lanes, tuple(lanes)))
     return seatings
 
 
 def _seatings(shares: Shares, works: int, plain: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Yield, for every way to put some of *works* works on lanes, the places of the works that run and their lanes."""
-    places, most = range(works), min(2 if plain else works, len(shares.whole))
+    places, max_streams = range(works), min(2 if plain else works, len(shares.whole))
     for place in places:
         yield (place,), (shares.whole[0],)
-    for count in range(2, most + 1):
+    for count in range(2, max_streams + 1):
         for members in combinations(places, count):
             yield members, shares.whole[:count]
     for pair in () if plain else combinations(places, 2):

@@ -28,7 +28,7 @@ from weft.kernels import rules
 
 PRICE_UNIT = 2**20
 """Units of a price of 1: prices are integers, so that the plain and the compiled rollouts choose alike."""
-NEARER = 16
+SHORT_HORIZON = 16
 """A shorter horizon that the trial compares as well: it follows quick changes between layers better."""
 THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
 """Pairs of thresholds that the trial gives ``aimt``, fewer than a sweep tries: ``aimt`` is seldom the best contender,
@@ -60,8 +60,8 @@ class Weft(Policy):
         yield self
         if not self.trial or type(self) is not Weft:  # a subclass decides for itself
             return
-        if self.commit <= NEARER != self.horizon:
-            yield replace(self, horizon=NEARER)
+        if self.commit <= SHORT_HORIZON != self.horizon:
+            yield replace(self, horizon=SHORT_HORIZON)
         yield Layerweaver(self.setting, failsafe=False)
         yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
         yield RoundRobin(self.setting)
@@ -87,9 +87,9 @@ class Weft(Policy):
     @cached_property
     def band(self) -> Band:
         """The mix that the user asked for, the one that a trial selected, or the one at which the bound is reached."""
-        asked = super().band
-        if asked:
-            return asked
+        requested = super().band
+        if requested:
+            return requested
         rates = best_mix(self._demands)
         return Band(tuple(rate / min(rates) for rate in rates), self.setting.max_lag)
 
@@ -132,7 +132,7 @@ class Weft(Policy):
 
     def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
         """Play *head* and then the choices of *rule*; return the priced idle time and the stream of each layer."""
-        began = view.device
+        device_before = view.device
         fetched = computed = 0
         streams: list[int] = []
         for _ in range(self.length):
@@ -143,8 +143,8 @@ class Weft(Policy):
             view = self._after(view, head, device)
             head = rule(view).candidate
         compute_price, memory_price = self.prices
-        array_idle = view.device.array_free - began.array_free - computed
-        channel_idle = view.device.channel_free - began.channel_free - fetched
+        array_idle = view.device.array_free - device_before.array_free - computed
+        channel_idle = view.device.channel_free - device_before.channel_free - fetched
         return compute_price * array_idle + memory_price * channel_idle, streams
 
     def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:

@@ -84,8 +84,8 @@ class Case:
         program = setting.programs[self.terms[index].programs]
         if not program.exits:
             return None
-        after = np.array([*program.exits, len(program)], np.int64)
-        return (after[block] for block in self.workload.fates(index, seed))
+        layers_of_exit = np.array([*program.exits, len(program)], np.int64)
+        return (layers_of_exit[block] for block in self.workload.fates(index, seed))
 
     def steered(self, index: int) -> Steered | None:
         """Return the exit threshold of a stream if it depends on the load, else None."""
@@ -118,6 +118,7 @@ def prepared(workload: Workload, device: Device) -> Case:
 
 
 _NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
+"""Values of the fields in which workloads of the same cached case may differ."""
 
 
 @lru_cache(maxsize=256)
@@ -152,8 +153,10 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         model = host.model(name)
         rates = _exit_rates(workload, index, model)
         terms.append(_host_terms(stream, model, len(programs), clock))
-        slower = slowdown_beside_others(lanes, list(host.models).index(name))
-        programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
+        slowdown = slowdown_beside_others(lanes, list(host.models).index(name))
+        programs += [
+            _segments(name, model, batch, slowdown, clock, rates) for batch in range(1, terms[-1].max_batch + 1)
+        ]
         kinds += [model.like_at(batch) for batch in range(1, terms[-1].max_batch + 1) if host.gpu]
         alone.append(model.total_s(1))
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
@@ -183,12 +186,12 @@ def _exit_rates(workload: Workload, index: int, model: HostModel) -> tuple[float
 
 
 def _segments(
-    name: str, model: HostModel, batch: int, slower: float, clock: Clock, rates: tuple[float, ...]
+    name: str, model: HostModel, batch: int, slowdown: float, clock: Clock, rates: tuple[float, ...]
 ) -> Program:
-    """Return the program of a measured model at a batch size; *slower*: factor on the measured times."""
-    nothing = (0,) * len(model.segments)
-    ticks = tuple(max(1, clock.ticks(time_s * slower)) for time_s in model.times_at(batch))
-    return Program(name, model.segments, nothing, ticks, nothing, model.exits if rates else (), rates)
+    """Return the program of a measured model at a batch size; *slowdown*: factor on the measured times."""
+    no_fetches = (0,) * len(model.segments)
+    ticks = tuple(max(1, clock.ticks(time_s * slowdown)) for time_s in model.times_at(batch))
+    return Program(name, model.segments, no_fetches, ticks, no_fetches, model.exits if rates else (), rates)
 
 
 def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -> Terms:
@@ -196,11 +199,13 @@ def _host_terms(stream: Stream, model: HostModel, programs: int, clock: Clock) -
 
     A closed client's pause also includes the measured overhead of a request.
     """
-    stated = stream.model_fields_set
+    given_fields = stream.model_fields_set
     terms = _terms(stream, programs, clock)
-    most = min(stream.max_batch, model.max_batch) if "max_batch" in stated else model.max_batch
+    max_batch = min(stream.max_batch, model.max_batch) if "max_batch" in given_fields else model.max_batch
     think = terms.think if terms.think < 0 else terms.think + clock.ticks(mean(model.overhead_s))
-    return terms._replace(max_batch=most, timeout=terms.timeout if "batch_timeout_ms" in stated else 0, think=think)
+    return terms._replace(
+        max_batch=max_batch, timeout=terms.timeout if "batch_timeout_ms" in given_fields else 0, think=think
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -208,6 +213,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
+    """Prepare models on an NPU, whose layers are programs of fetches and computes; models with exits are refused."""
     clock = Clock.of(npu)
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
@@ -231,6 +237,7 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
 
 
 def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
+    """Prepare models on a tiled NPU, with whole layers, and with all layers between two exits as one."""
     clock = Clock.nanoseconds()
     _ticks(clock, workload.duration_s, "duration_s")
     layered: list[Program] = []
@@ -328,11 +335,11 @@ def _load_stream_model(stream: Stream, folder: str) -> Model:
 def _resolve_name(stream: Stream, folder: str) -> str:
     """Return the model name for ``load_model``; the path of a file is relative to *folder*, that of the workload."""
     file, _ = file_and_task(stream.model)
-    beside = file.endswith(".onnx") and not Path(file).is_absolute()
-    name = str(Path(folder) / stream.model) if beside else stream.model
+    in_folder = file.endswith(".onnx") and not Path(file).is_absolute()
+    name = str(Path(folder) / stream.model) if in_folder else stream.model
     if name.endswith(".onnx") and Path(name).is_file() and (tasks := tasks_in(Path(name))):
-        one, several = f"{stream.model}/{tasks[0].name}", ", ".join(task.name for task in tasks)
-        raise WorkloadError(f"{stream.model} holds {several}; say which of them a stream asks for, as {one}")
+        example, tasks_text = f"{stream.model}/{tasks[0].name}", ", ".join(task.name for task in tasks)
+        raise WorkloadError(f"{stream.model} holds {tasks_text}; say which of them a stream asks for, as {example}")
     return name
 
 

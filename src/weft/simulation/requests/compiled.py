@@ -57,7 +57,7 @@ RULES: dict[type[Policy], int] = {
     LayerweaverPlus: k.LAYERWEAVER_PLUS,
     WeftPlus: k.WEFT_PLUS,
 }
-"""Policies with a compiled rule."""
+"""Policies with a compiled rule -> the rule's number; some policies differ only in their batches."""
 REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp: r.TOP_UP}
 """Policies with a compiled rule that refill batches: for one stream on one lane."""
 ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
@@ -159,7 +159,7 @@ def serve(
             room = np.empty_like(state.before)
             state = state._replace(before=np.concatenate([state.before, room]), peak=np.concatenate([state.peak, room]))
     clocks = state.clocks
-    if clocks[k.GIVEN_UP] and rules.device == k.HOST:
+    if clocks[k.GIVEN_UP] and rules.device == k.HOST:  # the plain engine counts logged segments then
         clocks[k.STEPS] = clocks[k.ISSUES]
     answers = tuple(Ending(*row) for row in log.answers[: clocks[k.ANSWERED]].tolist())
     return Tally(clocks, state.counts, state.histogram, answers, log.issues[: clocks[k.LOGGED]])
@@ -172,19 +172,19 @@ class ArrivalBlocks:
         streams = range(len(case.terms))
         self._arrivals = [case.arrivals(index, seed) for index in streams]
         self._leaves = [case.leaves(index, policy.setting, seed) or iter(()) for index in streams]
-        none = np.empty(0, np.int64)
-        self._now = k.LoopArrivals(
-            none, np.zeros((len(streams), 2), np.int64), none, np.zeros((len(streams), 2), np.int64),
+        no_values = np.empty(0, np.int64)
+        self._block = k.LoopArrivals(
+            no_values, np.zeros((len(streams), 2), np.int64), no_values, np.zeros((len(streams), 2), np.int64),
             np.ones(len(streams), np.bool_),
         )  # fmt: skip
 
     def more(self) -> k.LoopArrivals:
         """Return the known arrivals, with another block for every stream that has used up its previous one."""
-        now = self._now
-        times, known = _refresh_blocks(now.times, now.known, self._arrivals, now.more)
-        leaves, leaves_known = _refresh_blocks(now.leaves, now.leaves_known, self._leaves)
-        self._now = k.LoopArrivals(times, known, leaves, leaves_known, now.more)
-        return self._now
+        old = self._block
+        times, known = _refresh_blocks(old.times, old.known, self._arrivals, old.more)
+        leaves, leaves_known = _refresh_blocks(old.leaves, old.leaves_known, self._leaves)
+        self._block = k.LoopArrivals(times, known, leaves, leaves_known, old.more)
+        return self._block
 
 
 def _refresh_blocks(
@@ -194,19 +194,19 @@ def _refresh_blocks(
 
     more: set to False for streams whose source has ended.
     """
-    parts = []
+    remaining = []
     for stream, source in enumerate(sources):
-        part = values[known[stream, k.HEAD] : known[stream, k.LENGTH]]
-        while not len(part):
+        values_left = values[known[stream, k.HEAD] : known[stream, k.LENGTH]]
+        while not len(values_left):
             block = next(source, None)
             if block is None:
                 if more is not None:
                     more[stream] = False
                 break
-            part = block
-        parts.append(part)
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return np.concatenate(parts), np.stack([ends - [len(part) for part in parts], ends], axis=1)
+            values_left = block
+        remaining.append(values_left)
+    ends = np.cumsum([len(values_left) for values_left in remaining], dtype=np.int64)
+    return np.concatenate(remaining), np.stack([ends - [len(values_left) for values_left in remaining], ends], axis=1)
 
 
 def lower_case(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
@@ -224,31 +224,31 @@ def _lower_cached(
     setting: Setting,
     batching: tuple[bool, bool],
     precise: bool,
-    asked: tuple[Terms, ...],
+    requested: tuple[Terms, ...],
     device: Device,
     names: tuple[str, ...],
 ) -> tuple[k.Models, Ints]:
     """Compute the arrays of ``lower_case``. batching: whether the policy batches and refills; names: models served."""
     batches, refills = batching
-    terms = np.zeros((len(asked), k.TERMS), np.int64)
-    for row, term in zip(terms, asked, strict=True):
-        most = term.max_batch if batches else 1
+    terms = np.zeros((len(requested), k.TERMS), np.int64)
+    for row, term in zip(terms, requested, strict=True):
+        max_batch = term.max_batch if batches else 1
         timeout = 0 if refills else term.timeout
-        row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
+        row[: k.THINK + 1] = (term.programs, term.deadline, max_batch, timeout, 0, term.priority, term.think)
     terms[:, k.HISTOGRAM_ROW] = range(len(terms))
-    terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
+    terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in requested]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
     if not isinstance(device, Host):
         return models, terms
-    measured = host.measured_work(device, asked, names)
+    measured = host.measured_work(device, requested, names)
     models.programs[:-1, k.KIND] = measured.kinds
     spread: list[float] = []
     times = list(measured.hand_overs)
-    for name, own, row in zip(names, measured.overheads, terms, strict=True):
+    for name, overheads, row in zip(names, measured.overheads, terms, strict=True):
         runs = device.model(name).spread
-        row[k.SPREAD :] = len(spread), len(runs), 0, len(times), len(own)
+        row[k.SPREAD :] = len(spread), len(runs), 0, len(times), len(overheads)
         spread += [factor for run in runs for factor in run]
-        times += own
+        times += overheads
     return models._replace(
         work=np.array([ticks for program in measured.work for ticks in program], np.float64),
         spread=np.array(spread, np.float64),
@@ -262,13 +262,13 @@ def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) 
     layers = np.zeros((sum(map(len, programs)), 4), np.int64)
     rows = np.zeros((len(programs) + 1, 3), np.int64)
     rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
-    for row, program, rest in zip(rows, programs, rests, strict=False):
-        own = layers[row[k.FIRST] : row[k.FIRST] + len(program)]
-        own[:, k.FETCH], own[:, k.COMPUTE], own[:, k.REMAINING] = program.fetch, program.compute, rest
-        own[[end - 1 for end in program.exits], k.EXIT] = 1
+    for row, program, rest in zip(rows, programs, rests, strict=False):  # the last row has FIRST only
+        table = layers[row[k.FIRST] : row[k.FIRST] + len(program)]
+        table[:, k.FETCH], table[:, k.COMPUTE], table[:, k.REMAINING] = program.fetch, program.compute, rest
+        table[[end - 1 for end in program.exits], k.EXIT] = 1
         row[k.COMPUTE_BOUND] = program.compute_bound
-    nothing = np.empty(0)
-    return k.Models(layers, rows, nothing, nothing, np.empty((0, 0)), np.empty(0, np.int64))
+    not_measured = np.empty(0)
+    return k.Models(layers, rows, not_measured, not_measured, np.empty((0, 0)), np.empty(0, np.int64))
 
 
 def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.LoopRules:
@@ -363,17 +363,17 @@ def fresh_state(
 
 def _refills(policy: Policy) -> r.Refills:
     """Return the options of a policy that refills, for the only stream of the run."""
-    first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
-    shares = np.zeros((len(first), len(first) + 1))
-    for layer in range(len(first)):
-        for end, share in remaining_exit_shares(first, layer).items():
+    program, max_batch, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
+    shares = np.zeros((len(program), len(program) + 1))
+    for layer in range(len(program)):
+        for end, share in remaining_exit_shares(program, layer).items():
             shares[layer, end] = share
     return r.Refills(
         policy=REFILLS[type(policy)],
-        miss=first.remaining[0] * options.miss // 100,
+        miss=program.remaining[0] * options.miss // 100,
         under_way=UNDER_WAY,
         backlog=options.backlog,
         leaving=shares,
-        flight=np.zeros((most + 1, 3), np.int64),
-        dues=np.zeros((most + 1, most), np.int64),
+        flight=np.zeros((max_batch + 1, 3), np.int64),
+        dues=np.zeros((max_batch + 1, max_batch), np.int64),
     )

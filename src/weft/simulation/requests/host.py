@@ -33,11 +33,11 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     hand_overs = _cycle_from(places[0], measured.hand_overs)
 
     def work_of(candidate: Candidate) -> DrawnWork:
-        taken = measured.work[candidate.program][candidate.layer]
+        ticks_alone = measured.work[candidate.program][candidate.layer]
         if spread := spreads[candidate.stream]:
             run = (places[1 + candidate.stream] + candidate.query) % len(spread)
-            taken *= spread[run][candidate.layer]
-        return DrawnWork(next(hand_overs), max(1.0, taken))
+            ticks_alone *= spread[run][candidate.layer]
+        return DrawnWork(next(hand_overs), max(1.0, ticks_alone))
 
     if setting.shares:
         crowd = Crowd(setting.shares, range(len(measured.work)), work_of)

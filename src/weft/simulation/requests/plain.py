@@ -81,13 +81,13 @@ class _LimitedClients(Arrivals):
     ) -> None:
         """most_missed: for each stream, the deadlines that requests which arrive at *warm* or later may miss."""
         super().__init__(terms, *times, **how)
-        self._left, self._warm = list(most_missed), warm
+        self._misses_left, self._warm = list(most_missed), warm
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
         super()._answer(ticket, end, now)
         if ticket.arrival >= self._warm and (end < 0 or end > ticket.due):
-            self._left[ticket.stream] -= 1
-            if self._left[ticket.stream] < 0:
+            self._misses_left[ticket.stream] -= 1
+            if self._misses_left[ticket.stream] < 0:
                 raise _GivenUp
 
 
@@ -113,13 +113,13 @@ def _make_tally(
     deepest: list[int],
     executor: LoggedExecutor,
     steps: int,
-    besides: Sequence[Iterator[int]],
+    overheads: Sequence[Iterator[int]],
 ) -> Tally:
-    """Count a run. steps: issued layers; besides: overheads of each stream's requests (``_overheads``)."""
+    """Count a run. steps: issued layers; overheads: overheads of each stream's requests (``_overheads``)."""
     warm = case.clock.ticks(case.workload.warmup_s)
-    counts, bins = _count_requests(case, feed, warm, besides)
-    for row, batches, most in zip(counts, feed.batches(warm), deepest, strict=True):
-        row[k.BATCHES], row[k.DEEPEST] = batches, most
+    counts, bins = _count_requests(case, feed, warm, overheads)
+    for row, batches, depth in zip(counts, feed.batches(warm), deepest, strict=True):
+        row[k.BATCHES], row[k.DEEPEST] = batches, depth
     clocks = np.zeros(9, np.int64)
     clocks[k.ARRAY] = max([times.compute_end for _, times in executor.log], default=0)
     clocks[k.FETCHED] = sum(head.fetch for head, _ in executor.log)
@@ -137,7 +137,7 @@ def _make_tally(
 
 
 def _count_requests(
-    case: Case, feed: Arrivals, warm: int, besides: Sequence[Iterator[int]]
+    case: Case, feed: Arrivals, warm: int, overheads: Sequence[Iterator[int]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Return the counters of each stream for requests that arrived at *warm* or later, and the bins of latencies."""
     counts = [[0] * 10 for _ in case.terms]
@@ -151,7 +151,7 @@ def _count_requests(
             row[k.VIOLATED] += 1
             row[k.DROPPED if end == -1 else k.REFUSED] += 1
             continue
-        latency = end - arrival + next(besides[stream])
+        latency = end - arrival + next(overheads[stream])
         row[k.COMPLETED] += 1
         row[k.LATENCY_SUM] += latency
         row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)

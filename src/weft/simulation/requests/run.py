@@ -124,6 +124,7 @@ def _memory_settings(device: Device) -> dict[str, float]:
 
 
 def _report(case: Case, policy: str, late: str, tally: Tally) -> RequestReport:
+    """Compute the report of a run; requests of the warm-up are not counted."""
     tick_s, workload = case.clock.tick_s, case.workload
     makespan = float(tally.clocks[k.ARRAY]) * tick_s
     span = max(makespan, workload.duration_s) - workload.warmup_s
