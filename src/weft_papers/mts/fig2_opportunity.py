@@ -50,9 +50,9 @@ def _use_rows(sweep: CountSweep) -> list[Row]:
     alone, batch = peak_percent(sweep, "sequential", most), peak_percent(sweep, "batch", most)
     return [
         Row(
-            f"{FIGURE}a", f"peak peak_percent by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
+            f"{FIGURE}a", f"peak used by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
             f"recorded; a batch of {most} through one net uses {batch:.1f} %; the paper draws an RTX 2080 Ti as little "
-            "peak_percent, a faster GPU is less so still",
+            "used, a faster GPU is less so still",
         )
     ]  # fmt: skip
 
