@@ -154,6 +154,7 @@ class BatchScheduler(NamedTuple):
 TIMEOUTS = {"S": 5, "M": 45, "L": 95}
 """Timeouts of adaptive batching, in percent of the deadline."""
 
+# The baselines: SERIAL, AdaptB with three timeouts on two kinds of hardware, and LazyBatching.
 SERIAL = BatchScheduler("SERIAL", "serial", "serial")
 FC_ADAPTIVE, R_ADAPTIVE = (
     tuple(
@@ -184,6 +185,7 @@ COLOURS = {
     BALANCED: "#7fd1b6",
 }
 DASHES: dict[str, Dash] = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
+"""Timeout of adaptive batching (a key of TIMEOUTS) -> dash of its curve."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,7 @@ class RunMeans(NamedTuple):
 
 
 Outcomes = dict[RunPoint, RunMeans]
+"""Settings of a run -> its results."""
 
 
 def served(point: RunPoint, device: TiledNpu) -> RunMeans:

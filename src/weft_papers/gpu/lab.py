@@ -41,6 +41,7 @@ TOGETHER = (
 """Sets of models that run together with endless work."""
 FIRST = 6
 """The first entries of ``TOGETHER``: the pairs in which one model fills the GPU."""
+# The rules that are compared: for endless work (SATURATED), for an urgent model (URGENT), for deadlines (ONE_FOR_ALL).
 SPLITS: Rules = {
     f"split {cut}{' swapped' * swap}": {"cut": cut, "swap": swap} for cut in (0, 1) for swap in (False, True)
 }
@@ -71,7 +72,7 @@ SEEDS = (1, 2, 3)
 WARM_S = 0.05  # simulated warm-up, not counted: queues fill within a few durations of the longest model
 FAR_MS = 1e5
 """A deadline that is never missed."""
-OURS, ALONE = "abreast", "alone"
+OURS, ALONE = "abreast", "alone"  # alone: the urgent model with nothing beside it
 LATE = ("weave", "demote")
 """Treatments of late requests: scheduled like all others, or served after all others."""
 

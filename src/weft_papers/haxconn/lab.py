@@ -49,7 +49,7 @@ NAMES = NETWORKS | OTHERS
 THEIRS = {"gpu-only": "GPU only", "per-unit": "GPU & DSA", "herald": "Herald", "h2h": "H2H"}
 """The baselines of Tables 6 and 8: our name -> the paper's."""
 LABELS = THEIRS | {"mensa": "Mensa", "heft": "HEFT", "contention-blind": "contention-blind"}
-HAXCONN, OURS = "haxconn", "weft"
+HAXCONN, OURS = "haxconn", "weft"  # the paper's column of results, and ours
 COLOURS = {
     "gpu-only": "#b9c0c8",
     "per-unit": "#8f8f8f",
@@ -269,6 +269,7 @@ class Laboratory:
 
 SCALES = tuple(round(0.05 * step, 2) for step in range(20, 81))
 """The factors on the memory demands that the fit tries: 1.0 to 4.0."""
+# How experiments are read, for ``Experiment.reading``.
 PARALLEL = "both at once on the same frame"
 STREAM = "frames in flight: DNN-1 on a frame while DNN-2 has the one before; the window of both is run again and again"
 

@@ -14,6 +14,7 @@ from weft_papers.haxconn.lab import CHIPS, NETWORKS, ORIN, XAVIER, chip, profile
 from weft_papers.layerweaver.lab import mean
 
 GROUPS = ("0-9", "10-24", "25-38", "39-53", "52-66", "67-80", "81-94", "95-109", "110-123", "124-140")
+"""The numbers of GoogLeNet's layers in each group of Table 2."""
 MODULES = ("", "inception3a", "inception3b", "pool3", "inception4b", "inception4c", "inception4d", "inception4e",
            "inception5a", "inception5b")  # fmt: skip
 """For each group of Table 2, the prefix of its first layer's name in the zoo's GoogLeNet."""

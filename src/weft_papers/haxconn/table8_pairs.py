@@ -36,6 +36,7 @@ from weft_papers.haxconn.lab import (
 
 FIGURE, INSTANCES = "Table 8", "Fig. 5"
 SHORT = {"gpu-only": "GPU", "per-unit": "G&D", "herald": "Her.", "h2h": "H2H"}
+"""Our name of a baseline -> its name in the cells of our table."""
 OUR_NAMES = {"GPU": "gpu-only", "D/G": "per-unit", "G/D": "per-unit", "Her.": "herald", "H2H": "h2h"}
 """The paper's name of the best baseline of a cell -> ours."""
 SCENARIO_1 = ("gpu-only", "per-unit", "mensa")

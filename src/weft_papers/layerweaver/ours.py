@@ -27,7 +27,7 @@ TOKENS = (16, 32, 48, 64)
 SMALL_MIB = 12.0  # a weight buffer smaller than the preset's, where cutting layers into chunks matters
 CUT_TOKENS = (16, 32, 64)
 RIVALS: tuple[tuple[str, Options], ...] = (("round-robin", ()), ("aimt", ()), ("layerweaver", FAILSAFE_OFF))
-ROLLOUTS_ONLY: Options = (("trial", False),)
+ROLLOUTS_ONLY: Options = (("trial", False),)  # without the trial that chooses among alternatives before the run
 MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), ("mix 1:1", (1.0, 1.0)))
 
 
@@ -118,6 +118,7 @@ def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
     def fraction(policy: str, options: Options = (), pieces: int | None = None) -> float:
         return measured(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
 
+    # A systolic array takes this many cycles to fill and to drain.
     fill_cycles = scene.npu.array_rows + scene.npu.array_columns - 2
     cut = measured(scene, pair, "weft", queries)
     return Margin(

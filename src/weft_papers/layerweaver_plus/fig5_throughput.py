@@ -217,6 +217,7 @@ SHOWN = (BASELINE, WOVEN, PLUS, OURS)
 MARKS_7 = dict(zip(SHOWN, "^soD", strict=True))
 VISION_MS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 LANGUAGE_MS = (50.0, 90.0, 130.0, 170.0, 250.0)
+# The pairs and ratios of Fig. V.7.
 COMBINATIONS: tuple[tuple[tuple[str, str], Ratio], ...] = (
     (("RN", "BB"), (1.0, 1.0)),
     (("RN", "BB"), (4.0, 1.0)),

@@ -33,6 +33,7 @@ BATCHES = (4, 8, 16, 32, 64)
 TOKENS = (16, 64, 128, 384)
 STRETCHES = (100, 150, 200, 300)
 PAIR = ("RN", "BB")
+# The pairs and ratios at which the option "stretch" is varied.
 STRETCHED: tuple[tuple[tuple[str, str], Ratio], ...] = tuple(
     (pair, ratio) for pair in (("RN", "BB"), ("MN", "BL")) for ratio in ((4.0, 1.0), (1.0, 1.0), (1.0, 4.0))
 )

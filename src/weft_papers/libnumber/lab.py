@@ -21,10 +21,13 @@ TITLES = {"mlp-m": "MLP-M", "mlp-c": "MLP-C", "lenet": "LeNet", "cuda-convnet": 
 NETS = tuple(TITLES)
 """The chapter's networks that can be trained from data in packages, in the chapter's order."""
 
+# Methods. Of ours: the default, all candidates scored in full, no small set, input formats by layer too, inputs only.
 OURS, FAITHFUL, WHOLE, BOTH, SERIAL = "weft", "faithful", "full set only", "layer-wise inputs", "inputs only"
 RISTRETTO, RELAXED, STRIPES = "Ristretto", "relaxed Ristretto", "Stripes"
 INT8, INT8_CHANNELS = "int8", "int8 per channel"
+# Variants of ours: other sizes of the small set, other rules for biases, other first biases.
 SMALL, BIAS_RULE, START = "small set", "bias rule", "first bias"
+# All configurations of an enumerated space, and our search restricted to that space.
 EXHAUSTIVE, RESTRICTED = "exhaustive", "restricted"
 REPAIRED = " repaired"
 """Suffix of a baseline's name: its own formats missed the margin, so they were widened until they kept it."""

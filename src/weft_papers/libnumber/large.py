@@ -51,7 +51,7 @@ class Conv(NamedTuple):
     """The size and the stride of the pooling behind it; None: no pooling."""
 
 
-POOL, HALF = (3, 2), (2, 2)
+POOL, HALF = (3, 2), (2, 2)  # size and stride of pools
 NIN = (
     Conv(96, 11, 4, 0), Conv(96, 1), Conv(96, 1, pool=POOL),
     Conv(256, 5), Conv(256, 1), Conv(256, 1, pool=POOL),

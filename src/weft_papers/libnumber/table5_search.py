@@ -109,7 +109,7 @@ def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRe
 
 
 def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    """Rows with the images that our search saves: by the small set, and against the chapter's steps (FAITHFUL)."""
+    """Rows with the images that our search saves: by the small set, and by abandoning candidates that cannot win."""
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
     for margin in MARGINS:
         if pairs := _pairs(record, FAITHFUL, margin):

@@ -26,7 +26,7 @@ PRUNED, SHARED = 0.9, 0.9
 """The usual pruning ratio and sharing ratio of the channels."""
 TITLES = {"resnet18": "ResNet18", "vgg16": "VGG16", "resnet50": "ResNet50"}
 
-APART = "mts + own classifiers"
+APART = "mts + own classifiers"  # a form, see above
 FORMS = ("grouped", "mts", APART, "half", "split", "fused")
 """The forms of a stitched graph; ``separate`` is each model alone."""
 LABELS = {

@@ -23,7 +23,7 @@ from weft_papers.mts.lab import APART, COLOURS, LABELS, MARKS, RIVALS, SHARED, T
 from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolate
 
 SHIPPED = "h200.json"
-IN_GROUPS = "mts in groups"
+IN_GROUPS = "mts in groups"  # the paper's form with its grouping; computed, not recorded
 WAYS = tuple(way for way in LABELS if way not in ("separate", IN_GROUPS, APART, "half"))
 HALF, SINGLE = "float16", "float32"
 UNKNOWN = GroupCost(1e9, 0, 0)
