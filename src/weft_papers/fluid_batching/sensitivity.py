@@ -151,7 +151,7 @@ def _at_cost(point: RunPoint, cost_us: int) -> RunPoint:
 
 
 def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
-    """Row with LazyBatching's mean latency over Fluid Batching's; *lazy*: LAZY or LAZY_SAME, on another NPU."""
+    """Row with LazyBatching's mean latency over Fluid Batching's; *lazy*: LAZY (on its own NPU) or LAZY_SAME."""
     means, lates = (
         [study.over(lazy, FLUID, quantity, spot, cost_us) for spot in study.spots] for quantity in ("mean_ms", "late")
     )

@@ -22,7 +22,7 @@ from weft.workloads import Saturated
 
 COMPUTE = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50", "RX": "resnext50-32x4d"}
 MEMORY = {"BB": "bert-base", "BL": "bert-large", "NCF": "ncf", "XL": "xlnet-large"}
-"""The paper's names of compute- and memory-intensive models. Its XLNet has no size; results of XLNet are of the large one."""
+"""The paper's names of compute- and memory-intensive models. Its XLNet has no size; the large one is taken."""
 MODELS = {**COMPUTE, **MEMORY}
 ENCODERS = ("BB", "BL", "XL")
 

@@ -23,7 +23,7 @@ from weft_papers.layerweaver.lab import device
 DEVICE = "weaver-plus"
 VISION = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50"}
 LANGUAGE = {"BB": "bert-base", "BL": "bert-large", "XL": "xlnet-large"}
-"""The chapter's names of the models of both streams. Its XLNet has no size; results of XLNet are of the large one."""
+"""The chapter's names of the models of both streams. Its XLNet has no size; the large one is taken."""
 PAIRS: tuple[tuple[str, str], ...] = tuple(product(VISION, LANGUAGE))
 
 Ratio = tuple[float, float]

@@ -198,7 +198,7 @@ def _size_percents(record: SearchRecord, method: str, margin: float, value: Valu
     """Size of each network in percent of float32, 0 if the method misses the margin; then the mean of the others."""
     runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
     percents = [100 / value(net, run) if run else 0.0 for net, run in runs]
-    passing = [percent for percent in percents if percent]
+    passing = [size for size in percents if size]
     return [*percents, mean(passing) if passing else 0.0]
 
 
