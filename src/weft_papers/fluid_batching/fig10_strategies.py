@@ -147,7 +147,7 @@ def _quarter_row(result: Quarters) -> Row:
 
 @lru_cache(maxsize=256)
 def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) -> float:
-    """GOP/s of whole passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
+    """GOP/s of forward passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
     device = searched(spot, ABLATION[line], bandwidth_gb_s).device()
     model = network(spot.model)
     return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))

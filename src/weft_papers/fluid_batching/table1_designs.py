@@ -128,7 +128,7 @@ def _storage_row(paper: Paper, spot: Spot) -> Row:
 
 
 def _batch_16(paper: Paper) -> Row:
-    """Row with the time of a whole pass of 16 samples of ResNet-50 on ZCU104."""
+    """Row with the time of a forward pass of 16 samples of ResNet-50 on ZCU104."""
     spot = Spot("resnet50", "zcu104")
     ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
     why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")

@@ -61,12 +61,12 @@ class ContentionStudy:
 
     @property
     def losses(self) -> list[float]:
-        """How much longer the blind schedule takes than the best one, in percent, problem by problem."""
+        """Percent by which the blind schedule takes longer than the best one, for each problem."""
         return [100 * (result.judged_s / result.best_s - 1) for result in self.blind]
 
     @property
     def errors(self) -> list[float]:
-        """How far the blind planner's estimate lies below the simulated makespan, in percent of the latter."""
+        """Percent by which the blind planner's estimate lies below the simulated makespan, for each problem."""
         return [100 * (1 - result.expected_s / result.judged_s) for result in self.blind]
 
 

@@ -179,7 +179,10 @@ def _four_rows(
 def least_shares(
     scene: Scene, policy: str, fours: tuple[Models, ...], queries: int, options: Options = ()
 ) -> list[float]:
-    """For each combination, the worst-served model's part of the run in time alone, over an equal part (1 / models)."""
+    """For each combination, the share of the worst-served model: standalone time of its work over the makespan.
+
+    It is relative to an equal share, 1 / number of models.
+    """
     shares = []
     for models in fours:
         report = measured(scene, models, policy, queries, options)

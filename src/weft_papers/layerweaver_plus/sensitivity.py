@@ -136,7 +136,7 @@ def stretch(
     stretches: Sequence[int] = STRETCHES,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = STRETCHED,
 ) -> Exhibit:
-    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of that alone."""
+    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of it alone."""
     scenes = [StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches

@@ -67,7 +67,7 @@ def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[
 
 
 def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
-    """Forbid pairs of models where one cannot wait for a segment of the other."""
+    """Forbid pairs of models on a machine of which one has too little slack for a segment of the other."""
     kind = int(problem.kind_of[machine])
     segment_s, slack_s = problem.segment_s[kind], problem.slack_s[kind]
     allowed = [model for model in range(len(slack_s)) if (machine, model) in present]

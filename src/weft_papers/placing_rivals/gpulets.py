@@ -112,9 +112,9 @@ class Slices:
 
 
 def elastic(problem: PlacingProblem) -> Filling:
-    """GPUlets' elastic partitioning, run for each smallest slice size; the result with the fewest machines is returned.
+    """GPUlets' elastic partitioning, run once for each smallest slice size.
 
-    A result that serves more requests goes first.
+    Returns the result that serves the most requests and, among these, uses the fewest machines.
     """
     fillings = [_partition(Slices(problem, smallest)) for smallest in SIZES]
     return min(fillings, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))

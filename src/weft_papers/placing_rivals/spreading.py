@@ -28,7 +28,7 @@ def serial_loads(problem: PlacingProblem) -> Floats:
 
 
 def free_to_go(problem: PlacingProblem) -> Bools:
-    """Whether each model is allowed on the most machines; restricted models are placed first. Shape (models,)."""
+    """Whether each model is allowed on as many machines as any; the others are placed first. Shape (models,)."""
     machine_counts = problem.allowed.sum(axis=0)
     return np.asarray(machine_counts >= machine_counts.max(initial=0), np.bool_)
 
@@ -51,7 +51,7 @@ def serves_all(filling: Filling) -> bool:
 
 
 def on_fewest(method: Rival) -> Rival:
-    """Turn a method that uses all machines into one that uses the fewest with which it serves everything.
+    """Turn a method that uses all machines into one that uses the fewest with which it serves all requests.
 
     Their number is found by bisection; if all machines are not enough, the method's result on all is returned.
     """
