@@ -1,7 +1,8 @@
-"""The papers that weft builds on, reproduced. ``PAPERS`` has the names of the command line.
+"""Reproductions of the papers that weft builds on, for ``weft reproduce``.
 
-A published number is in ``data/``, with the sentence that states it. Ours is computed by the module of its figure or
-table: ``haxconn/table6_comparison.py`` is Table 6 of HaX-CoNN. What took a GPU or hours is recorded in ``data/`` too.
+Published numbers are in ``data/``, each with the sentence that states it. Ours are computed by the module of the figure
+or table: ``haxconn/table6_comparison.py`` is Table 6 of HaX-CoNN. Results that took a GPU or hours are recorded in
+``data/`` too.
 """
 
 from __future__ import annotations
@@ -20,4 +21,4 @@ PAPERS: dict[str, Callable[..., Reproduction]] = {
     "libnumber": libnumber.reproduce,
     "gpu": gpu.reproduce,
 }
-"""To add a paper, write its module and add one line here."""
+"""Name of a paper on the command line -> its reproduction. To add a paper, write its package and add a line here."""

@@ -1,7 +1,7 @@
 """The result of a reproduced paper: rows that set our number beside the published one, tables and pictures.
 
-The published numbers are data (``data/<paper>.json``), each with the sentence that states it; what a
-paper only draws is not in there, and is called "not printed".
+The published numbers are in ``data/<paper>.json``, each with the sentence that states it. Numbers that a paper only
+draws are not in that file; rows and tables call them "not printed".
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Row:
     ours: float
     unit: str
     why: str
-    """Why the two differ, or that they agree."""
+    """Why the two numbers differ, or that they agree."""
 
 
 class Table(NamedTuple):
@@ -95,7 +95,7 @@ class Reproduction:
 
 
 Step = tuple[str, Callable[[Tick], Exhibit]]
-"""The name of a part of a reproduction, and the function that runs it."""
+"""A part of a reproduction: its name, and the function that runs it and calls the tick after every run."""
 
 
 def run_steps(
@@ -107,8 +107,8 @@ def run_steps(
 ) -> Reproduction:
     """Run the parts of a paper in order and gather their results.
 
-    settings: called after the last part, because some settings are results of the runs. runs: plural noun for what the
-    ticks of a part count, for the progress text.
+    settings: called after the last part, because some settings are results of the runs. runs: what the ticks of a part
+    count, as a plural noun for the progress text.
     """
     parts = [step(_ticker(progress, name, done, len(steps), runs)) for done, (name, step) in enumerate(steps)]
     if progress:
@@ -125,7 +125,7 @@ def run_steps(
 def _ticker(progress: Progress | None, name: str, done: int, steps: int, runs: str) -> Tick:
     """Report that step *name* begins, and return the callback that reports its runs.
 
-    done, steps: number of finished steps, and of all; the bar moves only when a step ends.
+    done, steps: number of finished steps, and of all steps; the progress bar moves only when a step ends.
     """
 
     def tick(finished: int, total: int) -> None:
@@ -143,13 +143,13 @@ class Published(NamedTuple):
     value: float
     unit: str
     printed: str
-    """The characters in the sentence that state the value."""
+    """The number as written in the sentence."""
     section: str
     sentence: str
 
 
 Paper = dict[str, Published]
-"""Key -> number, of every number a paper's text states and we compare with."""
+"""Key -> number, for all numbers of a paper's text that ours are compared with."""
 
 
 def published(paper: str) -> Paper:
@@ -159,8 +159,8 @@ def published(paper: str) -> Paper:
 
 def printed_data(paper: str) -> dict[str, Any]:
     """Read the whole file ``data/<paper>.json``: the published numbers and further printed data."""
-    numbers: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
-    return numbers
+    data: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
+    return data
 
 
 def beside(ours: float, paper: float, why: str) -> str:

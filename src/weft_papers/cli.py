@@ -38,13 +38,13 @@ def command(
 
     if paper not in PAPERS:
         raise InputError(unknown_name("paper", paper, PAPERS))
-    with TemporaryDirectory() as unseen, progress_bar(paper, 1) as advance:
+    with TemporaryDirectory() as temporary, progress_bar(paper, 1) as advance:
         result = PAPERS[paper](
-            Path(output or unseen) / paper,
+            Path(output or temporary) / paper,
             seq_len=seq_len,
             queries=queries,
             cost=cost,
-            progress=lambda what, done, of: advance(what, done, of),
+            progress=lambda step, done, total: advance(step, done, total),
         )
     if output is None:
         result = replace(result, pictures=())

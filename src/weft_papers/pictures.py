@@ -1,4 +1,4 @@
-"""The style of the papers' pictures: colours, and a PNG and an SVG of each."""
+"""Pictures of the reproductions: their colours, and writing each as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ POLICIES = {
     "layerweaver+ precise": "#cc79a7",
     "weft+": "#009e73",
 }
-"""Okabe and Ito's colours, safe for colour-blind readers; the same for a policy in every picture."""
+"""Policy -> its colour in every picture; Okabe and Ito's colours, which colour-blind readers can tell apart."""
 PE, DRAM = "#0072b2", "#e69f00"
 MODELS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f8f8f", "#b8a400")
 MARKS = "osD^vPX*"
+"""Colours and marks of the curves of models, in order."""
 
 
 def picture(out: Path, name: str, title: str, panels: Sequence[Panel], **layout: Any) -> Figure:
     """Write *panels* as ``name``.png and .svg under *out*; *layout* as ``weft.reports.exhibits.draw`` takes it."""
     make_folder(out)
-    with matplotlib.rc_context({"svg.hashsalt": "weft"}):
+    with matplotlib.rc_context({"svg.hashsalt": "weft"}):  # a fixed salt makes the SVG the same in every run
         figure = draw(title, panels, **layout)
         save(figure, out / f"{name}.png", dpi=130)
-        figure.set_layout_engine(
-            "none"
-        )  # saving the PNG computed the layout; computing it again is slower than drawing
+        figure.set_layout_engine("none")  # saving the PNG computed the layout; again would be slower than drawing
         save(figure, out / f"{name}.svg")
     return Figure(title, out / f"{name}.png")
 

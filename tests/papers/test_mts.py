@@ -345,7 +345,7 @@ def test_counts_of_a_small_net(tmp_path, record):
 
 def test_a_heat_on_the_cpu(tmp_path):
     one = cpu.heat(TINY["tinynet"]._replace(tasks=2), rounds=2)
-    assert set(one.times) == {cpu.SEQUENTIAL, cpu.SLABBED, cpu.PLANNED, *cpu.RUN}
+    assert set(one.times) == {cpu.SEQUENTIAL, cpu.SLABBED, cpu.PLANNED, *cpu.FORMS}
     assert one.macs("grouped") == 1 < one.macs("mts")
     check_whole(cpu.on_cpu(tmp_path, [one]))
 

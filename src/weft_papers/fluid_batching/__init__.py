@@ -1,7 +1,7 @@
 """Fluid Batching (Kouris, Venieris et al.): Tables I and II and Fig. 1b and 7 to 10 run again, beside ours.
 
-Samples leave at exits, batches shrink and are refilled. What the paper leaves open (the bandwidth above all) is stated
-in the settings and varied in the last parts.
+Samples leave at early exits, so batches shrink and are refilled. The settings state what the paper leaves open, above
+all the bandwidth, and the last parts vary it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PAPER = "fluid-batching"
 COST, SEQ_LEN = "pipelined", 16
 LEAST_QUERIES = 8  # below, a point of a figure has too few samples for shares of 1 % late
 ROW, POINT = 4000, 400
-"""Samples of a seed for each query: in a row of Table II, in a point of a figure."""
+"""Samples of each seed per unit of the option --queries: in a row of Table II, in a point of a figure."""
 
 
 class Lengths(NamedTuple):
-    """Samples of a run, for each seed."""
+    """Samples of each seed, in a run of a row of Table II and in a run of a point of a figure."""
 
     row: int
     point: int
@@ -39,9 +39,10 @@ def reproduce(
     progress: Progress | None = None,
     processes: int | None = None,
 ) -> Reproduction:
-    """Run everything again and draw the pictures into *out*.
+    """Reproduce all parts and draw the pictures into the folder *out*.
 
-    queries: the length of the runs; each is 4000 samples a seed in Table II and 400 in the figures.
+    queries: the length of the runs; a unit is 4000 samples of each seed in Table II and 400 in the figures.
+    processes: number of worker processes.
     """
     if cost != COST or seq_len != SEQ_LEN:
         raise InputError(
@@ -56,7 +57,7 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step]:
-    """List the parts of the reproduction, in order; each is run later, on *bench*."""
+    """List the parts of the reproduction, in order; nothing runs yet. Their runs go through *bench*."""
     row, point = lengths
 
     def draw_traffic(plan: fig7_traffic.TrafficSweep, tick: Tick) -> Exhibit:

@@ -1,7 +1,7 @@
-"""Fig. 1b and 10: how fast the NPU is under each way of batching, without arrivals and without exits.
+"""Fig. 1b and 10: throughput of the NPU under each way of batching, for full batches without arrivals and exits.
 
-Section IV says that Fluid Batching comes near the peak for B > 3. At the bandwidth that gives Table II it does not:
-memory bounds it. So Fig. 10 is drawn twice, at the calibrated bandwidths and at more.
+Section IV says that Fluid Batching comes near the peak for B > 3. At the bandwidth that is calibrated to Table II, it
+does not, because it is memory-bound. So Fig. 10 is drawn twice, with the calibrated and with a higher bandwidth.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.fluid_batching.lab import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
 
 BATCHES = tuple(range(1, MAX_BATCH + 1))
-STATIC: dict[str, Batching] = {"SERIAL": "none", "FC": "fc", "R": "r", "P": "p", "fluid": "fluid"}
+UNSTACKED: dict[str, Batching] = {"SERIAL": "none", "FC": "fc", "R": "r", "P": "p", "fluid": "fluid"}
+"""Name of a way of batching, on PEs of fixed size -> its value in the device description."""
 STACKED = "fluid, stackable PEs"
 COLOURS = {
     "SERIAL": "#1f2933", "FC": "#a9b1ba", "R": "#56b4e9", "P": "#e69f00", "fluid": "#cc79a7", STACKED: "#d55e00",
 }  # fmt: skip
 ABLATION = {"FC": "FC", "R": "R", "P": "P", "fluid": "fluid, fixed PEs", STACKED: "fluid"}
-"""Line of Fig. 10 -> hardware that was searched for it."""
+"""Line of Fig. 10 -> its hardware: a key of SEARCHES."""
 
 
 class StrategyPanel(NamedTuple):
@@ -64,7 +65,7 @@ def scenes() -> tuple[StrategyPanel, ...]:
 
 
 class Quarters(NamedTuple):
-    """GOP/s in each quarter of a network, by way of batching."""
+    """GOP/s in each quarter of a network (the parts between exits) under every way of batching."""
 
     spot: Spot
     gops: dict[str, tuple[float, ...]]
@@ -78,7 +79,7 @@ def quarters(spot: Spot) -> Quarters:
     printed_npu = tabled(spot)
     devices = {
         name: printed_npu.model_copy(update={"batching": batching, "stackable": False})
-        for name, batching in STATIC.items()
+        for name, batching in UNSTACKED.items()
     }
     devices[STACKED] = printed_npu
     gops = {name: _quarter_gops(spot, device) for name, device in devices.items()}
@@ -110,36 +111,35 @@ def figure_1b(out: Path) -> Exhibit:
     labels, y = [f"subnet {number}" for number in range(1, EXITS + 2)], Axis(label=f"GOP/s at B = {MAX_BATCH}")
     panels = [
         Panel(
-            [Bars(labels, one.gops, COLOURS), ReferenceLine(one.peak, "peak")],
-            f"{one.spot.name}, {tile(tabled(one.spot))}",
+            [Bars(labels, result.gops, COLOURS), ReferenceLine(result.peak, "peak")],
+            f"{result.spot.name}, {tile(tabled(result.spot))}",
             y=y,
         )
-        for one in spots
+        for result in spots
     ]
     title = "Fig. 1b: each way of batching in each quarter of the network"
     picture = pictures.picture(out, "fig1b-strategies", title, panels, size=(11, 3.9), columns=2)
     body = tuple(
-        (one.spot.name, name, *(f"{value:.1f}" for value in values), f"{one.peak:.0f}")
-        for one in spots
-        for name, values in one.gops.items()
+        (result.spot.name, name, *(f"{value:.1f}" for value in values), f"{result.peak:.0f}")
+        for result in spots
+        for name, values in result.gops.items()
     )
     header = ("network, board", "batching", *(f"{label} GOP/s" for label in labels), "peak")
-    return Exhibit(tuple(_quarter_row(one) for one in spots), (Table("Fig. 1b", header, body),), (picture,))
+    return Exhibit(tuple(_quarter_row(result) for result in spots), (Table("Fig. 1b", header, body),), (picture,))
 
 
-def _quarter_row(one: Quarters) -> Row:
-    """Row on the text's claim that different parts of a network benefit the most from different ways of batching."""
+def _quarter_row(result: Quarters) -> Row:
+    """Row on the text's claim that the best way of batching differs between the parts of a network."""
     uniform = ("SERIAL", "FC", "R", "P")
-    best = [max(uniform, key=lambda name: one.gops[name][quarter]) for quarter in range(EXITS + 1)]
-    gains = [one.gops["fluid"][quarter] / one.gops[name][quarter] for quarter, name in enumerate(best)]
+    best = [max(uniform, key=lambda name: result.gops[name][quarter]) for quarter in range(EXITS + 1)]
+    gains = [result.gops["fluid"][quarter] / result.gops[name][quarter] for quarter, name in enumerate(best)]
     why = (
         f"drawn, not printed; best uniform way from the first to the last quarter: {', '.join(best)}; fluid with fixed "
         f"PEs over it: {', '.join(f'{gain:.2f}' for gain in gains)}; one NPU for all, at "
-        f"{tabled(one.spot).bandwidth_gb_s:g} GB/s"
+        f"{tabled(result.spot).bandwidth_gb_s:g} GB/s"
     )
-    return Row(
-        "Fig. 1b", f"ways of batching that are best in some quarter, {one.spot.name}", None, len(set(best)), "", why
-    )
+    quantity = f"ways of batching that are best in some quarter, {result.spot.name}"
+    return Row("Fig. 1b", quantity, None, len(set(best)), "", why)
 
 
 # Fig. 10
@@ -147,7 +147,7 @@ def _quarter_row(one: Quarters) -> Row:
 
 @lru_cache(maxsize=256)
 def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) -> float:
-    """GOP/s of whole passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
+    """GOP/s of forward passes of *batch* samples on the hardware searched for *line*, a key of ABLATION."""
     device = searched(spot, ABLATION[line], bandwidth_gb_s).device()
     model = network(spot.model)
     return 2e-9 * batch * model.macs / sum(layer_times_s(model, device, batch))
@@ -195,28 +195,28 @@ def _panel(scene: StrategyPanel, batches: Sequence[int]) -> Panel:
 
 def _ablation_rows(scene: StrategyPanel, batches: Sequence[int]) -> list[Row]:
     """Rows of a panel of Fig. 10: fluid batching against the peak, the best other way, and fixed PEs."""
-    spot, bandwidth = scene.spot, scene.bandwidth_gb_s
-    peak, at = peak_gops(spot), f"{spot.name} at {bandwidth:g} GB/s"
+    spot, bandwidth_gb_s = scene.spot, scene.bandwidth_gb_s
+    peak, setup = peak_gops(spot), f"{spot.name} at {bandwidth_gb_s:g} GB/s"
 
     def gops(line: str, batch: int) -> float:
-        return throughput_gops(spot, line, bandwidth, batch)
+        return throughput_gops(spot, line, bandwidth_gb_s, batch)
 
     others = {batch: max(gops(line, batch) for line in ("FC", "R", "P")) for batch in batches}
     over = [gops(STACKED, batch) / others[batch] for batch in batches]
-    stacked = [100 * (gops(STACKED, batch) / gops("fluid", batch) - 1) for batch in batches]
-    near = "the text says it approaches the peak for B > 3" if spot.model == "resnet50" else "drawn, not printed"
+    gains = [100 * (gops(STACKED, batch) / gops("fluid", batch) - 1) for batch in batches]
+    claim = "the text says it approaches the peak for B > 3" if spot.model == "resnet50" else "drawn, not printed"
     return [
         Row(
-            "Fig. 10", f"fluid, stackable PEs, B = 4, of the peak, {at}", None, 100 * gops(STACKED, 4) / peak, "%",
-            f"{near}; {scene.why}; {100 * gops(STACKED, batches[-1]) / peak:.1f} % at B = {batches[-1]}",
+            "Fig. 10", f"fluid, stackable PEs, B = 4, of the peak, {setup}", None, 100 * gops(STACKED, 4) / peak, "%",
+            f"{claim}; {scene.why}; {100 * gops(STACKED, batches[-1]) / peak:.1f} % at B = {batches[-1]}",
         ),
         Row(
-            "Fig. 10", f"fluid, stackable PEs, over the best of FC, R, P, B = {batches[-1]}, {at}", None, over[-1], "x",
-            f"drawn, not printed; from {min(over):.2f} to {max(over):.2f} over the batch sizes",
+            "Fig. 10", f"fluid, stackable PEs, over the best of FC, R, P, B = {batches[-1]}, {setup}", None, over[-1],
+            "x", f"drawn, not printed; from {min(over):.2f} to {max(over):.2f} over the batch sizes",
         ),
         Row(
-            "Fig. 10", f"gain by stackable PEs, B = 1, {at}", None, stacked[0], "%",
-            f"the text says more prominent for small batches; {stacked[-1]:.1f} % at B = {batches[-1]}, most "
-            f"{max(stacked):.1f} % at B = {batches[stacked.index(max(stacked))]}",
+            "Fig. 10", f"gain by stackable PEs, B = 1, {setup}", None, gains[0], "%",
+            f"the text says more prominent for small batches; {gains[-1]:.1f} % at B = {batches[-1]}, most "
+            f"{max(gains):.1f} % at B = {batches[gains.index(max(gains))]}",
         ),
     ]  # fmt: skip

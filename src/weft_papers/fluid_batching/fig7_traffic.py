@@ -1,9 +1,9 @@
-"""Fig. 7 to 9: processing rate, latency and utilisation over the arrival rate; what each scheduler bears; deadlines.
+"""Fig. 7 to 9: throughput, latency and utilisation over the arrival rate, and violations over the deadline.
 
-The paper does not say what its utilisation is. At a load that is borne, all schedulers do the same work in the same
-time, so it can only be what the NPU reaches while it computes: that is drawn, and the other readings are in the rows.
-Beyond what a scheduler bears its queue grows for as long as the run lasts, and so do its latencies. In Fig. 9 the
-deadline is varied, and the timeouts of adaptive batching move with it.
+The paper does not define its utilisation. At a load that every scheduler sustains, all do the same work in the same
+time, so its utilisation can only be the fraction of the peak that the NPU reaches while it computes. That is drawn;
+the rows have the other readings. Beyond the load that a scheduler sustains, its queue and its latencies grow for as
+long as the run lasts. In Fig. 9 the timeouts of adaptive batching vary with the deadline.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from weft_papers.fluid_batching.lab import (
 from weft_papers.layerweaver.lab import mean
 
 OVERLOAD = 2.0
-"""Multiple of the highest rate drawn at which schedulers are overloaded: the queue is never empty."""
+"""The arrival rate of the overload runs, in multiples of the highest rate drawn: the queue is never empty."""
 LISTED = (SERIAL, FC_ADAPTIVE[0], R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
 """The schedulers with rows of their own; longer timeouts sustain the same, and are in the detailed tables."""
 LIMITED = (SERIAL, R_ADAPTIVE[0], LAZY, PLAIN, FLUID, OURS)
@@ -59,13 +59,13 @@ class TrafficSweep:
     spot: Spot
     rates: Sequence[float]
     low: tuple[float, float]
-    """Rates over which the text gives a mean gain of utilisation over SERIAL."""
+    """Lowest and highest arrival rate of the range for which the text states a gain of utilisation over SERIAL."""
     schedulers: Sequence[BatchScheduler] = DRAWN
     limited: Sequence[BatchScheduler] = LIMITED
     """The schedulers for which the largest load with at most 1 % violations is searched."""
     deadline_ms: float = 0.0
     samples: int = 0
-    """How many samples each seed draws."""
+    """The number of samples of each seed."""
     outcomes: Outcomes = field(default_factory=dict)
     limits: dict[BatchScheduler, Sustained] = field(default_factory=dict)
     """Scheduler -> the largest load with at most 1 % violations."""
@@ -88,19 +88,16 @@ FIGURES = (
 
 
 def sweep(paper: Paper, bench: Bench, samples: int, plan: TrafficSweep, tick: Tick | None = None) -> TrafficSweep:
-    """Run the points of a figure and search its limits; return *plan* with the outcomes filled in.
-
-    samples: how many each seed draws.
-    """
+    """Run the points of a figure and search its limits; return *plan* with the outcomes filled in."""
     deadline_ms = paper[f"slo_{plan.spot.board}"].value
-    whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
-    points = [whole.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
-    overload = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
-    outcomes = bench.measure([*points, *overload, _fast_point(whole)], tick)
-    first_points = [whole.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
+    complete = replace(plan, deadline_ms=deadline_ms, samples=samples)
+    points = [complete.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
+    overload = [complete.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
+    outcomes = bench.measure([*points, *overload, _fast_point(complete)], tick)
+    first_points = [complete.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
     tasks = [(question(point), point.device) for point in first_points]
     limits = dict(zip(plan.limited, bench.run_all(_sustain_task, tasks, tick), strict=True))
-    return replace(whole, outcomes=outcomes, limits=limits)
+    return replace(complete, outcomes=outcomes, limits=limits)
 
 
 def _sustain_task(task: tuple[Question, TiledNpu]) -> Sustained:
@@ -109,13 +106,16 @@ def _sustain_task(task: tuple[Question, TiledNpu]) -> Sustained:
 
 
 def _fast_point(traffic: TrafficSweep) -> RunPoint:
-    """Fluid Batching at the figure's highest rate, at the board's equivalent of the bandwidth that gives Fig. 10."""
+    """Fluid Batching at the figure's highest rate, with the higher bandwidth that gives Fig. 10.
+
+    That bandwidth is calibrated on ZC706; another board gets the same share of its peak.
+    """
     zc706, board = load_platform("zc706"), load_platform(traffic.spot.board)
     share = zc706.calibrated_gb_s("figure-10") / zc706.calibrated_gb_s("board")
-    fast = round(share * board.calibrated_gb_s("board"), 1)
+    fast_gb_s = round(share * board.calibrated_gb_s("board"), 1)
     highest = traffic.rates[-1]
     return RunPoint(
-        traffic.spot, FLUID, highest, traffic.deadline_ms, traffic.samples, changes=(("bandwidth_gb_s", fast),)
+        traffic.spot, FLUID, highest, traffic.deadline_ms, traffic.samples, changes=(("bandwidth_gb_s", fast_gb_s),)
     )
 
 
@@ -134,19 +134,20 @@ def figure(paper: Paper, out: Path, traffic: TrafficSweep) -> Exhibit:
 
 
 def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
-    """Rows with the throughput of each listed scheduler under overload; the paper prints Fluid Batching's."""
+    """Rows with the throughput of each scheduler of LISTED under overload; the paper prints Fluid Batching's."""
     rows = []
-    for scheduler in [listed for listed in LISTED if listed in traffic.schedulers]:
+    for scheduler in [scheduler for scheduler in LISTED if scheduler in traffic.schedulers]:
         rate = traffic.borne(scheduler).rate
-        theirs = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
+        printed = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
         why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than anybody bears"
         if scheduler is FLUID:
             last = traffic.rates[-1]
             why += (
-                f"; the text says above {theirs:g}; {traffic.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
+                f"; the text says above {printed:g}; {traffic.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
                 "figure; nobody is on time then, so nothing is preempted, and all that counts is the NPU"
             )
-        rows.append(Row(traffic.figure, f"sustained by {scheduler.name}, {traffic.spot.name}", theirs, rate, "/s", why))
+        quantity = f"sustained by {scheduler.name}, {traffic.spot.name}"
+        rows.append(Row(traffic.figure, quantity, printed, rate, "/s", why))
     return rows
 
 
@@ -165,19 +166,19 @@ def _limit_rows(traffic: TrafficSweep) -> list[Row]:
 
 def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
     """Rows on utilisation: the gain over SERIAL at low rates, and the value at the highest rate."""
-    low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
-    gains = [traffic.at(FLUID, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
-    ratios = [traffic.at(FLUID, rate).efficiency / traffic.at(SERIAL, rate).efficiency for rate in low]
-    plain = [traffic.at(PLAIN, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
+    rates = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
+    gains = [traffic.at(FLUID, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in rates]
+    ratios = [traffic.at(FLUID, rate).efficiency / traffic.at(SERIAL, rate).efficiency for rate in rates]
+    without = [traffic.at(PLAIN, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in rates]
     highest = traffic.rates[-1]
     full, fast = traffic.at(FLUID, highest), traffic.outcomes[_fast_point(traffic)]
     device = traffic.point(FLUID, highest).device
-    most = 100 * highest * macs_per_sample(traffic.spot.model) / device.macs_per_s
+    needed = 100 * highest * macs_per_sample(traffic.spot.model) / device.macs_per_s
     return [
         Row(
-            traffic.figure, f"gain of utilisation over SERIAL, {low[0]:g} to {low[-1]:g}/s, {traffic.spot.name}",
+            traffic.figure, f"gain of utilisation over SERIAL, {rates[0]:g} to {rates[-1]:g}/s, {traffic.spot.name}",
             paper[f"utilisation_gain_{traffic.spot.board}"].value, 100 * (mean(ratios) - 1), "%",
-            f"of the peak reached while computing, relative; {mean(gains):.1f} points, {mean(plain):.1f} without "
+            f"of the peak reached while computing, relative; {mean(gains):.1f} points, {mean(without):.1f} without "
             "preemption; the paper says neither what its utilisation is nor whether the gain is relative",
         ),
         Row(
@@ -185,7 +186,7 @@ def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
             paper["utilisation_high"].value, full.efficiency, "%",
             f"of the peak while computing, bound by {device.bandwidth_gb_s:g} GB/s; {fast.efficiency:.1f} % at "
             f"{dict(_fast_point(traffic).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over "
-            f"all the time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be "
+            f"all the time {full.used:.1f} %, and {needed:.1f} % would serve all that arrives, so the text's cannot be "
             "this",
         ),
     ]  # fmt: skip
@@ -193,15 +194,15 @@ def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
 
 def _latency_rows(traffic: TrafficSweep) -> list[Row]:
     """Rows with the mean latency of three schedulers over SERIAL's at low rates."""
-    low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
+    rates = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
     rows = []
     for scheduler in (FLUID, PLAIN, OURS):
-        ratios = [traffic.at(scheduler, rate).mean_ms / traffic.at(SERIAL, rate).mean_ms for rate in low]
-        late = max(traffic.at(scheduler, rate).late for rate in low)
+        ratios = [traffic.at(scheduler, rate).mean_ms / traffic.at(SERIAL, rate).mean_ms for rate in rates]
+        late = max(traffic.at(scheduler, rate).late for rate in rates)
         rows.append(
             Row(
-                traffic.figure, f"mean latency of {scheduler.name} over SERIAL's, {low[0]:g} to {low[-1]:g}/s", None,
-                mean(ratios), "x",
+                traffic.figure, f"mean latency of {scheduler.name} over SERIAL's, {rates[0]:g} to {rates[-1]:g}/s",
+                None, mean(ratios), "x",
                 ("the text says similar; " if scheduler is FLUID else "not in the paper; ")
                 + f"from {min(ratios):.2f} to {max(ratios):.2f}; at most {late:.2f} % late there",
             )
@@ -217,11 +218,12 @@ def _table(traffic: TrafficSweep) -> Table:
     body = []
     for scheduler in traffic.schedulers:
         for rate in traffic.rates:
-            one = traffic.at(scheduler, rate)
+            means = traffic.at(scheduler, rate)
             body.append(
                 (
-                    scheduler.name, f"{rate:g}", f"{one.rate:.2f}", f"{one.mean_ms:.1f}", f"{one.p99_ms:.1f}",
-                    f"{one.late:.2f}", f"{one.busy:.1f}", f"{one.efficiency:.1f}", f"{one.used:.1f}", "not printed",
+                    scheduler.name, f"{rate:g}", f"{means.rate:.2f}", f"{means.mean_ms:.1f}", f"{means.p99_ms:.1f}",
+                    f"{means.late:.2f}", f"{means.busy:.1f}", f"{means.efficiency:.1f}", f"{means.used:.1f}",
+                    "not printed",
                 )
             )  # fmt: skip
     header = (
@@ -236,8 +238,8 @@ def _overload_table(traffic: TrafficSweep) -> Table:
     body = []
     for scheduler in traffic.schedulers:
         limit, borne = traffic.limits.get(scheduler), traffic.borne(scheduler)
-        searched = f"{limit.rate:.1f}" if limit else "not searched"
-        body.append((scheduler.name, f"{borne.rate:.2f}", searched, f"{borne.efficiency:.1f}", scheduler.hardware))
+        limit_text = f"{limit.rate:.1f}" if limit else "not searched"
+        body.append((scheduler.name, f"{borne.rate:.2f}", limit_text, f"{borne.efficiency:.1f}", scheduler.hardware))
     header = ("scheduler", "sustained answers/s", "largest rate with 1 % late", "of peak while busy %", "hardware")
     return Table(f"{traffic.figure}: what each scheduler bears, {traffic.spot.name}", header, tuple(body))
 
@@ -267,7 +269,7 @@ def _picture(out: Path, traffic: TrafficSweep) -> Figure:
 
 
 def curves(values: dict[BatchScheduler, list[float]], places: Sequence[float]) -> list[Curve]:
-    """One curve per scheduler over *places*, the x values; a timeout (S, M, L) is shown by its dashes."""
+    """One curve per scheduler over the x values *places*; the dashes show its timeout (S, M, L)."""
     fluid = (PLAIN, FLUID, OURS, BALANCED)
     return [
         Curve(
@@ -281,7 +283,7 @@ def curves(values: dict[BatchScheduler, list[float]], places: Sequence[float]) -
 
 FIGURE_9 = "Fig. 9"
 FEW = 1.0
-"""Percent of violations that count as none in a run of this length."""
+"""Percent of violations below which a deadline counts as met."""
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ class DeadlinePanel:
     schedulers: Sequence[BatchScheduler] = DRAWN
     rate: float = 0.0
     samples: int = 0
-    """How many samples each seed draws."""
+    """The number of samples of each seed."""
     outcomes: Outcomes = field(default_factory=dict)
 
     def point(self, scheduler: BatchScheduler, deadline_ms: float) -> RunPoint:
@@ -320,29 +322,31 @@ PANELS = (
 def panel(paper: Paper, bench: Bench, samples: int, plan: DeadlinePanel, tick: Tick | None = None) -> DeadlinePanel:
     """Run the points of a panel of Fig. 9; return *plan* with the outcomes filled in."""
     rate = paper[f"deadline_rate_{plan.spot.board}"].value
-    whole = replace(plan, rate=rate, samples=samples)
-    points = [whole.point(scheduler, deadline) for scheduler in plan.schedulers for deadline in plan.deadlines_ms]
-    return replace(whole, outcomes=bench.measure(points, tick))
+    complete = replace(plan, rate=rate, samples=samples)
+    points = [complete.point(scheduler, deadline) for scheduler in plan.schedulers for deadline in plan.deadlines_ms]
+    return replace(complete, outcomes=bench.measure(points, tick))
 
 
 def figure_9(out: Path, panels: Sequence[DeadlinePanel]) -> Exhibit:
     """Draw Fig. 9 from panels that were run, with rows and tables."""
-    rows = tuple(row for one in panels for row in _rows(one))
-    return Exhibit(rows, tuple(_table_9(one) for one in panels), (_picture_9(out, panels),))
+    rows = tuple(row for panel in panels for row in _rows(panel))
+    return Exhibit(rows, tuple(_table_9(panel) for panel in panels), (_picture_9(out, panels),))
 
 
 def _rows(deadlines: DeadlinePanel) -> list[Row]:
     """Rows of a panel of Fig. 9: violations per scheduler, and the number of deadlines with no more than SERIAL's."""
     rows = [_late_row(deadlines, scheduler) for scheduler in LISTED if scheduler in deadlines.schedulers]
     for scheduler in (FLUID, OURS):
-        fewer = [
-            d for d in deadlines.deadlines_ms if deadlines.at(scheduler, d).late <= deadlines.at(SERIAL, d).late + 0.1
+        no_worse = [
+            ms
+            for ms in deadlines.deadlines_ms
+            if deadlines.at(scheduler, ms).late <= deadlines.at(SERIAL, ms).late + 0.1
         ]
         rows.append(
             Row(
                 f"{FIGURE_9}{deadlines.letter}", f"SLOs of {len(deadlines.deadlines_ms)} at which {scheduler.name} "
                 "violates no more than SERIAL", len(deadlines.deadlines_ms) if scheduler is FLUID else None,
-                len(fewer), "", 'the text says "similar or fewer violations"; counted within 0.1 points',
+                len(no_worse), "", 'the text says "similar or fewer violations"; counted within 0.1 points',
             )
         )  # fmt: skip
     return rows
@@ -351,11 +355,11 @@ def _rows(deadlines: DeadlinePanel) -> list[Row]:
 def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
     """Row with a scheduler's violations at the panel's usual deadline."""
     shortest, longest = deadlines.shortest(scheduler), deadlines.deadlines_ms[-1]
-    kept = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
+    met_text = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
     quantity = f"violations of {scheduler.name} at {deadlines.usual_ms:g} ms, {deadlines.spot.name}"
     late = deadlines.at(scheduler, deadlines.usual_ms).late
-    return Row(f"{FIGURE_9}{deadlines.letter}", quantity, None, late, "%", f"{claim}{deadlines.rate:g}/s; {kept}")
+    return Row(f"{FIGURE_9}{deadlines.letter}", quantity, None, late, "%", f"{claim}{deadlines.rate:g}/s; {met_text}")
 
 
 def _table_9(deadlines: DeadlinePanel) -> Table:
@@ -374,8 +378,12 @@ def _picture_9(out: Path, deadline_panels: Sequence[DeadlinePanel]) -> Figure:
     """Draw violations over the deadline, a panel per network and a curve per scheduler."""
     x, y = Axis(label="SLO (ms)"), Axis(label="violations (%)", low=0, high=100)
     panels = []
-    for one in deadline_panels:
-        values = {s: [one.at(s, deadline).late for deadline in one.deadlines_ms] for s in one.schedulers}
-        panels.append(Panel(curves(values, one.deadlines_ms), f"({one.letter}) {one.spot.name}, {one.rate:g}/s", x, y))
+    for panel in deadline_panels:
+        values = {
+            scheduler: [panel.at(scheduler, deadline).late for deadline in panel.deadlines_ms]
+            for scheduler in panel.schedulers
+        }
+        heading = f"({panel.letter}) {panel.spot.name}, {panel.rate:g}/s"
+        panels.append(Panel(curves(values, panel.deadlines_ms), heading, x, y))
     title = f"{FIGURE_9}: violations over the deadline"
     return pictures.picture(out, "fig9-deadlines", title, panels, size=(12.5, 5.0), columns=len(deadline_panels))

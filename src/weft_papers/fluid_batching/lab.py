@@ -1,7 +1,7 @@
-"""How the experiments are run: networks, boards, hardware, schedulers, a run of one, and many runs on all cores.
+"""How the experiments are run: networks, boards, hardware, schedulers, one run, and many runs on all cores.
 
-The hardware is the paper's NPU, the one of Table I, or a baseline's own: every baseline has the best design for a batch
-of 8 under its own way of batching, as section IV says.
+A scheduler runs on the paper's NPU of Table I or on hardware of its own. As section IV says, every baseline has the
+best design for a batch of 8 under its own way of batching (SERIAL for a batch of 1).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from weft_papers.base import Tick
 from weft_papers.layerweaver.lab import mean
 
 EXIT_RATES = {"resnet50": (0.051, 0.169, 0.09, 0.69), "inception-v3": (0.145, 0.186, 0.222, 0.447)}
+"""Network -> share of samples that leave at each of its three early exits, and at its end."""
 EXITS = 3  # early exits of each network, as in the paper's section VI; the last output is not counted
 TITLES = {"resnet50": "ResNet-50", "inception-v3": "Inception-v3"}
 MAX_BATCH = 8  # largest batch of the paper's searches and tables
@@ -68,7 +69,7 @@ class HardwareSearch(NamedTuple):
     batching: Batching
     stackable: bool
     only: int | None = None
-    """The one batch size to optimise for; None: all of 1 to 8, equally weighted."""
+    """The only batch size to optimise for; None: sizes 1 to 8, equally weighted."""
 
 
 SEARCHES = {
@@ -130,9 +131,10 @@ def macs_per_sample(model: str, head: str = "fc") -> float:
 
 
 SEEDS = (1000, 1001, 1002)
-"""Our policy was tuned on other seeds."""
+"""Seeds of every run; our policy was tuned on others."""
 
 Change = tuple[str, str | float]
+"""Name of a field of the device, and its other value."""
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -145,13 +147,14 @@ class BatchScheduler(NamedTuple):
     hardware: str
     """A key of SEARCHES."""
     late: str = "keep"
-    """What becomes of late samples."""
+    """What happens to late samples: "keep" (nothing) or "demote"."""
     options: tuple[tuple[str, Option], ...] = ()
 
 
 TIMEOUTS = {"S": 5, "M": 45, "L": 95}
 """Timeouts of adaptive batching, in percent of the deadline."""
 
+# The baselines: SERIAL, AdaptB with three timeouts on two kinds of hardware, and LazyBatching.
 SERIAL = BatchScheduler("SERIAL", "serial", "serial")
 FC_ADAPTIVE, R_ADAPTIVE = (
     tuple(
@@ -168,7 +171,7 @@ OURS = BatchScheduler("top-up", "top-up", "fluid", "demote")
 BALANCED = BatchScheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
 BASELINES = (SERIAL, *FC_ADAPTIVE, *R_ADAPTIVE, LAZY)
 DRAWN = (*BASELINES, PLAIN, FLUID, OURS, BALANCED)
-"""The schedulers of Fig. 7 to 9. Only ours treats late samples in a special way."""
+"""The schedulers of Fig. 7 to 9. Only ours (OURS, BALANCED) demote late samples."""
 
 COLOURS = {
     SERIAL: "#1f2933",
@@ -182,6 +185,7 @@ COLOURS = {
     BALANCED: "#7fd1b6",
 }
 DASHES: dict[str, Dash] = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
+"""Timeout of adaptive batching (a key of TIMEOUTS) -> dash of its curve."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class RunPoint:
     """Samples per second, Poisson."""
     deadline_ms: float
     samples: int
-    """How many samples each seed draws."""
+    """The number of samples of each seed."""
     head: str = "fc"
     changes: tuple[Change, ...] = ()
     """Other values for fields of the device."""
@@ -237,26 +241,27 @@ class RunMeans(NamedTuple):
     calls: float
     """Scheduler calls per sample."""
     apart: float
-    """Difference between the seeds with the most and the fewest violations, in percentage points."""
+    """Percentage points between the seeds with the most and the fewest violations."""
 
     @property
     def used(self) -> float:
-        """Percent of the peak over all the time."""
+        """Percent of the NPU's peak that is reached over the whole run, idle time included."""
         return self.busy * self.efficiency / 100
 
 
 Outcomes = dict[RunPoint, RunMeans]
+"""Settings of a run -> its results."""
 
 
 def served(point: RunPoint, device: TiledNpu) -> RunMeans:
     """Simulate a point with each seed on *device* and average the results."""
-    # Preparing a case does not depend on load and scheduler: fixed values there let points share a cache entry.
+    # Preparing a case does not depend on rate, samples and scheduler: fixed values let points share a cache entry.
     case = replace(
         _prepare_cached(replace(point, rate=1.0, samples=1, scheduler=FLUID), device), workload=point.workload()
     )
     runs = [_run(case, point.scheduler, seed) for seed in SEEDS]
     streams = [run.streams[0] for run in runs]
-    late = [100 * stream.violation_rate for stream in streams]
+    late_percents = [100 * stream.violation_rate for stream in streams]
     rate = mean(
         stream.completed / max(run.makespan_s, case.workload.duration_s)
         for run, stream in zip(runs, streams, strict=True)
@@ -264,13 +269,13 @@ def served(point: RunPoint, device: TiledNpu) -> RunMeans:
     busy = mean(run.pe_utilisation for run in runs)
     return RunMeans(
         mean_ms=1e3 * mean(stream.mean_latency_s or 0.0 for stream in streams),
-        late=mean(late),
+        late=mean(late_percents),
         p99_ms=1e3 * mean(stream.p99_s or 0.0 for stream in streams),
         rate=rate,
         busy=100 * busy,
         efficiency=100 * rate * macs_per_sample(point.spot.model, point.head) / (busy * device.macs_per_s),
         calls=mean(run.decisions / stream.completed for run, stream in zip(runs, streams, strict=True)),
-        apart=max(late) - min(late),
+        apart=max(late_percents) - min(late_percents),
     )
 
 
@@ -298,7 +303,7 @@ class Bench:
     def __init__(self, processes: int | None = None) -> None:
         self.processes = processes or os.cpu_count() or 1
         self._workers = QuietProcesses(self.processes)
-        self._known: Outcomes = {}
+        self._outcomes: Outcomes = {}
 
     def __enter__(self) -> Self:
         return self
@@ -310,11 +315,11 @@ class Bench:
 
     def measure(self, points: Iterable[RunPoint], tick: Tick | None = None) -> Outcomes:
         """Run the points that were not run before; return the outcome of every point."""
-        wanted = list(dict.fromkeys(points))
-        new = [point for point in wanted if point not in self._known]
-        tasks = [(point, point.device) for point in new]
-        self._known.update(zip(new, self.run_all(_serve_task, tasks, tick), strict=True))
-        return {point: self._known[point] for point in wanted}
+        unique_points = list(dict.fromkeys(points))
+        new_points = [point for point in unique_points if point not in self._outcomes]
+        tasks = [(point, point.device) for point in new_points]
+        self._outcomes.update(zip(new_points, self.run_all(_serve_task, tasks, tick), strict=True))
+        return {point: self._outcomes[point] for point in unique_points}
 
     def run_all(
         self, function: Callable[[Task], Result], tasks: Sequence[Task], tick: Tick | None = None

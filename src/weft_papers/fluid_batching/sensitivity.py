@@ -1,12 +1,13 @@
 """Sensitivity: assumptions that the paper does not print, each varied on its own at the rows of Table II.
 
-Bandwidth, what a decision costs, what the heads compute, and how the text on the NPU is to be read.
+Varied are the bandwidth, the time of a scheduler decision, and the readings of the text on the NPU and the exit heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,25 +39,25 @@ BANDWIDTHS = (80, 90, 95, 100, 105, 110, 120)
 """Percent of the calibrated one."""
 DECISIONS_US = (0, 10, 25, 50)
 TOLERATED, TOLERATED_POINTS = 0.1, 3.0
-"""How far the mean latency (relative) and the violations (points) may lie from the printed ones: the bands drawn."""
+"""Tolerances on the printed mean latency (relative) and violations (percentage points): half widths of the bands."""
 WIDEST = 2.2
-"""Multiple of the printed value at which the picture of the readings ends."""
+"""End of the x axis in the picture of the readings, in multiples of the printed value."""
 QUANTITIES = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violations (%)"))
 """Field of RunMeans, its name in the keys of the published numbers, and the label."""
 
 
 @dataclass(frozen=True)
 class RowStudy:
-    """One number varied at the rows of Table II."""
+    """The rows of Table II with one assumed number set to several values."""
 
     paper: Paper
     spots: Sequence[Spot]
     schedulers: Sequence[BatchScheduler]
     values: Sequence[int]
     samples: int
-    """How many samples each seed draws."""
+    """The number of samples of each seed."""
     vary: Callable[[RunPoint, int], RunPoint]
-    """Returns a point with the number set to a value."""
+    """Sets the number of a point to a value."""
     outcomes: Outcomes
 
     def point(self, spot: Spot, scheduler: BatchScheduler, value: int) -> RunPoint:
@@ -86,7 +87,7 @@ class RowStudy:
         return Table(title, header, tuple(body))
 
     def _combinations(self) -> list[tuple[Spot, BatchScheduler, int]]:
-        return [(s, scheduler, value) for s in self.spots for scheduler in self.schedulers for value in self.values]
+        return list(product(self.spots, self.schedulers, self.values))
 
 
 def bandwidth(
@@ -98,7 +99,7 @@ def bandwidth(
     percents: Sequence[int] = BANDWIDTHS,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """Rerun Table II over the memory bandwidth, the one number that was fitted; *percents* of the calibrated one."""
+    """Rerun Table II with other memory bandwidths, the only fitted number; *percents*: of the calibrated bandwidth."""
     plan = RowStudy(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
     study = plan.measure(bench, tick)
     title = "Bandwidth: Table II over the value fitted to each board (dashed: printed, with its tolerance)"
@@ -117,10 +118,10 @@ def _bandwidth_row(study: RowStudy, spot: Spot) -> Row:
     low, high = study.values[0], study.values[-1]
     at_low, at_high = study.at(spot, FLUID, low), study.at(spot, FLUID, high)
     ratios = [study.over(OURS, FLUID, "late", spot, value) for value in study.values]
-    ours = study.point(spot, FLUID, 100).device.bandwidth_gb_s
+    calibrated_gb_s = study.point(spot, FLUID, 100).device.bandwidth_gb_s
     why = (
         f"not printed; mean {at_low.mean_ms:.0f} ms; with {high} % {at_high.late:.2f} % and {at_high.mean_ms:.0f} ms; "
-        f"{ours:g} GB/s is 100 %; violations of top-up over Fluid Batching's from {min(ratios):.2f} to "
+        f"{calibrated_gb_s:g} GB/s is 100 %; violations of top-up over Fluid Batching's from {min(ratios):.2f} to "
         f"{max(ratios):.2f}"
     )
     quantity = f"violations of Fluid Batching with {low} % of the bandwidth, {spot.name}"
@@ -150,14 +151,14 @@ def _at_cost(point: RunPoint, cost_us: int) -> RunPoint:
 
 
 def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
-    """Row with the mean latency of LazyBatching (*lazy*: on which NPU) over Fluid Batching's, at one decision cost."""
-    means, late = (
+    """Row with LazyBatching's mean latency over Fluid Batching's; *lazy*: LAZY (on its own NPU) or LAZY_SAME."""
+    means, lates = (
         [study.over(lazy, FLUID, quantity, spot, cost_us) for spot in study.spots] for quantity in ("mean_ms", "late")
     )
     where = "each on its own NPU" if lazy is LAZY else "both on the fluid NPU"
     why = (
         f"the paper prints no cost, we use {DECISION_US:g} us; rows from {min(means):.2f} to {max(means):.2f}, "
-        f"violations from {min(late):.2f} to {max(late):.2f} times"
+        f"violations from {min(lates):.2f} to {max(lates):.2f} times"
     )
     quantity = f"mean latency of LazyBatching over Fluid Batching at {cost_us} us, {where}, geomean"
     return Row("decisions", quantity, None, geomean(means), "x", why)
@@ -200,20 +201,20 @@ def _tolerance(printed: float, field: str, *, upright: bool) -> Shade:
     return Shade(max(0.0, printed - margin), printed + margin, COLOURS[FLUID], upright)
 
 
-# how the text is read
+# Readings of the text
 
 
 class Reading(NamedTuple):
-    """One way to read what the paper leaves open."""
+    """A way to read the text where the paper is not explicit."""
 
     name: str
     changes: tuple[Change, ...] = ()
     head: str = "fc"
     as_printed: bool = False
-    """The design printed for Inception-v3 on ZCU104."""
+    """Whether to run the design that Table I misprints for Inception-v3 on ZCU104."""
 
     def of(self, point: RunPoint) -> RunPoint | None:
-        """The point under this reading; None if the reading does not concern it."""
+        """The point under this reading; None if the reading does not affect it."""
         if self.as_printed:
             return replace(point, preset=PRINTED) if point.spot == MISPRINTED else None
         return replace(point, changes=self.changes, head=self.head)
@@ -255,12 +256,12 @@ def readings(
         (
             reading.name,
             spot.name,
-            f"{one.mean_ms:.1f}",
-            f"{one.late:.2f}",
-            f"{one.p99_ms:.1f}",
+            f"{result.mean_ms:.1f}",
+            f"{result.late:.2f}",
+            f"{result.p99_ms:.1f}",
             _printed_values(paper, spot),
         )
-        for (reading, spot), one in means.items()
+        for (reading, spot), result in means.items()
     )
     header = ("reading", "network, board", "mean ms", "late %", "p99 ms", "paper: mean ms / late %")
     table = Table("Readings: Fluid Batching at the rows of Table II", header, body)
@@ -277,12 +278,12 @@ Readings = dict[tuple[Reading, Spot], RunMeans]
 
 def _reading_row(paper: Paper, reading: Reading, means: Readings) -> Row:
     """Row with Fluid Batching's mean latency over the printed one, and how many rows are within the tolerance."""
-    by_spot = {spot: result for (other, spot), result in means.items() if other is reading}
+    by_spot = {spot: result for (key_reading, spot), result in means.items() if key_reading is reading}
     ratios = {spot: result.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, result in by_spot.items()}
-    points = {spot: result.late - paper[f"fluid_late_{spot.key}"].value for spot, result in by_spot.items()}
-    within = sum(abs(ratios[s] - 1) <= TOLERATED and abs(points[s]) <= TOLERATED_POINTS for s in by_spot)
+    differences = {spot: result.late - paper[f"fluid_late_{spot.key}"].value for spot, result in by_spot.items()}
+    within = sum(abs(ratios[spot] - 1) <= TOLERATED and abs(differences[spot]) <= TOLERATED_POINTS for spot in by_spot)
     why = f"{within} of {len(by_spot)} within 10 % and 3 points; " + ", ".join(
-        f"{s.name} {result.mean_ms:.0f} ms {result.late:.1f} %" for s, result in by_spot.items()
+        f"{spot.name} {result.mean_ms:.0f} ms {result.late:.1f} %" for spot, result in by_spot.items()
     )
     return Row(
         "readings", f"Fluid Batching's mean over the printed, {reading.name}", None, geomean(ratios.values()), "x", why
@@ -300,12 +301,12 @@ def _readings_picture(
             printed = paper[f"fluid_{key}_{spot.key}"].value
             limit = WIDEST * printed
             values = {
-                place: getattr(means[reading, spot], field)
-                for place, reading in enumerate(shown)
+                index: getattr(means[reading, spot], field)
+                for index, reading in enumerate(shown)
                 if (reading, spot) in means
             }
-            beyond = {place: value for place, value in values.items() if value > limit}
-            within = {place: value for place, value in values.items() if value <= limit}
+            beyond = {index: value for index, value in values.items() if value > limit}
+            within = {index: value for index, value in values.items() if value <= limit}
             marks = [
                 ReferenceLine(printed, colour=COLOURS[FLUID], upright=True),
                 _tolerance(printed, key, upright=True),

@@ -30,7 +30,7 @@ from weft_papers.fluid_batching.lab import (
 
 FIGURE = "Table I"
 MISPRINTED = Spot("inception-v3", "zcu104")
-"""The row of Table I whose design is a misprint: it does not take the resources that the row prints."""
+"""The row of Table I with a misprinted design: that design does not use the resources printed in the row."""
 PRINTED = "zcu104-inception-v3-printed"
 """The device preset with that design as printed."""
 USED = ("fluid", "R", "FC", "serial")
@@ -40,14 +40,14 @@ WIDEST_TREE = 24
 
 
 class BoardShares(NamedTuple):
-    """Percent of a board that a design takes."""
+    """Percent of a board's DSPs and BRAM bits that a design takes."""
 
     dsps: float
     bram: float
 
 
 class Searched(NamedTuple):
-    """A search and how long it took."""
+    """The result of a design search, and its duration."""
 
     exploration: Exploration
     seconds: float
@@ -76,28 +76,28 @@ def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
     """Rows with the percentage of the board's DSPs and BRAM that the design takes."""
     device, board = tabled(spot), load_platform(spot.board)
     rows = []
-    for what, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
-        theirs = paper[f"{what}_{spot.key}"].value
-        of = f"{board.dsps} DSPs" if what == "dsps" else f"{board.bram_bits / 2**20:g} Mb of double-buffered tiles"
-        why = f"{abs(ours - theirs):.3f} points apart: {tile(device)} of {of}"
+    for resource, ours in zip(("dsps", "bram"), shares(device, board), strict=True):
+        printed = paper[f"{resource}_{spot.key}"].value
+        of = f"{board.dsps} DSPs" if resource == "dsps" else f"{board.bram_bits / 2**20:g} Mb of double-buffered tiles"
+        why = f"{abs(ours - printed):.3f} points apart: {tile(device)} of {of}"
         if spot == MISPRINTED:
-            printed = shares(tabled(spot, PRINTED), board)[("dsps", "bram").index(what)]
-            why += f"; the design printed in this row, {tile(tabled(spot, PRINTED))}, would take {printed:.2f} %"
-        rows.append(Row(FIGURE, f"{what.upper().replace('DSPS', 'DSPs')} of {spot.name}", theirs, ours, "%", why))
+            misprint = shares(tabled(spot, PRINTED), board)[("dsps", "bram").index(resource)]
+            why += f"; the design printed in this row, {tile(tabled(spot, PRINTED))}, would take {misprint:.2f} %"
+        rows.append(Row(FIGURE, f"{resource.upper().replace('DSPS', 'DSPs')} of {spot.name}", printed, ours, "%", why))
     return rows
 
 
 def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
     """Rows with the tile sizes that the search finds, and its duration."""
     best = search.exploration.device()
-    where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.exploration)} designs"
+    remark = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.exploration)} designs"
     if spot == MISPRINTED:
-        where += f"; ResNet-50's design is printed, but {best.t_p} x {best.t_c} is what takes the printed DSPs"
+        remark += f"; ResNet-50's design is printed, but {best.t_p} x {best.t_c} is what takes the printed DSPs"
     elif (best.t_p, best.t_c) != (tabled(spot).t_p, tabled(spot).t_c):
-        where += f"; the printed design scores {100 * _score(search.exploration, tabled(spot)):.2f} % of it"
+        remark += f"; the printed design scores {100 * _score(search.exploration, tabled(spot)):.2f} % of it"
     rows = [
-        Row(FIGURE, f"{what} that the search finds for {spot.name}", paper[f"{key}_{spot.key}"].value, ours, "", where)
-        for what, key, ours in (("T_P", "tree", best.t_p), ("T_C", "pes", best.t_c))
+        Row(FIGURE, f"{name} that the search finds for {spot.name}", paper[f"{key}_{spot.key}"].value, ours, "", remark)
+        for name, key, ours in (("T_P", "tree", best.t_p), ("T_C", "pes", best.t_c))
     ]
     rows.append(
         Row(FIGURE, f"time of the search for {spot.name}", None, search.seconds, " s", "in this run; not printed")
@@ -113,22 +113,22 @@ def _score(exploration: Exploration, device: TiledNpu) -> float:
 
 def _storage_row(paper: Paper, spot: Spot) -> Row:
     """Row with the registers that the scheduler's look-up table takes, in percent of the board's."""
-    board, theirs = load_platform(spot.board), paper[f"registers_{spot.key}"].value
+    board, printed = load_platform(spot.board), paper[f"registers_{spot.key}"].value
     table = lookup_table(network(spot.model, EXITS), tabled(spot), MAX_BATCH)
     registers = board.registers or 1
     per_layer = table.max_batch * table.bits_per_entry
-    layers = theirs / 100 * registers / per_layer
+    layers = printed / 100 * registers / per_layer  # the number of layers that the printed share has room for
     why = (
         f"{len(table.layers)} products with the heads, x {table.max_batch} batch sizes x {table.bits_per_entry} bits = "
         f"{table.storage_bits} of {registers} registers; the printed share is that of {layers:.0f} layers: "
         "the paper's heads have more than one each"
     )
     ours = 100 * table.storage_bits / registers
-    return Row("section IV", f"registers of the look-up table, {spot.name}", theirs, ours, "%", why)
+    return Row("section IV", f"registers of the look-up table, {spot.name}", printed, ours, "%", why)
 
 
 def _batch_16(paper: Paper) -> Row:
-    """Row with the time of a whole pass of 16 samples of ResNet-50 on ZCU104."""
+    """Row with the time of a forward pass of 16 samples of ResNet-50 on ZCU104."""
     spot = Spot("resnet50", "zcu104")
     ours = 1e3 * sum(layer_times_s(network(spot.model), tabled(spot), 16))
     why = beside(ours, paper["batch16"].value, "a whole pass of 16; nothing was fitted to this number")
@@ -140,12 +140,12 @@ def _designs(searches: dict[Spot, Searched]) -> Table:
     body = []
     for spot, (exploration, _) in searches.items():
         device, best = tabled(spot), exploration.device()
-        share = shares(device, load_platform(spot.board))
-        times = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
+        board_shares = shares(device, load_platform(spot.board))
+        times_ms = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
         body.append(
             (
-                spot.name, tile(device), f"{share.dsps:.2f}", f"{share.bram:.2f}", tile(best),
-                f"{100 * _score(exploration, device):.2f}", *(f"{time:.1f}" for time in times),
+                spot.name, tile(device), f"{board_shares.dsps:.2f}", f"{board_shares.bram:.2f}", tile(best),
+                f"{100 * _score(exploration, device):.2f}", *(f"{time_ms:.1f}" for time_ms in times_ms),
             )
         )  # fmt: skip
     header = ("network, board", "design", "DSPs %", "BRAM %", "found", "score of best %", "batch 1 ms", "batch 8 ms")
@@ -159,9 +159,9 @@ def _baselines(spots: Sequence[Spot]) -> Table:
         for hardware in USED:
             search = SEARCHES[hardware]
             device = npu(spot, hardware)
-            times = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
+            times_ms = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
             sizes = f"batch {search.only}" if search.only else f"batches 1 to {MAX_BATCH}"
-            body.append((spot.name, hardware, sizes, tile(device), *(f"{time:.1f}" for time in times)))
+            body.append((spot.name, hardware, sizes, tile(device), *(f"{time_ms:.1f}" for time_ms in times_ms)))
     header = ("network, board", "batching", "searched for", "design", "batch 1 ms", "batch 8 ms")
     return Table(
         "Hardware of the schedulers: fluid is Table I's, the others each of a search of their own", header, tuple(body)

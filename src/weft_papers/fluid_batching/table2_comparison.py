@@ -1,7 +1,7 @@
-"""Table II: LazyBatching and Fluid Batching at four loads; and the same NPU without preemption, and ours.
+"""Table II: LazyBatching and Fluid Batching at four loads, the same NPU without preemption, and our policy.
 
-LazyBatching runs on R-batching hardware of its own search, as the paper's baselines do; a further row has it on the
-paper's NPU, where the scheduler alone makes the difference.
+LazyBatching runs on R-batching hardware of its own search, as the paper's baselines do. A second variant runs on the
+paper's NPU, so that only the scheduler differs from Fluid Batching.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SchedulerComparison:
 
     paper: Paper
     samples: int
-    """How many samples each seed draws."""
+    """The number of samples of each seed."""
     spots: Sequence[Spot]
     outcomes: Outcomes
 
@@ -79,7 +79,7 @@ def table_point(paper: Paper, spot: Spot, scheduler: BatchScheduler, samples: in
 def compare(
     paper: Paper, bench: Bench, samples: int, tick: Tick | None = None, spots: Sequence[Spot] = SPOTS
 ) -> SchedulerComparison:
-    """Run every row of Table II under every scheduler shown; *samples*: how many each seed draws."""
+    """Run every row of Table II under every scheduler shown; *samples*: number for each seed."""
     points = [table_point(paper, spot, scheduler, samples) for spot in spots for scheduler in SHOWN]
     return SchedulerComparison(paper, samples, spots, bench.measure(points, tick))
 
@@ -100,9 +100,9 @@ def _rows(comparison: SchedulerComparison, spot: Spot, scheduler: BatchScheduler
     names = {"mean": "mean latency", "late": "violations", "p99": "99th percentile"}
     rows = []
     for field, (ours, unit) in values.items():
-        theirs = comparison.printed(spot, scheduler, field) if scheduler in PRINTED else None
-        why = _why(comparison, spot, scheduler, field, ours, theirs)
-        rows.append(Row(FIGURE, f"{names[field]} of {scheduler.name}, {spot.name}", theirs, ours, unit, why))
+        printed = comparison.printed(spot, scheduler, field) if scheduler in PRINTED else None
+        why = _why(comparison, spot, scheduler, field, ours, printed)
+        rows.append(Row(FIGURE, f"{names[field]} of {scheduler.name}, {spot.name}", printed, ours, unit, why))
     return rows
 
 
@@ -112,25 +112,25 @@ def _why(
     scheduler: BatchScheduler,
     field: str,
     ours: float,
-    theirs: float | None,
+    printed: float | None,
 ) -> str:
     """Explain a number of Table II: load, hardware, and the difference from the printed number if there is one."""
     device = npu(spot, scheduler.hardware)
     point, outcome = comparison.point(spot, scheduler), comparison.at(spot, scheduler)
     load = f"{point.rate:g}/s, {point.deadline_ms:g} ms"
-    on = f"{load}, on {tile(device)} at {device.bandwidth_gb_s:g} GB/s"
-    if theirs is None:
+    setting = f"{load}, on {tile(device)} at {device.bandwidth_gb_s:g} GB/s"
+    if printed is None:
         what = "what the hardware alone gives" if scheduler is PLAIN else "our policy"
-        return f"not in the paper: {what}; {on}"
+        return f"not in the paper: {what}; {setting}"
     if field == "mean":
-        reason = f"{on}; p99 {outcome.p99_ms:.0f} ms"
+        reason = f"{setting}; p99 {outcome.p99_ms:.0f} ms"
     else:
-        reason = f"{on}; {outcome.apart:.1f} points between seeds"
+        reason = f"{setting}; {outcome.apart:.1f} points between seeds"
     if scheduler is LAZY:
         reason += f"; R-batching NPU of its own search, {DECISION_US:g} us for each decision"
     if field == "late":
-        return f"{ours - theirs:+.2f} points: {reason}"
-    return beside(ours, theirs, reason)
+        return f"{ours - printed:+.2f} points: {reason}"
+    return beside(ours, printed, reason)
 
 
 def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
@@ -139,15 +139,15 @@ def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
         field: [_printed_gain(comparison, spot, field) for spot in comparison.spots] for field in ("mean", "late")
     }
     rows = []
-    for scheduler, where in ((LAZY, "each on its own NPU"), (LAZY_SAME, "both on the fluid NPU")):
-        for field, key, what in (("mean_ms", "mean", "mean latency"), ("late", "late", "violations")):
-            ours = comparison.over(scheduler, FLUID, field)
+    for scheduler, hardware in ((LAZY, "each on its own NPU"), (LAZY_SAME, "both on the fluid NPU")):
+        for field, key, name in (("mean_ms", "mean", "mean latency"), ("late", "late", "violations")):
+            gains = comparison.over(scheduler, FLUID, field)
             rows.append(
                 Row(
-                    FIGURE, f"{what} of LazyBatching over Fluid Batching, {where}, geomean",
-                    None, geomean(ours), "x",
-                    f"{_values_text(ours)} at the {len(ours)} rows; the printed rows give {geomean(printed[key]):.2f}: "
-                    f"{_values_text(printed[key])}",
+                    FIGURE, f"{name} of LazyBatching over Fluid Batching, {hardware}, geomean",
+                    None, geomean(gains), "x",
+                    f"{_values_text(gains)} at the {len(gains)} rows; the printed rows give {geomean(printed[key]):.2f}"
+                    f": {_values_text(printed[key])}",
                 )
             )  # fmt: skip
     return [*rows, _resnet_row(comparison)]
@@ -155,15 +155,15 @@ def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
 
 def _resnet_row(comparison: SchedulerComparison) -> Row:
     """Row with the gain over LazyBatching on ResNet-50, the one mean that the text prints."""
-    ours = [
+    ratios = [
         ratio
         for spot, ratio in zip(comparison.spots, comparison.over(LAZY, FLUID, "mean_ms"), strict=True)
         if spot.model == "resnet50"
     ]
-    theirs = comparison.paper["lazy_over_fluid_resnet50"].value
-    why = beside(geomean(ours), theirs, f"{_values_text(ours)} on the boards, each scheduler on its own NPU")
+    printed = comparison.paper["lazy_over_fluid_resnet50"].value
+    why = beside(geomean(ratios), printed, f"{_values_text(ratios)} on the boards, each scheduler on its own NPU")
     quantity = "mean latency of LazyBatching over Fluid Batching, ResNet-50, geomean"
-    return Row(FIGURE, quantity, theirs, geomean(ours), "x", why)
+    return Row(FIGURE, quantity, printed, geomean(ratios), "x", why)
 
 
 def _printed_gain(comparison: SchedulerComparison, spot: Spot, field: str) -> float:
@@ -174,17 +174,17 @@ def _printed_gain(comparison: SchedulerComparison, spot: Spot, field: str) -> fl
 def _headlines(comparison: SchedulerComparison) -> list[Row]:
     """Rows with the abstract's two numbers, which do not follow from the table."""
     rows = []
-    for key, field, printed_field, what in (
+    for key, field, printed_field, name in (
         ("latency_gain", "mean_ms", "mean", "mean latency"),
         ("violations_gain", "late", "late", "violations"),
     ):
-        table = geomean([_printed_gain(comparison, spot, printed_field) for spot in comparison.spots])
+        table_gain = geomean([_printed_gain(comparison, spot, printed_field) for spot in comparison.spots])
         ours = geomean(comparison.over(LAZY, FLUID, field))
         rows.append(
             Row(
-                "abstract", f"{what}, improvement over the state of the art", comparison.paper[key].value, ours, "x",
-                f"ours is the geomean over LazyBatching at Table II's rows; the paper's own rows give {table:.2f}x, so "
-                "its number does not follow from the table, and it does not say what it is an average of",
+                "abstract", f"{name}, improvement over the state of the art", comparison.paper[key].value, ours, "x",
+                f"ours is the geomean over LazyBatching at Table II's rows; the paper's own rows give {table_gain:.2f}x"
+                ", so its number does not follow from the table, and it does not say what it is an average of",
             )
         )  # fmt: skip
     return rows
@@ -193,7 +193,7 @@ def _headlines(comparison: SchedulerComparison) -> list[Row]:
 def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
     """Rows with the other policies on the fluid NPU over Fluid Batching, under the same arrivals."""
     rows = []
-    for scheduler, field, what in (
+    for scheduler, field, quantity in (
         (OURS, "late", "violations"),
         (OURS, "mean_ms", "mean latency"),
         (OURS, "p99_ms", "99th percentile"),
@@ -206,7 +206,7 @@ def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
         ratios = comparison.over(scheduler, FLUID, field)
         rows.append(
             Row(
-                FIGURE, f"{what} of {scheduler.name} over Fluid Batching's, worst row", None, max(ratios), "x",
+                FIGURE, f"{quantity} of {scheduler.name} over Fluid Batching's, worst row", None, max(ratios), "x",
                 f"not in the paper; {_values_text(ratios)} at the {len(ratios)} rows, seeds {SEEDS[0]} to {SEEDS[-1]}",
             )
         )  # fmt: skip
@@ -265,14 +265,19 @@ def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
         ("late", "late", "violations (%)"),
         ("p99_ms", "", "p99 (ms)"),
     ):
-        series = {one.name: [getattr(comparison.at(spot, one), field) for spot in comparison.spots] for one in BARS}
+        series = {
+            scheduler.name: [getattr(comparison.at(spot, scheduler), field) for spot in comparison.spots]
+            for scheduler in BARS
+        }
         labels = [_point_label(comparison, spot) for spot in comparison.spots]
-        bars = Bars(labels, series, {one.name: COLOURS[one] for one in BARS})
+        bars = Bars(labels, series, {scheduler.name: COLOURS[scheduler] for scheduler in BARS})
         strokes = [
             Strokes(
-                bars.places(one.name), [comparison.printed(spot, one, printed) for spot in comparison.spots], bars.width
+                bars.places(scheduler.name),
+                [comparison.printed(spot, scheduler, printed) for spot in comparison.spots],
+                bars.width,
             )
-            for one in PRINTED
+            for scheduler in PRINTED
             if printed
         ]
         panels.append(Panel([bars, *strokes], y=Axis(label=label)))

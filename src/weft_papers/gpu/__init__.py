@@ -1,8 +1,7 @@
 """Models that run at the same time on one GPU, with deadlines: goals and results.
 
-No paper has this; in place of a published number stands the one that was aimed at. Loads run on the simulated H200
-(``lab``), for longer with more rounds; what was simulated for longer or measured on a real one is recorded, and
-tables and rows say which is which.
+No paper has these experiments, so rows have our goals in place of published numbers. Loads run on the simulated H200
+(``lab``). Longer simulations and measurements on a real H200 are recorded; every table and row names its source.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from weft_papers.gpu.lab import h200
 NAME = "gpu"
 COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
 SECONDS_PER_ROUND = 0.001
-"""Simulated seconds of a run, for each round; longer where few requests come."""
+"""Simulated seconds of a run per unit of the option --queries; runs with few requests are multiples of it."""
 LEAST_ROUNDS = 8
-"""With 5, some of the models that run side by side complete no request, and there is no speed to compare with."""
+"""With 5 rounds, some of the models side by side complete no request and have no speed to compare with."""
 LEAST_URGENT_S = 0.16
-"""Shortest run of an urgent model. In 0.153 s no request of one of them arrives, and there is no p99 to compare with;
-in 0.156 s each has one. Arrivals are seeded, so this is the same on every machine."""
+"""Shortest run of an urgent model, so that each has a p99: in 0.153 s no request of one of them arrives, in 0.156 s
+each has one. Arrivals are seeded, so this is the same on every machine."""
 
 
 def reproduce(

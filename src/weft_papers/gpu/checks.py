@@ -1,6 +1,7 @@
-"""What the simulated GPU stands on: the contention model's error on pairs that it was not fitted to, on an H200.
+"""Checks of the simulated GPU: the error of its contention model, and the time of a scheduler decision.
 
-And how long a decision takes: processor time of ``abreast`` with five models that come and go, on this machine.
+The error is that of the predicted speeds of pairs of models on an H200, each left out of the fit. The time is the
+processor time of a decision of ``abreast`` on this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weft_papers.gpu.lab import COLOURS, FIVE, at_random, case_of, endless
 
 FIGURE = "model of pairs"
 WITHIN = 10.0  # goal for the mean error of the model, in %
-SHOWN = 20  # worst pairs in the table; all are in the benchmark's file
+SHOWN = 20  # number of pairs in the table
 
 
 def predicted(out: Path) -> Exhibit:
@@ -47,12 +48,12 @@ def _row(measured: GpuPairs, errors: list[PairError]) -> Row:
 def _table(errors: list[PairError]) -> Table:
     """Table of the SHOWN pairs with the largest errors, worst first."""
 
-    def both(speeds: tuple[float, ...]) -> str:
+    def join(speeds: tuple[float, ...]) -> str:
         return ", ".join(f"{speed:.2f}" for speed in speeds)
 
     worst = sorted(errors, key=lambda pair: -pair.error)[:SHOWN]
     body = [
-        (" + ".join(e.pair.models), e.pair.how, both(e.pair.speeds), both(e.speeds), f"{100 * e.error:.0f} %")
+        (" + ".join(e.pair.models), e.pair.how, join(e.pair.speeds), join(e.speeds), f"{100 * e.error:.0f} %")
         for e in worst
     ]
     header = ("models", "how", "measured", "predicted", "off by")
@@ -105,8 +106,8 @@ def decisions() -> Exhibit:
 def _decision_row(name: str, streams: list[dict[str, object]]) -> Row:
     """Row with the median processor time of a decision while *streams* are simulated, beside the goal."""
     case = case_of(streams, SECONDS)
-    timed = _Timed(case.setting_of(Abreast))
-    serve(case, timed, "weave", 1)
-    took_us = sorted(took_ns / 1e3 for took_ns in timed.took_ns)
+    timed_policy = _Timed(case.setting_of(Abreast))
+    serve(case, timed_policy, "weave", 1)
+    took_us = sorted(took_ns / 1e3 for took_ns in timed_policy.took_ns)
     why = f"median of {len(took_us)}, on this machine, in Python; mean {mean(took_us):.0f}, one in 100 takes more than "
     return Row(DECISIONS, name, WANTED_US, median(took_us), " us", f"{why}{took_us[len(took_us) * 99 // 100]:.0f}")

@@ -1,7 +1,7 @@
-"""Models with endless work: all of them, and beside an urgent one.
+"""Models with endless work on one GPU: several of them side by side, and one beside an urgent model.
 
-All alike: the total work done, and the least share of any model. With an urgent one: its p99 over that on an idle GPU,
-and the other's rate.
+Side by side, the results are the total work done and the smallest share of a model. Beside an urgent model, they are
+its p99 over that on an idle GPU and the speed of the other model.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from weft_papers.gpu.lab import (
 
 FIGURE = "side by side"
 FAIR = 0.6
-"""A rival counts if it gives every model at least this part of its fair share."""
+"""A rival is fair if it gives every model at least this fraction of its fair share."""
 KEPT, OVER_STREAMS, OVER_ONE, LEAST = 0.98, 1.08, 1.22, 0.8
-"""The goals, printed beside the results: work over the best fair rival's, over free streams', over one model at a
-time, and the least share of any model over its fair one."""
+"""The goals, printed beside the results: our work over that of the best fair rival, of free streams, and of one model
+at a time; and the smallest share of a model over its fair share."""
 
 
 def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
     """Compare the work done by models that all have endless work, under every rule; *seconds*: simulated per run."""
     loads = ["+".join(models) for models in TOGETHER]
-    every = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
-    rows = [row for source in every for row in _rows(source)]
-    return Exhibit(tuple(rows), tuple(_table(models) for models in every), (_picture(out, drawn(every)),))
+    all_sources = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
+    rows = [row for source in all_sources for row in _rows(source)]
+    return Exhibit(tuple(rows), tuple(_table(source) for source in all_sources), (_picture(out, drawn(all_sources)),))
 
 
 def best_rival(results: RuleResults) -> str:
@@ -63,14 +63,14 @@ def _rows(source: LoadResults) -> list[Row]:
     """Rows with our work over the rivals', and the smallest share that a model gets; goals in the paper's place."""
     loads = source.results
     over_best = {load: _sum(results, OURS) / _sum(results, best_rival(results)) for load, results in loads.items()}
-    least = {load: float(results[OURS]["least of fair"]) for load, results in loads.items()}
-    worst, poorest = min(over_best, key=over_best.__getitem__), min(least, key=least.__getitem__)
+    shares = {load: float(results[OURS]["least of fair"]) for load, results in loads.items()}
+    worst, poorest = min(over_best, key=over_best.__getitem__), min(shares, key=shares.__getitem__)
     filling = [results for load, results in loads.items() if load in ["+".join(pair) for pair in TOGETHER[:FIRST]]]
     rows = [
         Row(f"{FIGURE}, {source.name}", "work done over the best fair rival's, at least", KEPT, over_best[worst], "x",
             f"{worst}; {best_rival(loads[worst])} does most of the rivals there. A fixed cut is chosen for each pair "
             f"afterwards; {OURS} chooses by what was measured of each model alone"),
-        Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, least[poorest], "x",
+        Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, shares[poorest], "x",
             f"{poorest}; whoever falls below .9 of the fair share counts for more until it has that"),
     ]  # fmt: skip
     if filling:
@@ -120,26 +120,28 @@ def _picture(out: Path, shown: list[LoadResults]) -> Figure:
 
 URGENT_BESIDE = "urgent beside heavy"
 TAIL, LEFT = 1.15, 0.97
-"""The goals: p99 over that on an idle GPU; the other model's rate over that under the best rival with this p99."""
+"""The goals: p99 over that on an idle GPU; the other model's speed over that under the best rival with this p99."""
 WITHIN = 15.0
-"""Percent by which the simulated p99 may be off."""
+"""The goal for the error of the simulated p99, in percent."""
 SHOWN = ("priority", "priority-streams", "orion 100 us", "orion 400 us", "split 0 swapped", "reef", OURS)
 
 
 def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
-    """Compare the p99 of an urgent model beside one with endless work, and the latter's rate, under every rule."""
-    loads = [f"{u} beside {h}/{load:g}" for load in URGENT_LOADS[1:2] for u, h in BESIDE]
+    """Compare the p99 of an urgent model and the speed of the endless one beside it under every rule."""
+    loads = [f"{urgent_model} beside {heavy}/{load:g}" for load in URGENT_LOADS[1:2] for urgent_model, heavy in BESIDE]
 
     def simulate(load: str) -> RuleResults:
-        models, part = load.split("/")
+        models, fraction = load.split("/")
         first, other = models.split(" beside ")
-        return urgent(first, other, float(part), seconds)
+        return urgent(first, other, float(fraction), seconds)
 
-    every = sources("urgent", loads, simulate, records, tick)
-    rows = [row for source in every for row in _urgent_rows(source)] + _errors(records.measured)
-    return Exhibit(tuple(rows), tuple(_urgent_table(source) for source in every), (_urgent_picture(out, drawn(every)),))
+    all_sources = sources("urgent", loads, simulate, records, tick)
+    rows = [row for source in all_sources for row in _urgent_rows(source)] + _errors(records.measured)
+    tables = tuple(_urgent_table(source) for source in all_sources)
+    return Exhibit(tuple(rows), tables, (_urgent_picture(out, drawn(all_sources)),))
 
 
+# What delays an urgent request: on the simulated GPU, and on a real one, where a second segment may be queued.
 SEGMENT = "What is lost is the segment of the other that runs when a request comes: it is not taken back"
 TWO = "What is lost are up to two segments of the other, the one that runs and the one behind it"
 
@@ -150,9 +152,9 @@ def _tail(results: RuleResults, rule: str) -> float:
 
 
 def _relative_rate(load: str, results: RuleResults) -> float:
-    """The rate of the model with endless work under our rule, over its rate under the best rival that keeps the p99.
+    """The endless model's speed under our rule over that under the best rival that keeps the p99 within TAIL.
 
-    If no rival keeps it: over the part of the GPU that the urgent model's load leaves. *load*: "pair/load".
+    If no rival keeps it: over the share of the GPU that the urgent model's load leaves. *load*: "pair/load".
     """
     rival_rates = [
         float(results[rule]["beside"])
@@ -163,34 +165,34 @@ def _relative_rate(load: str, results: RuleResults) -> float:
 
 
 def _urgent_rows(source: LoadResults) -> list[Row]:
-    """Rows with our largest p99 and our smallest rate of the other model, beside the goals."""
+    """Rows with our largest p99 and the smallest speed of the other model under our rule, beside the goals."""
     tails = {load: _tail(results, OURS) for load, results in source.results.items()}
-    left = {load: _relative_rate(load, results) for load, results in source.results.items()}
-    slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
-    rival = min(
+    speeds = {load: _relative_rate(load, results) for load, results in source.results.items()}
+    slowest, poorest = max(tails, key=tails.__getitem__), min(speeds, key=speeds.__getitem__)
+    best_tail = min(
         _tail(source.results[slowest], rule) for rule in source.results[slowest] if rule in URGENT and rule != OURS
     )
     lost = TWO if source.name == MEASURED else SEGMENT
     return [
         Row(f"{URGENT_BESIDE}, {source.name}", "p99 over that on an idle GPU, at most", TAIL, tails[slowest], "x",
-            f"{slowest}; the best rival {rival:.2f}. {lost}"),
+            f"{slowest}; the best rival {best_tail:.2f}. {lost}"),
         Row(f"{URGENT_BESIDE}, {source.name}", "rate of the other, over the best that keeps that p99, at least", LEFT,
-            left[poorest], "x", f"{poorest}; where no rival keeps it, over 1 minus the urgent one's load, which few "
+            speeds[poorest], "x", f"{poorest}; where no rival keeps it, over 1 minus the urgent one's load, which few "
             "requests miss or pass by chance"),
     ]  # fmt: skip
 
 
-def _errors(record: Rows) -> list[Row]:
+def _errors(measured: Rows) -> list[Row]:
     """Row with the mean relative error of the simulated p99 of measured loads; none if nothing was measured.
 
     A simulation of the measured row X is recorded as "simulated X".
     """
     errors = {
-        f"{name}, {rule}": abs(float(record[f"simulated {name}"][rule]["p99"]) / float(results["p99"]) - 1)
-        for name, row in record.items()
-        if f"simulated {name}" in record and name.startswith("urgent/")
+        f"{name}, {rule}": abs(float(measured[f"simulated {name}"][rule]["p99"]) / float(results["p99"]) - 1)
+        for name, row in measured.items()
+        if f"simulated {name}" in measured and name.startswith("urgent/")
         for rule, results in row.items()
-        if rule in record[f"simulated {name}"]
+        if rule in measured[f"simulated {name}"]
     }
     if not errors:
         return []

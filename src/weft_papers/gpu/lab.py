@@ -1,10 +1,9 @@
 """Models that share the simulated H200: the loads, the rules that are compared, and the results of a run.
 
-``benchmarks/gpu_weaving.py`` runs the same for longer and keeps the rows, ``benchmarks/gpu_abreast.py`` on a real GPU.
-
-``sources`` gives rows of one kind from all sources: simulated now, simulated for longer before, measured on a GPU. What
-was kept has rows of the same names in two files: ``simulated.json`` is what ``benchmarks/gpu_weaving.py`` writes,
-``measured.json`` what ``benchmarks/gpu_abreast.py`` does. The second exists only if a measurement was recorded.
+A rule is a policy with options. Results come from three sources: simulated now, recorded from longer simulations
+(``simulated.json``, written by ``benchmarks/gpu_weaving.py``), and recorded from measurements on a real GPU
+(``measured.json``, written by ``benchmarks/gpu_abreast.py``). Both files have rows of the same names; the second exists
+only if a measurement was recorded.
 """
 
 from __future__ import annotations
@@ -39,9 +38,10 @@ TOGETHER = (
     ("resnet50-b32", "llm1b-b1", "bertlarge-b1"), ("encoder-b16", "llm7b-b1", "resnet50-b1"),
     ("resnet50-b1", "bertlarge-b1", "mobilenet-b1"), ("resnet50-b32", "encoder-b16", "llm1b-b1"),
 )  # fmt: skip
-"""Models that run together with endless work."""
+"""Sets of models that run together with endless work."""
 FIRST = 6
 """The first entries of ``TOGETHER``: the pairs in which one model fills the GPU."""
+# The rules that are compared: for endless work (SATURATED), for an urgent model (URGENT), for deadlines (ONE_FOR_ALL).
 SPLITS: Rules = {
     f"split {cut}{' swapped' * swap}": {"cut": cut, "swap": swap} for cut in (0, 1) for swap in (False, True)
 }
@@ -52,13 +52,16 @@ URGENT: Rules = {
     "abreast": {},
 }  # fmt: skip
 BESIDE = (("bertlarge-b1", "encoder-b16"), ("llm1b-b1", "resnet50-b32"), ("resnet50-b1", "encoder-b64"))
-"""Urgent model, and the one that never stops."""
+"""Pairs of an urgent model and one with endless work."""
 URGENT_LOADS = (0.1, 0.2, 0.4)
+"""Loads of the urgent model, in shares of the GPU's time."""
 FIVE = {"resnet50-b8": 5, "bertlarge-b1": 2, "llm1b-b1": 5, "resnet50-b1": 2, "encoder-b16": 10}
 """Model -> deadline of its requests, in multiples of their duration alone."""
 LOADS = (0.5, 0.65, 0.8, 0.95)
+"""Total loads of the five models, in shares of the GPU's time with one model at a time."""
 ONE_FOR_ALL: Rules = {"fifo": {}, "edf": {}, "punctual": {}, "streams": {}, "slices": {}, "abreast": {}}
 WITHOUT, BARE = ("edf", "punctual"), "none ahead"
+"""Policies that also run on ``none_ahead()``, and the suffix of the names of those rules."""
 FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
 """Orion's urgent models (ResNet50 and MobileNetV2, batch 4) in sizes that fill as much of an H200, and their loads:
 20.8 requests a second of what one takes on a V100, by the profiles that come with Orion."""
@@ -66,12 +69,12 @@ BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 
 """Orion's best-effort models and their loads: ResNet50, MobileNetV2, BERT, and an encoder in place of Transformer-XL;
 ResNet101 is left out."""
 SEEDS = (1, 2, 3)
-WARM_S = 0.05  # simulated time that does not count: queues fill within some lengths of the longest model
+WARM_S = 0.05  # simulated warm-up, not counted: queues fill within a few durations of the longest model
 FAR_MS = 1e5
 """A deadline that is never missed."""
-OURS, ALONE = "abreast", "alone"
+OURS, ALONE = "abreast", "alone"  # alone: the urgent model with nothing beside it
 LATE = ("weave", "demote")
-"""What may become of late requests: treated as the rule treats all, or served after all others."""
+"""Treatments of late requests: scheduled like all others, or served after all others."""
 
 
 @cache
@@ -84,7 +87,7 @@ def h200() -> Host:
 
 @cache
 def none_ahead() -> Host:
-    """The H200 without a segment queued ahead: the next starts when the last ended, without the gap between them."""
+    """The H200 without a segment queued ahead of the running one; the gap between two segments costs no time."""
     return h200().model_copy(update={"ahead": 0})
 
 
@@ -125,8 +128,8 @@ def endless(model: str) -> dict[str, Any]:
 
 def at_random(model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
     """A stream of Poisson requests that take *load* of the GPU's time; deadline: *times* the duration alone."""
-    took_s = alone_s(model)
-    return {"model": model, "rate": load / took_s, "deadline_ms": times * took_s * 1e3, "priority": priority}
+    duration_s = alone_s(model)
+    return {"model": model, "rate": load / duration_s, "deadline_ms": times * duration_s * 1e3, "priority": priority}
 
 
 def rates(report: RequestReport, seconds: float) -> list[float]:
@@ -137,14 +140,14 @@ def rates(report: RequestReport, seconds: float) -> list[float]:
 def saturated(models: Sequence[str], seconds: float) -> RuleResults:
     """Simulate models with endless work under every rule.
 
-    Results of a rule: "each", the models' speeds over those alone; "sum" of them; "least of fair", the smallest speed
-    over a fair share.
+    Results of a rule: "each", the speeds of the models relative to running alone; "sum", their sum; "least of fair",
+    the smallest of them over a fair share, which is 1 / number of models.
     """
     results = {}
     for rule, options in SATURATED.items():
         speeds = rates(run([endless(model) for model in models], rule, options, seconds), seconds)
-        least = round(min(speeds) * len(speeds), 3)
-        results[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds}
+        least_of_fair = round(min(speeds) * len(speeds), 3)
+        results[rule] = {"sum": round(sum(speeds), 3), "least of fair": least_of_fair, "each": speeds}
     return results
 
 
@@ -166,15 +169,15 @@ def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
 
 def _tails(report: RequestReport, model: str) -> dict[str, Any]:
     """p50 and p99 of the first stream, in multiples of the duration of *model* alone."""
-    first, took_s = report.streams[0], alone_s(model)
-    return {"p50": round((first.p50_s or 0.0) / took_s, 3), "p99": round((first.p99_s or 0.0) / took_s, 3)}
+    first, duration_s = report.streams[0], alone_s(model)
+    return {"p50": round((first.p50_s or 0.0) / duration_s, 3), "p99": round((first.p99_s or 0.0) / duration_s, 3)}
 
 
 def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> RuleResults:
     """Share of missed deadlines of five models at a total *load*, under every rule.
 
-    Our policy may leave a lane without a segment queued ahead. To compare fairly, the policies WITHOUT, which run one
-    model at a time, are also simulated on a device that never queues one.
+    Our policy may leave a lane without a segment queued ahead. For a fair comparison, the policies of WITHOUT, which
+    run one model at a time, are also simulated on a device that never queues a segment ahead.
     """
     results = {rule: _measure_missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
     return results | {
@@ -190,13 +193,14 @@ def _measure_missed(
     seeds: Sequence[int],
     device: Host | None = None,
 ) -> dict[str, Any]:
-    """Missed deadlines under one rule: "missed" of all requests, "worst" of a model, with the better "late" of LATE."""
+    """Shares of missed deadlines under a rule: "missed" of all requests, "worst" of a model, at the better of LATE."""
     streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
-    own_treatment, by_late = policy_called(rule).traits.late_work, {}
+    late_work, by_late = policy_called(rule).traits.late_work, {}
     # A policy that serves late requests last by itself would be simulated twice alike.
-    for late in LATE[:1] if own_treatment is LateWork.LAST else LATE:
+    for late in LATE[:1] if late_work is LateWork.LAST else LATE:
         reports = [run(streams, rule, options, seconds, seed, late, device) for seed in seeds]
-        missed, worst = mean(r.violation_rate for r in reports), mean(r.worst_violation_rate for r in reports)
+        missed = mean(report.violation_rate for report in reports)
+        worst = mean(report.worst_violation_rate for report in reports)
         by_late[late] = {"missed": round(missed, 4), "worst": round(worst, 4), "late": late}
     return min(by_late.values(), key=lambda outcome: float(outcome["missed"]))
 
@@ -221,7 +225,7 @@ def orions(model: str, beside: str, seconds: float) -> RuleResults:
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Row -> rule -> its results."""
 KINDS = ("saturated/", "urgent/", "deadlines/", "orion/", "simulated ")
-"""Prefixes of rows. The last one: simulations of measured rows, with the model profiles of that measurement."""
+"""Prefixes of the names of rows. "simulated " + row: a measured row, simulated with that measurement's profiles."""
 
 
 class Records(NamedTuple):
@@ -241,8 +245,8 @@ def _rows(name: str, path: Path | None = None) -> Rows:
     shipped = resources.files("weft_papers") / "data" / "gpu" / name
     if path is None and not shipped.is_file():
         return {}
-    with resources.as_file(shipped) as own:
-        rows = read_json(path or own, InputError)
+    with resources.as_file(shipped) as shipped_path:
+        rows = read_json(path or shipped_path, InputError)
     if not isinstance(rows, dict):
         raise InputError(f"{path or name}: not rows of a benchmark, which are by name")
     return {row: rules for row, rules in rows.items() if row.startswith(KINDS)}
@@ -285,12 +289,12 @@ def sources(
 
 
 def drawn(every: list[LoadResults]) -> list[LoadResults]:
-    """Return the sources that pictures show: recorded ones, or the present run if there are none."""
+    """Return the sources that pictures show: the recorded ones, or the present run, which is the first, if none is."""
     return every[1:] or every
 
 
 def _select_kind(kind: str, rows: Rows) -> dict[str, RuleResults]:
-    """The rows named "*kind*/load", by load."""
+    """The rows named "*kind*/load": load -> rule -> results."""
     prefix = f"{kind}/"
     return {
         name.removeprefix(prefix): {rule: dict(numbers) for rule, numbers in row.items()}

@@ -1,4 +1,4 @@
-"""Which model has which multiprocessors when: requests of five models under three rules, as a picture and a page."""
+"""Timelines of the multiprocessors that each of five models has under three rules, as a picture and a page."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from weft_papers.base import Exhibit, Figure
 from weft_papers.gpu.lab import FIVE, OURS, at_random, case_of, h200
 
 LOAD, SEED, SHOWN_S = 0.8, 1, 0.03
+"""Total load of the models, seed of their arrivals, and length of the interval shown in seconds."""
 DUE = {model: times if times == 2 else 500 for model, times in FIVE.items()}
-"""Model -> deadline in multiples of its duration: two are tight and three loose, so that a rule shows both cases."""
+"""Model -> deadline in multiples of its duration alone: two are tight, three so loose that they are hardly missed."""
 RULES = ("edf", "streams", OURS)
 PAGE = "shares.html"
 
@@ -35,7 +36,7 @@ class RanOnShare(NamedTuple):
     share: Share
 
 
-class AskedFor(NamedTuple):
+class ShownRequest(NamedTuple):
     """A request: its arrival in milliseconds of the interval shown, and whether it missed its deadline."""
 
     stream: int
@@ -43,12 +44,12 @@ class AskedFor(NamedTuple):
     late: bool
 
 
-class SharedStretch(NamedTuple):
+class Timeline(NamedTuple):
     """Segments and requests of the interval shown, under one rule."""
 
     rule: str
-    ran: list[RanOnShare]
-    asked: list[AskedFor]
+    segments: list[RanOnShare]
+    requests: list[ShownRequest]
 
 
 class SharePiece(NamedTuple):
@@ -66,9 +67,9 @@ class SharePiece(NamedTuple):
 
 def shares_over_time(out: Path) -> Exhibit:
     """Draw which model has which multiprocessors under three rules, as a picture and as a page."""
-    stretches = [_stretch(rule) for rule in RULES]
-    picture = _picture(out, stretches)
-    data = {"models": list(FIVE), "sms": _sms(), "length": SHOWN_S * 1e3, "load": LOAD, "runs": _runs(stretches)}
+    timelines = [_simulate(rule) for rule in RULES]
+    picture = _picture(out, timelines)
+    data = {"models": list(FIVE), "sms": _sms(), "length": SHOWN_S * 1e3, "load": LOAD, "runs": _runs(timelines)}
     write_text(out / PAGE, page_text(PAGE, data, "weft_papers.gpu"))
     return Exhibit((), (), (picture,))
 
@@ -79,7 +80,7 @@ def _sms() -> int:
     return gpu.sms
 
 
-def _stretch(rule: str) -> SharedStretch:
+def _simulate(rule: str) -> Timeline:
     """Simulate five models under a rule and keep SHOWN_S seconds after the warm-up."""
     case = case_of([at_random(model, LOAD / len(DUE), times) for model, times in DUE.items()], SHOWN_S)
     executors: list[SimulatedHost] = []
@@ -89,26 +90,26 @@ def _stretch(rule: str) -> SharedStretch:
         return executors[0]
 
     tally = serve_requests(case, rule, device, seed=SEED).tally
-    whole, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
+    whole_gpu, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
     lanes = shares.lanes if shares else ()
-    ms, first = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
-    ran = []
+    ms_per_tick, start_ms = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
+    segments = []
     for (head, times), lane in zip(executors[0].log, executors[0].lanes_used, strict=True):
-        share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole
-        begin, end = times.compute_start * ms - first, times.compute_end * ms - first
+        share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole_gpu
+        begin, end = times.compute_start * ms_per_tick - start_ms, times.compute_end * ms_per_tick - start_ms
         if end > 0 and begin < SHOWN_S * 1e3:
-            ran.append(RanOnShare(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share))
+            segments.append(RanOnShare(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share))
     deadlines = [terms.deadline for terms in case.terms]
-    asked = [
-        AskedFor(
+    requests = [
+        ShownRequest(
             request.stream,
-            request.arrival * ms - first,
+            request.arrival * ms_per_tick - start_ms,
             request.end < 0 or request.end > request.arrival + deadlines[request.stream],
         )
         for request in tally.answers
-        if request.arrival * ms >= first
+        if request.arrival * ms_per_tick >= start_ms
     ]
-    return SharedStretch(rule, ran, asked)
+    return Timeline(rule, segments, requests)
 
 
 def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
@@ -119,44 +120,45 @@ def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
         active = [run for run in ran if run.begin <= begin and run.end >= end]
         on_whole = sorted((run for run in active if run.share.sms == sms), key=lambda run: run.stream)
         for position, run in enumerate(on_whole):
-            part = sms / len(on_whole)
-            rectangles.append(SharePiece(run.stream, begin, end, position * part, part, str(run.share)))
+            sms_each = sms / len(on_whole)
+            rectangles.append(SharePiece(run.stream, begin, end, position * sms_each, sms_each, str(run.share)))
         for run in active:
             if run.share.sms < sms:
                 rectangles.append(SharePiece(run.stream, begin, end, run.share.first, run.share.sms, str(run.share)))
     return rectangles
 
 
-def _runs(stretches: Sequence[SharedStretch]) -> list[dict[str, Any]]:
+def _runs(timelines: Sequence[Timeline]) -> list[dict[str, Any]]:
     """The data of the page, a mapping per rule; rectangles and requests are rows of numbers."""
     return [
         {
-            "rule": stretch.rule,
+            "rule": timeline.rule,
             "pieces": [[round(value, 4) if isinstance(value, float) else value for value in piece] for piece in drawn],
-            "requests": [[asked.stream, round(asked.arrival, 4), asked.late] for asked in stretch.asked],
+            "requests": [[request.stream, round(request.arrival, 4), request.late] for request in timeline.requests],
         }
-        for stretch in stretches
-        for drawn in (pieces(stretch.ran, _sms()),)
+        for timeline in timelines
+        for drawn in (pieces(timeline.segments, _sms()),)
     ]
 
 
-def _picture(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
+def _picture(out: Path, timelines: Sequence[Timeline]) -> Figure:
     title = f"Multiprocessors over time: five models at a load of {LOAD:g}, two due in twice their lengths"
-    panels, size = [*map(_strip, stretches)], (12, 2.5 * len(stretches) + 1.2)
+    panels, size = [*map(_strip, timelines)], (12, 2.5 * len(timelines) + 1.2)
     return pictures.picture(out, "shares-over-time", title, panels, size=size, share_x=True)
 
 
-def _strip(stretch: SharedStretch) -> Panel:
+def _strip(timeline: Timeline) -> Panel:
     """The panel of one rule: multiprocessors over time, requests marked above, late ones by a cross."""
     sms, colours = _sms(), pictures.MODELS
-    streams, begins, ends, firsts, heights, _ = zip(*pieces(stretch.ran, sms), strict=True)
+    streams, begins, ends, firsts, heights, _ = zip(*pieces(timeline.segments, sms), strict=True)
     widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
     requests = [
-        Curve([asked.arrival], [sms * 1.07], None, colours[asked.stream], "x" if asked.late else "|", "", size=6)
-        for asked in stretch.asked
+        Curve([request.arrival], [sms * 1.07], None, colours[request.stream], "x" if request.late else "|", "", size=6)
+        for request in timeline.requests
     ]
-    late = sum(asked.late for asked in stretch.asked)
-    text = f"{stretch.rule}: {late} of {len(stretch.asked)} requests late (x); where several share the whole, its parts"
+    late = sum(request.late for request in timeline.requests)
+    counts = f"{late} of {len(timeline.requests)} requests late (x)"
+    text = f"{timeline.rule}: {counts}; where several share the whole, its parts"
     return Panel(
         [
             Boxes(begins, firsts, widths, heights, [colours[stream] for stream in streams]), *requests,

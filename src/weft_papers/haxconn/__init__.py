@@ -1,8 +1,9 @@
 """HaX-CoNN (Dagli and Belviranli, PPoPP 2024): Tables 2 and 5 to 8 and Fig. 1 and 5 to 7 run again, beside ours.
 
-Layer groups of several networks on the GPU and the DLA of one chip, contention at the memory included. The paper
-prints totals and results; group by group only GoogLeNet is published. So profiles are derived, their memory demand is
-taken as derived and as fitted to one column of Table 6, and what was assumed is varied in the last part.
+HaX-CoNN schedules layer groups of several networks on the GPU and the DLA of one chip, and accounts for memory
+contention. The paper prints times of whole networks and results; times of single groups only for GoogLeNet. So the
+profiles of the others are derived. Their memory demands are used twice: as derived, and scaled to fit one column of
+Table 6. The last part varies the assumptions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def reproduce(
     progress: Progress | None = None,
     processes: int | None = None,
 ) -> Reproduction:
-    """Run everything again and draw the pictures into *out*."""
+    """Reproduce all parts and draw the pictures into the folder *out*; *processes*: number of worker processes."""
     if (cost, seq_len, queries) != (COST, SEQ_LEN, QUERIES):
         raise InputError(
             f"{PAPER}: its networks see no tokens, run once and have profiles instead of a cost model; leave "
@@ -51,7 +52,7 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
-    """List the parts of the reproduction, in order; their searches run later, in *lab*, which runs each once."""
+    """List the parts of the reproduction, in order. Nothing is searched yet; *lab* searches each case only once."""
     fitted = lab.fitted.demand
 
     def search_grids(tick: Tick) -> tuple[table8_pairs.Grid, table8_pairs.Grid]:
@@ -59,7 +60,8 @@ def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
 
     def vary_assumptions(tick: Tick) -> Exhibit:
         knobs = sensitivity.knobs(fitted)
-        # Where networks hardly slow each other, constants of their contention change nothing.
+        # The first knob replaces the scale of the demands. The others vary the contention model, which has little
+        # effect under the small demands as shipped; they start from the fitted ones.
         bases = [AS_SHIPPED, *[lab.fitted] * (len(knobs) - 1)]
         studies = [
             sensitivity.study(paper, lab, knob, base, tick=tick) for knob, base in zip(knobs, bases, strict=True)
@@ -88,7 +90,7 @@ def _settings(paper: Paper, lab: Laboratory) -> dict[str, Any]:
         "profiles": "derived, except GoogLeNet in Table 2 and Fig. 6 and the pair with measured groups",
         "fitted_demand": lab.fitted.demand,
         "fitted_to": "GPU & DSA of Table 6, experiments "
-        + ", ".join(str(r.number) for r in experiments(paper) if r.fits),
+        + ", ".join(str(row.number) for row in experiments(paper) if row.fits),
         "time_limit_s": TIME_LIMIT_S,
         "improved_from": IMPROVED,
         "repeats": "Table 8: the slower network's time on the GPU over the faster one's, rounded",

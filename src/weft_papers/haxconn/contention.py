@@ -1,7 +1,7 @@
 """The value of the contention model: the best schedule of a planner without one, simulated with contention.
 
-On the experiments of Table 6, on the pairs of Table 8, and on random problems whose groups ask for as much memory as
-GoogLeNet's do by Table 2.
+The problems are the experiments of Table 6, the pairs of Table 8, and random ones whose groups have memory demands
+like those of GoogLeNet in Table 2.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FIGURE, BLIND = "contention", "contention-blind"
 SEEDS = tuple(range(1, 11))
 GROUPS = 12  # per model; more make the proof of optimality slow, fewer leave little to schedule
 SHADES = ("#9ecae1", "#0072b2", "#d55e00")
+"""Colours of the curves: demands as shipped, demands as fitted, random problems."""
 
 
 class Blind(NamedTuple):
@@ -56,23 +57,24 @@ class ContentionStudy:
 
     name: str
     blind: Sequence[Blind]
+    """The blind planner's schedule of each problem."""
 
     @property
     def losses(self) -> list[float]:
-        """How much longer the blind schedule takes than the best one, in percent, problem by problem."""
+        """Percent by which the blind schedule takes longer than the best one, for each problem."""
         return [100 * (result.judged_s / result.best_s - 1) for result in self.blind]
 
     @property
     def errors(self) -> list[float]:
-        """How far the blind planner's estimate lies below the simulated makespan, in percent of the latter."""
+        """Percent by which the blind planner's estimate lies below the simulated makespan, for each problem."""
         return [100 * (1 - result.expected_s / result.judged_s) for result in self.blind]
 
 
 def blinded(optimum: LeastMakespan) -> Blind:
     """Compare the solver's optimum with the blind planner's schedule of the same problem."""
     problem = optimum.outcome.problem
-    without = Problem(without_contention(problem.soc), problem.tasks)
-    expected_s = min(max(ends_s(without, schedule)) for schedule in BASELINES[BLIND](problem, "latency"))
+    uncontended = Problem(without_contention(problem.soc), problem.tasks)
+    expected_s = min(max(ends_s(uncontended, schedule)) for schedule in BASELINES[BLIND](problem, "latency"))
     return Blind(expected_s, optimum.baselines[BLIND], optimum.best_s)
 
 
@@ -85,18 +87,20 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
     rng = np.random.default_rng(seed)
     tasks = []
     for name in ("a", "b"):
-        gpu_s, gb_s = 1e-3 * rng.uniform(0.1, 0.6, groups), rng.uniform(30, 105, groups)
-        dla_s, shares = gpu_s * rng.uniform(1.2, 2.2, groups), rng.uniform(0.3, 0.7, groups)
+        gpu_s, demand_gb_s = 1e-3 * rng.uniform(0.1, 0.6, groups), rng.uniform(30, 105, groups)
+        dla_s, dla_demand_shares = gpu_s * rng.uniform(1.2, 2.2, groups), rng.uniform(0.3, 0.7, groups)
         moves_s = 1e-3 * rng.uniform(0.01, 0.1, (2, groups))
         layer_groups = [
             Group(
-                f"{name}{place}",
+                f"{name}{index}",
                 {
-                    "gpu": UnitCost(gpu_s[place], gb_s[place], out_s=moves_s[0, place]),
-                    "dla": UnitCost(dla_s[place], gb_s[place] * shares[place], out_s=moves_s[1, place]),
+                    "gpu": UnitCost(gpu_s[index], demand_gb_s[index], out_s=moves_s[0, index]),
+                    "dla": UnitCost(
+                        dla_s[index], demand_gb_s[index] * dla_demand_shares[index], out_s=moves_s[1, index]
+                    ),
                 },
             )
-            for place in range(groups)
+            for index in range(groups)
         ]
         tasks.append(Task(name, tuple(layer_groups)))
     return Problem(chip(XAVIER), tuple(tasks))
@@ -104,8 +108,8 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
 
 def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> ContentionStudy:
     """Study one random problem for each seed."""
-    schedules = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
-    return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", schedules)
+    blind_plans = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
+    return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", blind_plans)
 
 
 def studies(
@@ -116,20 +120,20 @@ def studies(
     seeds: Sequence[int] = SEEDS,
 ) -> list[ContentionStudy]:
     """Study the cases of Tables 6 and 8, with demands as shipped and as fitted, and random problems."""
-    rows = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
-    cells = [pair(*place) for place in places(networks, diagonal=False)]
+    table_6_cases = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
+    table_8_cases = [pair(*cell) for cell in places(networks, diagonal=False)]
     results = []
     for change in (AS_SHIPPED, lab.fitted):
-        for cases, name in ((rows, "experiments of Table 6"), (cells, "pairs of Table 8")):
-            what = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
+        for cases, name in ((table_6_cases, "experiments of Table 6"), (table_8_cases, "pairs of Table 8")):
+            suffix = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
             optima = lab.find([case.under(change) for case in cases], tick)
             blind = [blinded(optimum) for optimum in optima.values()]
-            results.append(ContentionStudy(f"{len(cases)} {name}{what}", blind))
+            results.append(ContentionStudy(f"{len(cases)} {name}{suffix}", blind))
     return [*results, random_study(seeds)]
 
 
 def value(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
-    """Report what knowledge of contention is worth: rows, a table and a picture of all studies."""
+    """Report the losses of planners that ignore contention: rows, a table and a picture of all studies."""
     rows = [row for study in results for row in _rows(study)]
     header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
     body = tuple(
@@ -178,4 +182,4 @@ def _style(study: ContentionStudy) -> tuple[str, str]:
     """Colour and dash of a study's curve: colour by the demands or random problems, dash by the table."""
     if "random" in study.name:
         return SHADES[2], "-"
-    return SHADES["demands times" in study.name], "-" if "Table 8" in study.name else "--"
+    return SHADES[1 if "demands times" in study.name else 0], "-" if "Table 8" in study.name else "--"

@@ -1,7 +1,7 @@
 """Fig. 1 and 6: schedules on Xavier, and how much its units slow each other down.
 
-Fig. 1 has VGG-19 and ResNet101, one after the other, one per unit, and as well as can be; Fig. 6 how much GoogLeNet on
-the GPU is slowed by networks on the DLA, and how much under the best schedule.
+Fig. 1 runs VGG-19 and ResNet101 one after the other, one per unit, and under the best schedule. Fig. 6 has the
+slow-down of GoogLeNet on the GPU by a network on the DLA, and the slow-down under the best schedule.
 """
 
 from __future__ import annotations
@@ -24,38 +24,42 @@ from weft_papers.pictures import make_folder
 FIGURE_1 = "Fig. 1"
 PAIR = models(XAVIER, "vgg19", "resnet101")
 GPU, DLA = 0, 1
+"""Indices of Xavier's units."""
 
 
 def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
-    """Simulate the three cases of Fig. 1, by name; Case 3 twice, with one switch per network and with any number."""
+    """Simulate the three cases of Fig. 1; Case 3 twice, with one switch per network and with any number.
+
+    Returns case name -> outcome.
+    """
     problem = PAIR.problem
     once = PAIR._replace(max_switches=1)  # the paper's schedules switch units once per network
     optima = lab.find([PAIR, once], tick)
     steps = problem.tables.steps.tolist()
     first_s = float(problem.tables.time[0, : steps[0], GPU].sum())
-    # The second argument: the earliest starts. No step of ResNet101 starts before VGG-19 has ended.
+    # The second argument: earliest start in seconds of every step; ResNet101 waits for the end of VGG-19.
     serial = Schedule(tuple((GPU,) * count for count in steps), ((0.0,) * steps[0], (first_s,) * steps[1]))
-    apart = Schedule(((GPU,) * steps[0], (DLA,) * steps[1]))
-    named = {
+    one_per_unit = Schedule(((GPU,) * steps[0], (DLA,) * steps[1]))
+    cases = {
         "Case 1: both on the GPU": simulate(problem, serial),
-        "Case 2: VGG-19 on the GPU, ResNet101 on the DLA": simulate(problem, apart),
+        "Case 2: VGG-19 on the GPU, ResNet101 on the DLA": simulate(problem, one_per_unit),
         "Case 3: one switch per network at most, proved optimal": optima[once].outcome,
         "Case 3: any number of switches, proved optimal": optima[PAIR].outcome,
     }
-    return {name: replace(outcome, schedule=replace(outcome.schedule, made_by=name)) for name, outcome in named.items()}
+    return {name: replace(outcome, schedule=replace(outcome.schedule, made_by=name)) for name, outcome in cases.items()}
 
 
 def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
     """Reproduce Fig. 1: VGG-19 and ResNet101 serially, one per unit, and optimally scheduled."""
     cases = outcomes(lab, tick)
     serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in cases.values())
-    dla = report_of(list(cases.values())[1]).tasks[1].slow_down
-    one, two = paper["fig1_case1"].value, paper["fig1_case2"].value
+    slow = report_of(list(cases.values())[1]).tasks[1].slow_down
+    case_1, case_2 = paper["fig1_case1"].value, paper["fig1_case2"].value
     rows = (
-        Row(FIGURE_1, "Case 1, serial", one, serial, " ms", beside(serial, one, "the sum of Table 5")),
+        Row(FIGURE_1, "Case 1, serial", case_1, serial, " ms", beside(serial, case_1, "the sum of Table 5")),
         Row(
-            FIGURE_1, "Case 2, one per unit", two, apart, " ms",
-            beside(apart, two, f"printed is what ResNet101 takes on the DLA alone; ours is slowed {dla:.3f} times"),
+            FIGURE_1, "Case 2, one per unit", case_2, apart, " ms",
+            beside(apart, case_2, f"printed is what ResNet101 takes on the DLA alone; ours is slowed {slow:.3f} times"),
         ),
         Row(
             FIGURE_1, "Case 3, one switch per network", None, once, " ms",
@@ -117,18 +121,18 @@ PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "dens
 
 @dataclass(frozen=True)
 class Meeting:
-    """GoogLeNet at the same time as another network, on the GPU and the DLA."""
+    """GoogLeNet at the same time as a partner network, under two schedules."""
 
     partner: str
     scaled: bool
     """Whether the partner's memory demands are scaled by the fitted factor."""
     naive: Outcome
-    """One network per unit."""
+    """The outcome with GoogLeNet on the GPU and the partner on the DLA."""
     best: Outcome
-    """The schedule that ends first."""
+    """The outcome of the schedule that ends first."""
 
     def slow_down(self, outcome: Outcome) -> float:
-        """How much contention slows GoogLeNet down."""
+        """The factor by which contention slows GoogLeNet down."""
         return report_of(outcome).tasks[0].slow_down
 
     @property
@@ -139,7 +143,7 @@ class Meeting:
 
 
 def case(partner: str, demand: float) -> SocCase:
-    """GoogLeNet with its measured profile beside *partner*, repeated for as long as that runs.
+    """GoogLeNet with its measured profile beside *partner*, repeated until about the end of the partner.
 
     demand: factor on the partner's memory demands.
     """
@@ -174,21 +178,21 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
     """Reproduce Fig. 6: GoogLeNet's slow-down by networks on the DLA; *fitted*: the factor on scaled demands."""
     rows = []
     for scaled in (False, True):
-        group = [one for one in meetings if one.scaled == scaled]
-        what = f"others' demands times {fitted:g}" if scaled else "demands as shipped"
-        naive, best = ([one.slow_down(getattr(one, side)) for one in group] for side in ("naive", "best"))
-        worst = max(group, key=lambda one: one.slow_down(one.naive))
+        pairs = [pair for pair in meetings if pair.scaled == scaled]
+        demands = f"others' demands times {fitted:g}" if scaled else "demands as shipped"
+        naive, best = ([pair.slow_down(getattr(pair, side)) for pair in pairs] for side in ("naive", "best"))
+        worst = max(pairs, key=lambda pair: pair.slow_down(pair.naive))
         why = (
             f"not printed, drawn only; most beside {NETWORKS[worst.partner]}, {mean(naive):.2f} in the mean; "
             f"{mean(best):.2f} in the mean under the schedule that ends first"
         )
-        rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {what}", None, max(naive), "x", why))
-        largest = max(group, key=lambda one: one.less)
+        rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {demands}", None, max(naive), "x", why))
+        largest = max(pairs, key=lambda pair: pair.less)
         why = (
-            f"beside {NETWORKS[largest.partner]}; {mean(one.less for one in group):.0f} % in the mean; the schedule "
+            f"beside {NETWORKS[largest.partner]}; {mean(pair.less for pair in pairs):.0f} % in the mean; the schedule "
             "aims at the end of both, not at this, so it may be negative"
         )
-        quantity = f"contention of GoogLeNet saved at most, {what}"
+        quantity = f"contention of GoogLeNet saved at most, {demands}"
         rows.append(Row(FIGURE, quantity, paper["contention_less"].value, largest.less, "%", why))
     return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
 
@@ -196,16 +200,18 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
     """Table of all partners of GoogLeNet: slow-downs and makespans of both schedules."""
     body = []
-    for one in meetings:
-        runs = one.naive.problem.tasks[0].repeats
+    for pair in meetings:
+        runs = pair.naive.problem.tasks[0].repeats
         values = [
-            one.slow_down(one.naive),
-            one.slow_down(one.best),
-            1e3 * one.naive.makespan_s,
-            1e3 * one.best.makespan_s,
+            pair.slow_down(pair.naive),
+            pair.slow_down(pair.best),
+            1e3 * pair.naive.makespan_s,
+            1e3 * pair.best.makespan_s,
         ]
-        scale = f"{fitted:g}" if one.scaled else "1"
-        body.append((NETWORKS[one.partner], scale, str(runs), *(f"{value:.3f}" for value in values), f"{one.less:.0f}"))
+        scale = f"{fitted:g}" if pair.scaled else "1"
+        body.append(
+            (NETWORKS[pair.partner], scale, str(runs), *(f"{value:.3f}" for value in values), f"{pair.less:.0f}")
+        )
     header = (
         "on the DLA", "its demand x", "GoogLeNets", "slow-down", "best schedule's", "both end ms", "best schedule's ms",
         "contention saved %",
@@ -218,16 +224,16 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
 def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
     """Draw GoogLeNet's slow-down beside every partner under both schedules."""
     proved = f"{OURS}, proved"
-    y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
+    y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(pair.slow_down(pair.naive) for pair in meetings))
     panels = []
-    for scaled, what in ((False, "demands as derived"), (True, f"demands of the others times {fitted:g} (fitted)")):
-        here = [one for one in meetings if one.scaled == scaled]
+    for scaled, heading in ((False, "demands as derived"), (True, f"demands of the others times {fitted:g} (fitted)")):
+        pairs = [pair for pair in meetings if pair.scaled == scaled]
         series = {
-            NAIVE: [one.slow_down(one.naive) for one in here],
-            proved: [one.slow_down(one.best) for one in here],
+            NAIVE: [pair.slow_down(pair.naive) for pair in pairs],
+            proved: [pair.slow_down(pair.best) for pair in pairs],
         }
         colours = {NAIVE: COLOURS["per-unit"], proved: COLOURS[OURS]}
-        bars = Bars([NETWORKS[one.partner] for one in here], series, colours)
-        panels.append(Panel([bars, ReferenceLine(1, dash="-")], what, Axis(slant=25), y))
+        bars = Bars([NETWORKS[pair.partner] for pair in pairs], series, colours)
+        panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(slant=25), y))
     title = f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier"
     return pictures.picture(out, "fig6-slowdown", title, panels, size=(12, 4.4), columns=2, share_y=True)

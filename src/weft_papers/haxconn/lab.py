@@ -1,8 +1,8 @@
 """What the parts share: networks and SoCs under the paper's names, assumptions that may be varied, and searches.
 
-The paper prints totals of networks (Table 5) and results, not what it ran in between. ``EXPERIMENTS`` states the
-reading of each of Table 6; ``fit_demand`` finds the memory demand under which its contention model gives its own GPU &
-DSA column.
+The paper prints times of whole networks (Table 5) and results, but not in full what ran in an experiment.
+``experiments`` states how each row of Table 6 is read. ``fit_demand`` finds the factor on the memory demands under
+which the paper's contention model gives the paper's own GPU & DSA column.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ NETWORKS = {
 """The networks of Tables 5 and 8, in their order."""
 OTHERS = {"alexnet": "AlexNet", "fcn-resnet18": "FCN-ResNet18", "vgg16": "VGG-16", "mobilenet-v2": "MobileNet"}
 NAMES = NETWORKS | OTHERS
+"""Name of a model in weft -> its name in the paper."""
 
 THEIRS = {"gpu-only": "GPU only", "per-unit": "GPU & DSA", "herald": "Herald", "h2h": "H2H"}
-"""The baselines of Tables 6 and 8, by our names."""
+"""The baselines of Tables 6 and 8: our name -> the paper's."""
 LABELS = THEIRS | {"mensa": "Mensa", "heft": "HEFT", "contention-blind": "contention-blind"}
-HAXCONN, OURS = "haxconn", "weft"
+HAXCONN, OURS = "haxconn", "weft"  # the paper's column of results, and ours
 COLOURS = {
     "gpu-only": "#b9c0c8",
     "per-unit": "#8f8f8f",
@@ -61,11 +62,11 @@ COLOURS = {
     OURS: "#009e73",
 }
 
-# Limit of one search. What is not proved optimal by then is printed with its gap; a longer limit would make the
-# reproduction of all pairs longer.
+# Limit of one search. A schedule that is not proved optimal by then is printed with its gap to the bound. A longer
+# limit would make the reproduction of all pairs longer.
 TIME_LIMIT_S = 20.0
 IMPROVED = 1.005
-"""The smallest speed-up with which a schedule counts as better."""
+"""The smallest speed-up that counts as an improvement; less is rounding of the printed times."""
 
 
 @lru_cache(maxsize=8)
@@ -74,7 +75,7 @@ def chip(name: str) -> Soc:
 
 
 def profile(model: str, soc: str, origin: Origin | None = "derived") -> SocProfile:
-    """Find the profile of a network on a SoC, of the given origin; only derived ones add up to the paper's Table 5."""
+    """Find a network's profile of the given origin on a SoC; the totals of derived profiles are those of Table 5."""
     return find_profile(model, chip(soc), origin=origin)
 
 
@@ -93,7 +94,7 @@ class Change(NamedTuple):
     demand: float = 1.0
     """Factor on the memory demands of the profiles, which stay below the memory's peak."""
     split: float = 1.0
-    """Factor on the cbp of the second unit; its difference from tbwdc, which is published, stays."""
+    """Factor on the cbp (GB/s) of the DLA's contention model; cbp - tbwdc, which alone is published, stays."""
     floor_pct: float | None = None
     """Least speed of a unit under contention, in percent of its speed alone; None: as in the SoC's description."""
 
@@ -101,17 +102,17 @@ class Change(NamedTuple):
         """Return the problem under the changed assumptions."""
         if self == Change():
             return problem
-        units = tuple(self._unit(place, unit) for place, unit in enumerate(problem.soc.units))
+        units = tuple(self._change_unit(index, unit) for index, unit in enumerate(problem.soc.units))
         soc = problem.soc.model_copy(update={"units": units})
         return Problem(soc, tuple(scaled(task, self.demand, soc.bandwidth_gb_s) for task in problem.tasks))
 
-    def _unit(self, place: int, unit: Unit) -> Unit:
-        """The unit at index *place* of the SoC with changed constants of its PCCS contention model, if it has one."""
+    def _change_unit(self, index: int, unit: Unit) -> Unit:
+        """Change the constants of the unit's PCCS contention model, if it has one; the unit at *index* 0 is the GPU."""
         model = unit.contention
         if not isinstance(model, Pccs):
             return unit
         update: dict[str, float] = {}
-        if place and self.split != 1:
+        if index and self.split != 1:
             cbp = self.split * model.cbp
             update = {"cbp": cbp, "tbwdc": max(0.0, cbp - (model.cbp - model.tbwdc))}
         if self.floor_pct is not None:
@@ -139,7 +140,7 @@ AS_SHIPPED = Change()
 
 
 class CaseNetwork(NamedTuple):
-    """A network of a case."""
+    """A network of a case, how often it runs, and what changes its profile."""
 
     model: str
     repeats: int = 1
@@ -150,10 +151,10 @@ class CaseNetwork(NamedTuple):
     origin: Origin = "derived"
     max_groups: int | None = None
     demand: float = 1.0
-    """Factor on the profile's demands."""
+    """Factor on the profile's memory demands."""
 
     def task(self, soc: str, taken: Sequence[str]) -> Task:
-        """The network as a task on *soc*; *taken*: names of the other tasks, so that a second instance gets its own."""
+        """The network as a task on *soc*; if *taken*, the names of the other tasks, has its name, it gets a " (2)"."""
         name = NAMES[self.model]
         after = (NAMES[self.after],) if self.after else ()
         unique_name = f"{name} (2)" if name in taken else name
@@ -236,7 +237,7 @@ class LeastMakespan:
 
 
 def answer(problem: Problem, max_switches: int | None = None) -> LeastMakespan:
-    """Solve a problem, within TIME_LIMIT_S; *max_switches*: of unit, per network."""
+    """Solve a problem within TIME_LIMIT_S; *max_switches*: how often a network may change its unit."""
     began_s = process_time()
     solution = solve(problem, Options(limits=TaskLimits(max_switches=max_switches), time_limit_s=TIME_LIMIT_S))
     cpu_s = process_time() - began_s
@@ -256,18 +257,19 @@ class Laboratory:
         """fitted: factor on the demands of the profiles, fitted to the paper's own results."""
         self.fitted = Change(demand=fitted)
         self._bench = bench
-        self._found: dict[SocCase, LeastMakespan] = {}
+        self._optima: dict[SocCase, LeastMakespan] = {}
 
     def find(self, cases: Iterable[SocCase], tick: Tick | None = None) -> dict[SocCase, LeastMakespan]:
         """Search the cases that are not known yet; return the best schedule of each case."""
         wanted = list(dict.fromkeys(cases))
-        new = [case for case in wanted if case not in self._found]
-        self._found.update(zip(new, self._bench.run_all(searched, new, tick), strict=True))
-        return {case: self._found[case] for case in wanted}
+        new = [case for case in wanted if case not in self._optima]
+        self._optima.update(zip(new, self._bench.run_all(searched, new, tick), strict=True))
+        return {case: self._optima[case] for case in wanted}
 
 
-SCALES = tuple(round(0.05 * place, 2) for place in range(20, 81))
-"""The factors on the demands that the fit tries."""
+SCALES = tuple(round(0.05 * step, 2) for step in range(20, 81))
+"""The factors on the memory demands that the fit tries: 1.0 to 4.0."""
+# How experiments are read, for ``Experiment.reading``.
 PARALLEL = "both at once on the same frame"
 STREAM = "frames in flight: DNN-1 on a frame while DNN-2 has the one before; the window of both is run again and again"
 
@@ -281,15 +283,15 @@ class Experiment:
     case: SocCase
     reading: str
     remark: str
-    """What the printed GPU-only number consists of."""
+    """How the printed GPU-only number relates to the sum of the networks' times in Table 5."""
     note: str = ""
-    """A note on the optimum."""
+    """A note on the difference of our optimum from the printed result."""
     fits: bool = True
     """Whether the row helps to fit the demands."""
 
     @property
     def streams(self) -> bool:
-        """Whether its goal is frames per second instead of latency."""
+        """Whether the goal is frames per second (scenario 3) instead of latency."""
         return self.scenario == 3
 
     @property
@@ -305,7 +307,7 @@ class Experiment:
         return paper[f"t6_{self.number}_{column}_{'fps' if self.streams else 'ms'}"].value
 
     def window_ms(self, paper: Paper, column: str) -> float:
-        """The printed latency; of a stream, the time per frame that its printed frame rate means."""
+        """The printed latency in milliseconds; for a stream, the time per frame, computed from its frame rate."""
         value = self.printed(paper, column)
         return 1e3 / value if self.streams else value
 
@@ -334,10 +336,10 @@ def _implied_fcn(paper: Paper) -> float:
 
 
 def experiments(paper: Paper) -> list[Experiment]:
-    """The rows of the table, in order."""
+    """The rows of Table 6, in order."""
     fcn = CaseNetwork("fcn-resnet18", slower=_implied_fcn(paper))
-    chain = SocCase(XAVIER, (CaseNetwork("googlenet"), CaseNetwork("resnet152", after="googlenet"), fcn))
-    other = SocCase(
+    xavier_chain = SocCase(XAVIER, (CaseNetwork("googlenet"), CaseNetwork("resnet152", after="googlenet"), fcn))
+    orin_chain = SocCase(
         ORIN, (CaseNetwork("resnet101"), CaseNetwork("googlenet", after="resnet101"), CaseNetwork("inception-v4"))
     )
     sums = "the sum of Table 5"
@@ -356,7 +358,7 @@ def experiments(paper: Paper) -> list[Experiment]:
         ),
         Experiment(4, 3, models(XAVIER, "resnet101", "googlenet"), STREAM, sums),
         Experiment(
-            5, 4, chain, "GoogLeNet, then ResNet152; FCN-ResNet18 meanwhile",
+            5, 4, xavier_chain, "GoogLeNet, then ResNet152; FCN-ResNet18 meanwhile",
             "FCN-ResNet18 is in no table; its time is what this row leaves for it, four times that of our profile at "
             "224 x 224, so the sum is met by construction",
             fits=False,
@@ -370,7 +372,7 @@ def experiments(paper: Paper) -> list[Experiment]:
             "1000 / 378 ms is the sum of Table 5; the 4.12 ms beside it are two ResNet101 and a GoogLeNet: what a "
             "frame takes if DNN-2 on the frame before goes first",
         ),
-        Experiment(8, 4, other, "ResNet101, then GoogLeNet; Inception meanwhile", sums),
+        Experiment(8, 4, orin_chain, "ResNet101, then GoogLeNet; Inception meanwhile", sums),
         Experiment(
             9, 3, models(SNAPDRAGON, "googlenet", "resnet101"), STREAM,
             "met by construction: the chip's profiles are scaled to this row and the next",
@@ -386,7 +388,10 @@ def experiments(paper: Paper) -> list[Experiment]:
 
 
 def fit_demand(paper: Paper, scales: tuple[float, ...] = SCALES) -> float:
-    """Fit the factor on the derived demands with which our GPU & DSA column is nearest to the printed one."""
+    """Find the factor on the derived demands with which our GPU & DSA column is nearest to the printed one.
+
+    The distance of two columns is the mean absolute logarithm of the ratios of their makespans.
+    """
     rows = [row for row in experiments(paper) if row.fits]
 
     def mean_error(scale: float) -> float:

@@ -1,7 +1,7 @@
 """Sensitivity of the conclusions of Tables 6 and 8 to the numbers that had to be assumed, each varied on its own.
 
-The split of the DLA's cbp and tbwdc (only their difference is published), the scale of the derived demands, and the
-speed below which no unit falls.
+Varied are the scale of the derived memory demands, the constants cbp and tbwdc of the DLA's contention model (only
+their difference is published), and the least speed of a unit under contention.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from weft_papers.layerweaver.lab import mean
 
 FIGURE = "sensitivity"
 ENOUGH = 35
-"""Pairs of Table 8, of 45, that the paper improves."""
+"""The number of pairs of Table 8, out of 45, that the paper improves."""
 
 
 class Knob(NamedTuple):
@@ -43,17 +43,19 @@ class Knob(NamedTuple):
     vary: Callable[[Change, float], Change]
     """Sets the assumption to a value."""
     axis: str
+    """Label of the axis of its values."""
     values: tuple[float, ...]
     usual: float
-    """The value that is used elsewhere."""
+    """The value that the other parts of the reproduction use."""
     source: str
+    """Where the usual value comes from, in words."""
 
 
 def knobs(fitted: float) -> list[Knob]:
     """The assumptions that are varied; *fitted*: the factor on the demands that Table 6 gives."""
     model = chip(XAVIER).units[1].contention
     assert isinstance(model, Pccs)
-    least = (model.cbp - model.tbwdc) / model.cbp
+    least = (model.cbp - model.tbwdc) / model.cbp  # the factor on cbp that makes tbwdc 0
     return [
         Knob(
             "scale of the demands", lambda base, value: base._replace(demand=value), "demands times",
@@ -75,7 +77,7 @@ def knobs(fitted: float) -> list[Knob]:
 
 @dataclass(frozen=True)
 class KnobStudy:
-    """Tables 6 and 8 over one knob."""
+    """The results of Tables 6 and 8 for every value of a knob."""
 
     knob: Knob
     base: Change
@@ -87,12 +89,12 @@ class KnobStudy:
     """Table 8 for each value of the knob."""
 
     def gains(self, place: int) -> list[float]:
-        """Gain over the best of the paper's baselines in percent, for the row at index *place*, by the knob's value."""
+        """Gains in percent over the best of the paper's baselines, for row *place*: one for each value of the knob."""
         return [round(100 * (answers[place].gain(THEIRS) - 1), 6) + 0.0 for answers in self.experiments]
 
     @property
     def improved(self) -> list[int]:
-        """The number of experiments of Table 6 that are improved, by the knob's value."""
+        """The number of improved experiments of Table 6: one for each value of the knob."""
         return [sum(answer.gain(THEIRS) >= IMPROVED for answer in answers) for answers in self.experiments]
 
 
@@ -115,31 +117,35 @@ def study(
 
 def sensitivity(out: Path, studies: Sequence[KnobStudy]) -> Exhibit:
     """Report the studies: rows, one table and one picture."""
-    rows = [row for one in studies for row in _rows(one)]
+    rows = [row for study in studies for row in _rows(study)]
     return Exhibit(tuple(rows), (_table(studies),), (_picture(out, studies),))
 
 
-def _rows(one: KnobStudy) -> list[Row]:
+def _rows(study: KnobStudy) -> list[Row]:
     """Rows with the smallest number of improved pairs and experiments over the knob."""
-    low, high = one.knob.values[0], one.knob.values[-1]
-    pairs = [pairs_grid.improved for pairs_grid in one.grids]
-    total = len(one.grids[0].pairs)
+    low, high = study.knob.values[0], study.knob.values[-1]
+    pairs = [pairs_grid.improved for pairs_grid in study.grids]
+    total = len(study.grids[0].pairs)
     enough_at = [
-        f"{value:g}" for value, count in zip(one.knob.values, pairs, strict=True) if count >= ENOUGH * total / 45
+        f"{value:g}" for value, count in zip(study.knob.values, pairs, strict=True) if count >= ENOUGH * total / 45
     ]
-    assumed = f"; the other assumptions as fitted: demands times {one.base.demand:g}" if one.base.demand != 1 else ""
+    assumed = (
+        f"; the other assumptions as fitted: demands times {study.base.demand:g}" if study.base.demand != 1 else ""
+    )
     counts = f"from {low:g} to {high:g}: {', '.join(map(str, pairs))} of {total}"
-    improved = ", ".join(map(str, one.improved))
-    gains = [mean(one.gains(place)[step] for place in range(len(one.rows))) for step in range(len(one.knob.values))]
+    improved = ", ".join(map(str, study.improved))
+    gains = [
+        mean(study.gains(place)[index] for place in range(len(study.rows))) for index in range(len(study.knob.values))
+    ]
     return [
         Row(
-            FIGURE, f"pairs of Table 8 improved at least, over the {one.knob.name}", None, min(pairs), "",
-            f"{counts}; {ENOUGH} of 45 and more at {', '.join(enough_at) or 'none'}; {one.knob.source}{assumed}",
+            FIGURE, f"pairs of Table 8 improved at least, over the {study.knob.name}", None, min(pairs), "",
+            f"{counts}; {ENOUGH} of 45 and more at {', '.join(enough_at) or 'none'}; {study.knob.source}{assumed}",
         ),
         Row(
-            FIGURE, f"experiments of Table 6 improved at least, over the {one.knob.name}", None, min(one.improved), "",
-            f"{improved} of {len(one.rows)}; {', '.join(f'{gain:.1f}' for gain in gains)} % in the mean; never worse "
-            f"than a baseline{assumed}",
+            FIGURE, f"experiments of Table 6 improved at least, over the {study.knob.name}", None, min(study.improved),
+            "", f"{improved} of {len(study.rows)}; {', '.join(f'{gain:.1f}' for gain in gains)} % in the mean; never "
+            f"worse than a baseline{assumed}",
         ),
     ]  # fmt: skip
 
@@ -147,13 +153,13 @@ def _rows(one: KnobStudy) -> list[Row]:
 def _table(studies: Sequence[KnobStudy]) -> Table:
     """Table of all studies: a line per knob and value."""
     body = []
-    for one in studies:
-        for step, value in enumerate(one.knob.values):
-            gains = [f"{one.gains(place)[step]:.1f}" for place in range(len(one.rows))]
-            cells = one.grids[step]
+    for study in studies:
+        for index, value in enumerate(study.knob.values):
+            gains = [f"{study.gains(place)[index]:.1f}" for place in range(len(study.rows))]
+            cells = study.grids[index]
             body.append(
                 (
-                    one.knob.name, f"{value:g}", f"{one.base.demand:g}", *gains, str(cells.improved),
+                    study.knob.name, f"{value:g}", f"{study.base.demand:g}", *gains, str(cells.improved),
                     f"{cells.middle:.3f}", f"{min(answer.gain() for answer in cells.pairs):.3f}",
                 )
             )  # fmt: skip
@@ -168,31 +174,33 @@ def _picture(out: Path, studies: Sequence[KnobStudy]) -> Figure:
     return pictures.picture(out, "sensitivity", title, panels, size=(13, 7.2), columns=len(studies), legend_columns=4)
 
 
-def _gains_panel(one: KnobStudy) -> Panel:
+def _gains_panel(study: KnobStudy) -> Panel:
     """The upper panel of a knob: gain over the best baseline, a curve for each experiment of Table 6."""
     curves = [
         Curve(
-            one.knob.values, one.gains(place), f"{row.number}: {row.case.name}", pictures.MODELS[place % 8],
+            study.knob.values, study.gains(place), f"{row.number}: {row.case.name}", pictures.MODELS[place % 8],
             pictures.MARKS[place % 8],
         )
-        for place, row in enumerate(one.rows)
+        for place, row in enumerate(study.rows)
     ]  # fmt: skip
-    heading = one.knob.name + (f" (demands times {one.base.demand:g})" if one.base.demand != 1 else "")
-    return Panel([*curves, _usual_line(one)], heading, y=Axis(label="better than the best baseline (%)"))
+    heading = study.knob.name + (f" (demands times {study.base.demand:g})" if study.base.demand != 1 else "")
+    return Panel([*curves, _usual_line(study)], heading, y=Axis(label="better than the best baseline (%)"))
 
 
-def _pairs_panel(one: KnobStudy) -> Panel:
+def _pairs_panel(study: KnobStudy) -> Panel:
     """The lower panel of a knob: improved pairs of Table 8."""
-    total, improved = len(one.grids[0].pairs), [grid.improved for grid in one.grids]
+    total, improved = len(study.grids[0].pairs), [grid.improved for grid in study.grids]
     marks = [
-        Curve(one.knob.values, improved, None, "#009e73", "o"),
-        Texts(one.knob.values, improved, [str(count) for count in improved], offset=(0, 5)),
+        Curve(study.knob.values, improved, None, "#009e73", "o"),
+        Texts(study.knob.values, improved, [str(count) for count in improved], offset=(0, 5)),
         ReferenceLine(ENOUGH * total / 45, dash=":", width=0.8),
-        _usual_line(one),
+        _usual_line(study),
     ]
-    return Panel(marks, x=Axis(label=one.knob.axis), y=Axis(label="pairs of Table 8 improved", low=0, high=total * 1.1))
+    return Panel(
+        marks, x=Axis(label=study.knob.axis), y=Axis(label="pairs of Table 8 improved", low=0, high=total * 1.1)
+    )
 
 
-def _usual_line(one: KnobStudy) -> ReferenceLine:
-    """The vertical line at the value that is used elsewhere."""
-    return ReferenceLine(one.knob.usual, colour=MUTED, width=0.8, upright=True)
+def _usual_line(study: KnobStudy) -> ReferenceLine:
+    """The vertical line at the usual value of the knob."""
+    return ReferenceLine(study.knob.usual, colour=MUTED, width=0.8, upright=True)

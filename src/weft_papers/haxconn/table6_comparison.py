@@ -1,7 +1,7 @@
 """Table 6: ten experiments, every baseline in our simulator, and the proved optimum beside HaX-CoNN's result.
 
-Twice: with the derived profiles as they are shipped, and with their demands times the one number that was fitted to the
-GPU & DSA column. The column HaX-CoNN is not fitted to.
+Every experiment is run twice: with the derived profiles as shipped, and with their memory demands times one factor,
+which is fitted to the column GPU & DSA only. So the column HaX-CoNN is predicted.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class ExperimentComparison:
 
     paper: Paper
     fitted: float
+    """The factor on the memory demands that is fitted to the column GPU & DSA."""
     rows: Sequence[Experiment]
     shipped: Sequence[LeastMakespan]
     """With the memory demands as shipped."""
@@ -50,7 +51,7 @@ class ExperimentComparison:
     once: Sequence[LeastMakespan]
     """The least makespans with at most one switch of every network, as in the paper's schedules; demands as fitted."""
     chained: Sequence[LeastMakespan]
-    """The experiments on streams, as chains: one frame at a time."""
+    """The experiments on streams, with one frame in flight: the second network waits for the first."""
 
 
 def compare(
@@ -80,7 +81,7 @@ def _chain(case: SocCase) -> SocCase:
 
 def table_6(out: Path, comparison: ExperimentComparison, lab: Laboratory) -> Exhibit:
     """Reproduce Table 6: rows, tables and the picture of all experiments."""
-    rows = [row for place in range(len(comparison.rows)) for row in _rows(comparison, place)]
+    rows = [row for index in range(len(comparison.rows)) for row in _rows(comparison, index)]
     rows += [*_summary(comparison), _measured_row(lab), _chain_row(comparison)]
     tables = (
         _table(comparison, comparison.shipped, "demands as shipped"),
@@ -104,7 +105,7 @@ def _rows(comparison: ExperimentComparison, place: int) -> list[Row]:
 def _baseline_row(comparison: ExperimentComparison, place: int, name: str) -> Row:
     """Row with baseline *name* in our simulator beside the printed number."""
     row, printed = comparison.rows[place], comparison.rows[place].printed(comparison.paper, name)
-    ours, scaled = (row.as_printed(one.ms(name)) for one in (comparison.shipped[place], comparison.scaled[place]))
+    ours, scaled = (row.as_printed(best.ms(name)) for best in (comparison.shipped[place], comparison.scaled[place]))
     reason = row.remark if name == "gpu-only" else _contention_text(comparison, place, name)
     if name in ("herald", "h2h"):
         reason += "; our own implementation, on other groups than theirs"
@@ -128,10 +129,10 @@ def _optimum_row(comparison: ExperimentComparison, place: int) -> Row:
     row, claim, once = comparison.rows[place], comparison.shipped[place].certificate, comparison.once[place]
     printed, ours = row.printed(comparison.paper, HAXCONN), row.as_printed(1e3 * claim.value)
     scaled = row.as_printed(comparison.scaled[place].best_ms)
-    sure = "proved optimal" if claim.proved else f"gap {100 * claim.gap:.1f} %"
+    verdict = "proved optimal" if claim.proved else f"gap {100 * claim.gap:.1f} %"
     reason = (
-        f"{sure}; with demands times {comparison.fitted:g} {scaled:.4g}{row.unit}, with one switch per network at most "
-        f"{row.as_printed(once.best_ms):.4g}" + (f"; {row.note}" if row.note else "")
+        f"{verdict}; with demands times {comparison.fitted:g} {scaled:.4g}{row.unit}, with one switch per network at "
+        f"most {row.as_printed(once.best_ms):.4g}" + (f"; {row.note}" if row.note else "")
     )
     return Row(FIGURE, f"HaX-CoNN and ours, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
@@ -167,11 +168,13 @@ def _summary(comparison: ExperimentComparison) -> list[Row]:
         shipped, scaled = (
             _mean_difference(comparison, optima, name) for optima in (comparison.shipped, comparison.scaled)
         )
-        what = "ours against HaX-CoNN" if name == HAXCONN else LABELS[name]
+        column = "ours against HaX-CoNN" if name == HAXCONN else LABELS[name]
         counted = f"all {len(comparison.rows)} experiments count alike"
         why = f"with demands times {comparison.fitted:g} {scaled:.1f} %; {counted}"
-        rows.append(Row(FIGURE, f"{what}: mean distance from the printed number", None, shipped, "%", why))
-    improved = [sum(one.gain(THEIRS) >= IMPROVED for one in group) for group in (comparison.shipped, comparison.scaled)]
+        rows.append(Row(FIGURE, f"{column}: mean distance from the printed number", None, shipped, "%", why))
+    improved = [
+        sum(best.gain(THEIRS) >= IMPROVED for best in group) for group in (comparison.shipped, comparison.scaled)
+    ]
     printed = sum(comparison.paper[f"t6_{row.number}_gain_ms"].value > 0 for row in comparison.rows)
     why = (
         f"of {len(comparison.rows)}; the paper's column has {printed}; with demands times {comparison.fitted:g} "
@@ -191,19 +194,19 @@ def _mean_difference(comparison: ExperimentComparison, optima: Sequence[LeastMak
 def _measured_row(lab: Laboratory) -> Row:
     """Row with the gain over GPU only of the pair whose groups were measured."""
     optimum = lab.find([MEASURED])[MEASURED]
-    alone, split = optimum.baselines["gpu-only"], optimum.baselines["per-unit"]
+    alone_s, split_s = optimum.baselines["gpu-only"], optimum.baselines["per-unit"]
     why = (
-        f"measured times of every group: {optimum.best_ms:.3f} ms against {1e3 * alone:.3f} on the GPU alone and "
-        f"{1e3 * split:.3f} with one network per unit; the paper's experiment 4 finds no gain for this pair, which "
+        f"measured times of every group: {optimum.best_ms:.3f} ms against {1e3 * alone_s:.3f} on the GPU alone and "
+        f"{1e3 * split_s:.3f} with one network per unit; the paper's experiment 4 finds no gain for this pair, which "
         "takes more contention than its constants and these demands give"
     )
-    ours = 100 * (1 - optimum.best_s / alone)
+    ours = 100 * (1 - optimum.best_s / alone_s)
     return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, under GPU only", None, ours, "%", why)
 
 
 def _chain_row(comparison: ExperimentComparison) -> Row:
     """Row with the largest gain over GPU only if streams are run one frame at a time."""
-    gains = [one.baselines["gpu-only"] / one.best_s for one in comparison.chained]
+    gains = [optimum.baselines["gpu-only"] / optimum.best_s for optimum in comparison.chained]
     why = (
         "the largest gain if a stream is one frame at a time, DNN-2 after DNN-1: nothing runs beside anything, so the "
         "printed gains need frames in flight; ours runs the window of both at once"
@@ -214,24 +217,24 @@ def _chain_row(comparison: ExperimentComparison) -> Row:
 # Tables
 
 
-def _table(comparison: ExperimentComparison, group: Sequence[LeastMakespan], what: str) -> Table:
-    """Table of all columns of Table 6 for the results *group*, whose assumptions are *what*."""
+def _table(comparison: ExperimentComparison, optima: Sequence[LeastMakespan], assumptions: str) -> Table:
+    """Table of all columns of Table 6 for the results *optima* under *assumptions*, given in words."""
     body = []
-    for row, one in zip(comparison.rows, group, strict=True):
+    for row, optimum in zip(comparison.rows, optima, strict=True):
         cells = [
-            f"{row.as_printed(one.ms(name)):.4g} ({row.printed(comparison.paper, name):g})"
+            f"{row.as_printed(optimum.ms(name)):.4g} ({row.printed(comparison.paper, name):g})"
             for name in (*THEIRS, HAXCONN)
         ]
         gain = comparison.paper[f"t6_{row.number}_{'gain_fps' if row.streams else 'gain_ms'}"].value
-        others = [f"{row.as_printed(one.ms(name)):.4g}" for name in ("mensa", "heft", "contention-blind")]
+        others = [f"{row.as_printed(optimum.ms(name)):.4g}" for name in ("mensa", "heft", "contention-blind")]
         goal = "FPS" if row.streams else "ms"
-        best = f"{_percent(one.gain(THEIRS)):.1f} ({gain:g})"
-        body.append((str(row.number), row.case.name, goal, *cells, best, *others, f"{_percent(one.gain()):.1f}"))
+        best = f"{_percent(optimum.gain(THEIRS)):.1f} ({gain:g})"
+        body.append((str(row.number), row.case.name, goal, *cells, best, *others, f"{_percent(optimum.gain()):.1f}"))
     header = (
         "exp.", "networks", "goal", *(LABELS[name] for name in THEIRS), "ours (HaX-CoNN)", "better %", "Mensa", "HEFT",
         "contention-blind", "better than all %",
     )  # fmt: skip
-    return Table(f"{FIGURE}: ours, in brackets as printed; {what}", header, tuple(body))
+    return Table(f"{FIGURE}: ours, in brackets as printed; {assumptions}", header, tuple(body))
 
 
 def _readings(comparison: ExperimentComparison) -> Table:
@@ -249,14 +252,14 @@ def _readings(comparison: ExperimentComparison) -> Table:
 def _certificates(comparison: ExperimentComparison) -> Table:
     """Table of what the solver proved about each experiment."""
     body = []
-    for row, one in zip(comparison.rows, comparison.shipped, strict=True):
-        claim = one.certificate
+    for row, optimum in zip(comparison.rows, comparison.shipped, strict=True):
+        certificate = optimum.certificate
         body.append(
             (
-                str(row.number), f"{1e3 * claim.value:.4f}", f"{1e3 * claim.bound:.4f}",
-                f"{1e3 * claim.any_idling_bound:.4f}", "yes" if claim.proved else "no",
-                "nothing" if not claim.assumes else "dominance", str(claim.states), f"{claim.seconds:.2f}",
-                f"{one.ms('contention-blind'):.4f}",
+                str(row.number), f"{1e3 * certificate.value:.4f}", f"{1e3 * certificate.bound:.4f}",
+                f"{1e3 * certificate.any_idling_bound:.4f}", "yes" if certificate.proved else "no",
+                "nothing" if not certificate.assumes else "dominance", str(certificate.states),
+                f"{certificate.seconds:.2f}", f"{optimum.ms('contention-blind'):.4f}",
             )
         )  # fmt: skip
     header = (
@@ -302,12 +305,12 @@ def _picture(out: Path, comparison: ExperimentComparison) -> Figure:
     colours |= {"HaX-CoNN": COLOURS[HAXCONN], proved: COLOURS[OURS]}
     labels = [f"{row.number}: {row.case.name.replace(', ', chr(10))}".replace(" + ", " +\n") for row in comparison.rows]
 
-    def panel(what: str, series: dict[str, list[float]]) -> Panel:
+    def panel(heading: str, series: dict[str, list[float]]) -> Panel:
         bars, best = Bars(labels, series, colours), list(series)[-1]
-        words = [f"{value:.2f}" for value in series[best]]
-        texts = Texts(bars.places(best), series[best], words, size=7.5, offset=(0, 2))
+        value_texts = [f"{value:.2f}" for value in series[best]]
+        texts = Texts(bars.places(best), series[best], value_texts, size=7.5, offset=(0, 2))
         y = Axis(label="over GPU only", low=0, high=1.95)
-        return Panel([bars, ReferenceLine(1, dash="-", width=0.8), texts], what, Axis(size=7.5), y)
+        return Panel([bars, ReferenceLine(1, dash="-", width=0.8), texts], heading, Axis(size=7.5), y)
 
     printed = {
         label: [
@@ -317,11 +320,13 @@ def _picture(out: Path, comparison: ExperimentComparison) -> Figure:
         for label, name in ({LABELS[name]: name for name in THEIRS} | {"HaX-CoNN": HAXCONN}).items()
     }
     panels = [panel("the paper", printed)]
-    for group, what in (
+    for group, heading in (
         (comparison.shipped, "ours, demands as derived"),
         (comparison.scaled, f"ours, demands times {comparison.fitted:g} (fitted to the paper's GPU & DSA column)"),
     ):
-        series = {LABELS[name]: [one.baselines[name] / one.baselines["gpu-only"] for one in group] for name in THEIRS}
-        panels.append(panel(what, {**series, proved: [one.best_s / one.baselines["gpu-only"] for one in group]}))
+        series = {
+            LABELS[name]: [case.baselines[name] / case.baselines["gpu-only"] for case in group] for name in THEIRS
+        }
+        panels.append(panel(heading, {**series, proved: [case.best_s / case.baselines["gpu-only"] for case in group]}))
     title = f"{FIGURE}: latency over GPU only (lower is better)"
     return pictures.picture(out, "table6-experiments", title, panels, size=(12.5, 8.2))

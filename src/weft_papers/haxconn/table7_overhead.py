@@ -1,11 +1,12 @@
-"""Table 7 and Fig. 7: the cost of the solver, and what its schedules are worth while it runs.
+"""Table 7 and Fig. 7: the cost of the solver, and the latency while it still improves the schedule.
 
-The paper measures how much the solver slows networks down; that needs the chip. What can be said without it: how long
-our solver keeps one core busy until the proof, for the same pairs. After that it is idle; nothing is said here about
-the memory traffic of the core meanwhile.
+In Table 7 the paper measures how much the solver slows the networks down, which needs the chip. This module measures
+how long our solver keeps one core busy until the proof, for the same pairs. The memory traffic of that core meanwhile
+is not measured.
 
-In Fig. 7 the set of networks changes every ten seconds, and the solver's schedules replace the naive one as they come.
-The pairs are those of experiments 2, 5 and 1. The search runs on one core of this machine; the time axis is its own.
+In Fig. 7 the set of networks changes every ten seconds, and each better schedule of the solver replaces the one in use,
+at first a naive one. The networks are those of experiments 2, 5 and 1. The time axis is the search time on one core of
+this machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ESTIMATED_GROUPS = 16  # groups of an estimated profile; the time of the search 
 
 @dataclass(frozen=True)
 class SearchCost:
-    """The search for the best schedule of AlexNet with another network, and what it cost."""
+    """The best schedule of AlexNet with another network, and the processor time of its search."""
 
     partner: str
     optimum: LeastMakespan
@@ -56,7 +57,7 @@ def case(partner: str) -> SocCase:
 
 def measure(partners: Sequence[str] = PARTNERS) -> list[SearchCost]:
     """Search AlexNet with every partner, one after the other in this process."""
-    # Loads compiled code, so that the first counted search does not.
+    # An uncounted search loads the compiled code, so that the first counted one need not.
     searched(case(partners[0]))
     return [SearchCost(partner, searched(case(partner))) for partner in partners]
 
@@ -113,7 +114,9 @@ def _picture(out: Path, costs: Sequence[SearchCost]) -> Figure:
 
 FIGURE_7 = "Fig. 7"
 ORDER = (2, 5, 1)
+"""The numbers of the experiments in Table 6 that Fig. 7 runs, in order."""
 FIRST_MS, LAST_MS = 1.0, 10_000.0
+"""Ends of the logarithmic time axis: milliseconds after a change."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Phase:
 
     @property
     def start_ms(self) -> float:
-        """Makespan of the best naive schedule, which the paper starts from."""
+        """Makespan in milliseconds of the best naive schedule, with which a phase starts."""
         return 1e3 * min(self.solution.baselines[name].makespan_s for name in NAIVE)
 
     @property
@@ -135,10 +138,11 @@ class Phase:
     @property
     def steps(self) -> list[Improvement]:
         """The schedules that are better than the naive ones, in the order in which the solver found them."""
+        # The tolerance: an equal makespan that differs by rounding is no improvement.
         return [step for step in self.solution.improvements if 1e3 * step.value < self.start_ms * (1 - 1e-9)]
 
     def at(self, ms: float) -> float:
-        """Latency per frame, *ms* milliseconds after the change."""
+        """Latency per frame in milliseconds, *ms* milliseconds after the change of networks."""
         return min([self.start_ms, *(1e3 * step.value for step in self.steps if 1e3 * step.seconds <= ms)])
 
     @property
@@ -149,8 +153,8 @@ class Phase:
 
 def updates_ms(paper: Paper) -> list[float]:
     """The times at which the paper replaces schedules, in milliseconds after a change."""
-    updates = [paper[f"update_{place}"] for place in range(1, 6)]
-    return [number.value * (1e3 if number.unit == "s" else 1) for number in updates]
+    updates = [paper[f"update_{number}"] for number in range(1, 6)]
+    return [update.value * (1e3 if update.unit == "s" else 1) for update in updates]
 
 
 def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
@@ -176,17 +180,17 @@ def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
     certificate, printed = phase.solution.certificate, paper[f"converged_{phase.row.number}"].value
     proof_s = certificate.first_proof_s if certificate.first_proof_s is not None else certificate.seconds
     first = phase.steps[0] if phase.steps else None
-    begun = f"the first better one after {1e3 * first.seconds:.0f} ms; " if first else ""
-    loss = 100 * (phase.at(times[2]) / phase.oracle_ms - 1)
+    begin = f"the first better one after {1e3 * first.seconds:.0f} ms; " if first else ""
+    excess = 100 * (phase.at(times[2]) / phase.oracle_ms - 1)
     why = (
-        f"{begun}proved after {1e3 * proof_s:.0f} ms; on a core of this machine, theirs Z3 on a core of Orin; which of "
+        f"{begin}proved after {1e3 * proof_s:.0f} ms; on a core of this machine, theirs Z3 on a core of Orin; which of "
         "the pairs the printed times belong to follows the order of the experiments"
     )
     quantity = f"optimal schedule found, {phase.row.name}"
     return [
         Row(FIGURE_7, quantity, printed, phase.found_ms / 1e3, " s", why),
         Row(
-            FIGURE_7, f"above the optimum after {times[2]:g} ms, {phase.row.name}", None, loss, "%",
+            FIGURE_7, f"above the optimum after {times[2]:g} ms, {phase.row.name}", None, excess, "%",
             f"from {phase.start_ms:.2f} ms by {LABELS[_best_naive(phase)]} to {phase.oracle_ms:.2f}; after "
             f"{times[0]:g} ms {100 * (phase.at(times[0]) / phase.oracle_ms - 1):.1f} %",
         ),
@@ -218,11 +222,14 @@ def _changing_picture(out: Path, phases: Sequence[Phase], times: Sequence[float]
 
 def _panel(phase: Phase, times: Sequence[float]) -> Panel:
     """Latency per frame over the time since a change: our steps, the optimum, and the paper's update times."""
-    marks = [(FIRST_MS, phase.start_ms), *((max(FIRST_MS, 1e3 * s.seconds), 1e3 * s.value) for s in phase.steps)]
-    found_ms, values_ms = zip(*marks, (LAST_MS, marks[-1][1]), strict=True)
+    points = [
+        (FIRST_MS, phase.start_ms),
+        *((max(FIRST_MS, 1e3 * step.seconds), 1e3 * step.value) for step in phase.steps),
+    ]
+    times_ms, values_ms = zip(*points, (LAST_MS, points[-1][1]), strict=True)
     return Panel(
         [
-            Curve(found_ms, values_ms, f"{OURS}, running", COLOURS[OURS], steps=True),
+            Curve(times_ms, values_ms, f"{OURS}, running", COLOURS[OURS], steps=True),
             ReferenceLine(phase.oracle_ms, colour="#e69f00", width=1.2, label="oracle, proved optimal"),
             Curve(times, [phase.at(ms) for ms in times], "the paper's updates", COLOURS["haxconn"], "*", "", size=13),
         ],

@@ -1,7 +1,7 @@
 """Table 8 and Fig. 5: all pairs of ten networks on Orin, and two instances of each, with derived profiles.
 
-The faster network of a pair runs as often as its time on the GPU goes into the other's, rounded. Both triangles of
-the table are printed: ours below the diagonal, the paper's above.
+The faster network of a pair runs several times: the ratio of the two times on the GPU, rounded. Our table has our
+results below the diagonal and the paper's above it.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from weft_papers.haxconn.lab import (
 
 FIGURE, INSTANCES = "Table 8", "Fig. 5"
 SHORT = {"gpu-only": "GPU", "per-unit": "G&D", "herald": "Her.", "h2h": "H2H"}
-ALIKE = {"GPU": "gpu-only", "D/G": "per-unit", "G/D": "per-unit", "Her.": "herald", "H2H": "h2h"}
+"""Our name of a baseline -> its name in the cells of our table."""
+OUR_NAMES = {"GPU": "gpu-only", "D/G": "per-unit", "G/D": "per-unit", "Her.": "herald", "H2H": "h2h"}
 """The paper's name of the best baseline of a cell -> ours."""
 SCENARIO_1 = ("gpu-only", "per-unit", "mensa")
-"""The baselines of Fig. 5."""
+"""The baselines of Fig. 5 (scenario 1: instances of one network)."""
 DARKEST = 1.35
 """Speed-up of the darkest cell of the picture."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every cell of Table 8, under one set of assumptions."""
+    """Our results for the cells of Table 8, under one set of assumptions."""
 
     networks: Sequence[str]
     change: Change
@@ -70,7 +71,7 @@ class Grid:
 
 
 def pair(first: str, second: str) -> SocCase:
-    """Two networks on Orin; the faster one runs as often as its time on the GPU goes into the other's, rounded."""
+    """Two networks on Orin; the faster one runs several times: the ratio of their times on the GPU, rounded."""
     times = [total_ms(model, ORIN, "gpu") or 0.0 for model in (first, second)]
     repeats = [max(1, round(times[1] / times[0])), max(1, round(times[0] / times[1]))]
     return SocCase(ORIN, (CaseNetwork(first, repeats[0]), CaseNetwork(second, repeats[1])))
@@ -92,9 +93,9 @@ def grid(
     diagonal: bool = True,
 ) -> Grid:
     """Search all cells of the table under the assumptions *change*."""
-    wanted = {place: pair(*place).under(change) for place in places(networks, diagonal=diagonal)}
-    optima = lab.find(wanted.values(), tick)
-    return Grid(networks, change, {place: optima[case] for place, case in wanted.items()})
+    cases = {cell: pair(*cell).under(change) for cell in places(networks, diagonal=diagonal)}
+    optima = lab.find(cases.values(), tick)
+    return Grid(networks, change, {cell: optima[case] for cell, case in cases.items()})
 
 
 # Table 8
@@ -112,7 +113,7 @@ def table_8(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
 
 
 def _scale_text(grid: Grid) -> str:
-    """Describe the factor on the demands of a grid, for texts."""
+    """The factor on the demands of a grid, in words."""
     return f"demands times {grid.change.demand:g}, fitted to Table 6"
 
 
@@ -130,33 +131,33 @@ def best_printed() -> dict[str, str]:
 
 def _count_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     """Rows with the number of improved pairs, among all and among those with VGG-19."""
-    pairs = [(row, column) for row, column in shipped.cells if row != column]
-    by_table = sum(_printed_value(paper, *cell) > 1 for cell in pairs)
+    cells = [(row, column) for row, column in shipped.cells if row != column]
+    by_table = sum(_printed_value(paper, *cell) > 1 for cell in cells)
     why = (
-        f"of {len(pairs)}, derived profiles, by {100 * (IMPROVED - 1):.1f} % and more over GPU, GPU & DLA, Herald and "
+        f"of {len(cells)}, derived profiles, by {100 * (IMPROVED - 1):.1f} % and more over GPU, GPU & DLA, Herald and "
         f"H2H; with {_scale_text(scaled)} {scaled.improved}; the paper's own table has {by_table}"
     )
     rows = [Row(FIGURE, "pairs improved", paper["pairs_improved"].value, shipped.improved, "", why)]
-    vgg = [(row, column) for row, column in pairs if "vgg19" in (row, column)]
+    vgg = [(row, column) for row, column in cells if "vgg19" in (row, column)]
     if vgg:
         ours, fitted = (sum(grid.cells[cell].gain(THEIRS) >= IMPROVED for cell in vgg) for grid in (shipped, scaled))
-        theirs = sum(_printed_value(paper, *cell) > 1 for cell in vgg)
+        printed = sum(_printed_value(paper, *cell) > 1 for cell in vgg)
         scale = _scale_text(scaled)
         why = f"of {len(vgg)}; with {scale} {fitted}; the paper blames contention, our VGG-19 asks for little"
-        rows.append(Row(FIGURE, "pairs with VGG-19 improved", theirs, ours, "", why))
+        rows.append(Row(FIGURE, "pairs with VGG-19 improved", printed, ours, "", why))
     return rows
 
 
 def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
     """Rows with the smallest speed-up over all seven baselines, and the number of proved cells."""
-    least, fitted = (min(one.gain() for one in grid.cells.values()) for grid in (shipped, scaled))
-    proved = sum(one.certificate.proved for one in shipped.cells.values())
-    total_s = sum(one.certificate.seconds for one in shipped.cells.values())
-    slowest = max(one.certificate.seconds for one in shipped.cells.values())
+    least, least_scaled = (min(optimum.gain() for optimum in grid.cells.values()) for grid in (shipped, scaled))
+    proved = sum(optimum.certificate.proved for optimum in shipped.cells.values())
+    total_s = sum(optimum.certificate.seconds for optimum in shipped.cells.values())
+    slowest = max(optimum.certificate.seconds for optimum in shipped.cells.values())
     return [
         Row(
             FIGURE, "least speed-up over the best of all seven baselines", None, least, "x",
-            f"never worse, in {len(shipped.cells)} cells; with {_scale_text(scaled)} {fitted:.4g}",
+            f"never worse, in {len(shipped.cells)} cells; with {_scale_text(scaled)} {least_scaled:.4g}",
         ),
         Row(
             FIGURE, "cells proved optimal", None, proved, "",
@@ -167,20 +168,20 @@ def _worst_rows(shipped: Grid, scaled: Grid) -> list[Row]:
 
 def _match_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
     """Rows that compare our cells with the printed ones: median and largest speed-up, and the best baseline."""
-    theirs = [_printed_value(paper, *cell) for cell in shipped.cells]
-    ours, fitted = ([one.gain(THEIRS) for one in grid.cells.values()] for grid in (shipped, scaled))
+    printed = [_printed_value(paper, *cell) for cell in shipped.cells]
+    ours, ours_scaled = ([optimum.gain(THEIRS) for optimum in grid.cells.values()] for grid in (shipped, scaled))
     same_shipped, same_scaled = (_count_same_rivals(grid) for grid in (shipped, scaled))
     largest = max(shipped.cells, key=lambda cell: shipped.cells[cell].gain(THEIRS))
     return [
         Row(
-            FIGURE, "median speed-up of all cells", float(median(theirs)), float(median(ours)), "x",
+            FIGURE, "median speed-up of all cells", float(median(printed)), float(median(ours)), "x",
             f"our baselines H2H and Herald do better in the simulator than theirs on the chip; with "
-            f"{_scale_text(scaled)} {median(fitted):.3g}",
+            f"{_scale_text(scaled)} {median(ours_scaled):.3g}",
         ),
         Row(
-            FIGURE, "largest speed-up", max(theirs), max(ours), "x",
-            f"{NETWORKS[largest[0]]} with {NETWORKS[largest[1]]}; with {_scale_text(scaled)} {max(fitted):.3g}; the "
-            "paper's is Inc-res-v2 with ResNet18",
+            FIGURE, "largest speed-up", max(printed), max(ours), "x",
+            f"{NETWORKS[largest[0]]} with {NETWORKS[largest[1]]}; with {_scale_text(scaled)} {max(ours_scaled):.3g}; "
+            "the paper's is Inc-res-v2 with ResNet18",
         ),
         Row(
             FIGURE, "cells with the paper's best baseline", None, same_shipped, "",
@@ -193,12 +194,13 @@ def _match_rows(paper: Paper, shipped: Grid, scaled: Grid) -> list[Row]:
 def _count_same_rivals(grid: Grid) -> int:
     """The number of cells whose best baseline is the one that the paper prints."""
     return sum(
-        one.rival(THEIRS) == ALIKE[best_printed()[f"{row}+{column}"]] for (row, column), one in grid.cells.items()
+        optimum.rival(THEIRS) == OUR_NAMES[best_printed()[f"{row}+{column}"]]
+        for (row, column), optimum in grid.cells.items()
     )
 
 
-def _table(paper: Paper, grid: Grid, what: str) -> Table:
-    """Table of best baselines and speed-ups: ours below and on the diagonal, the paper's above it."""
+def _table(paper: Paper, grid: Grid, case: str) -> Table:
+    """Table of best baselines and speed-ups, ours and the paper's; *case*: the assumptions of ours, in words."""
     body = []
     for row in grid.networks:
         cells = []
@@ -209,12 +211,12 @@ def _table(paper: Paper, grid: Grid, what: str) -> Table:
                 speed_up = _printed_value(paper, column, row)
                 cells.append(f"{best_printed()[f'{column}+{row}']} {f'{speed_up:.2f}' if speed_up > 1 else 'x'}")
         body.append((NETWORKS[row], *cells))
-    title = f"{FIGURE}: speed-up over the best baseline; below and on the diagonal ours, above it the paper's; {what}"
+    title = f"{FIGURE}: speed-up over the best baseline; below and on the diagonal ours, above it the paper's; {case}"
     return Table(title, ("", *(NETWORKS[column] for column in grid.networks)), tuple(body))
 
 
 def _cell(optimum: LeastMakespan) -> str:
-    """The best baseline and the speed-up over it, "x" if there is none, as the paper writes a cell."""
+    """The text of a cell as in the paper: the best baseline and our speed-up over it, "x" for no speed-up."""
     gain = optimum.gain(THEIRS)
     return f"{SHORT[optimum.rival(THEIRS)]} {f'{gain:.2f}' if gain >= IMPROVED else 'x'}"
 
@@ -222,11 +224,11 @@ def _cell(optimum: LeastMakespan) -> str:
 def _detail(grid: Grid) -> Table:
     """Table with a line per cell: repeats, makespans of all baselines and ours."""
     body = []
-    for (row, column), one in grid.cells.items():
+    for (row, column), best in grid.cells.items():
         case = pair(row, column)
         repeats = " : ".join(str(entry.repeats) for entry in case.entries)
-        values = [f"{one.ms(name):.3f}" for name in LABELS]
-        body.append((NETWORKS[row], NETWORKS[column], repeats, *values, f"{one.best_ms:.3f}", f"{one.gain():.3f}"))
+        times_ms = [f"{best.ms(name):.3f}" for name in LABELS]
+        body.append((NETWORKS[row], NETWORKS[column], repeats, *times_ms, f"{best.best_ms:.3f}", f"{best.gain():.3f}"))
     header = (
         "network",
         "network",
@@ -248,7 +250,7 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
     """The heat map of speed-ups: ours below and on the diagonal, the paper's above it."""
     size = len(grid.networks)
     values = np.ones((size, size))
-    words = [["" for _ in range(size)] for _ in range(size)]
+    labels = [["" for _ in range(size)] for _ in range(size)]
     for i, row in enumerate(grid.networks):
         for j, column in enumerate(grid.networks):
             if (row, column) in grid.cells:
@@ -256,13 +258,14 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
                 values[i, j], best = optimum.gain(THEIRS), SHORT[optimum.rival(THEIRS)]
             else:
                 values[i, j], best = _printed_value(paper, column, row), best_printed()[f"{column}+{row}"]
-            words[i][j] = f"{best}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{best}\n\u00d7"
-    steps = np.repeat(np.arange(size + 1), 2) - 0.5
+            labels[i][j] = f"{best}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{best}\n\u00d7"
+    # The corners of the line between the triangles, in cell coordinates: cells are centred on whole numbers.
+    edge = np.repeat(np.arange(size + 1), 2) - 0.5
     names = [NETWORKS[name] for name in grid.networks]
-    what = "demands as derived" if grid.change == AS_SHIPPED else f"demands times {grid.change.demand:g} (fitted)"
+    demands = "demands as derived" if grid.change == AS_SHIPPED else f"demands times {grid.change.demand:g} (fitted)"
     return Panel(
-        [HeatMap(values, words, "Greens", 1, DARKEST, square=True), Curve(steps[1:], steps[:-1], None, "#d55e00")],
-        f"{what}: {grid.improved} of {len(grid.pairs)} pairs improved, never worse",
+        [HeatMap(values, labels, "Greens", 1, DARKEST, square=True), Curve(edge[1:], edge[:-1], None, "#d55e00")],
+        f"{demands}: {grid.improved} of {len(grid.pairs)} pairs improved, never worse",
         Axis(names=names, slant=35),
         Axis(names=names),
         grid="",
@@ -275,7 +278,7 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
 def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     """Reproduce Fig. 5: two instances of one network, in images per second until both have ended."""
     rows = []
-    for grid, what in ((shipped, "demands as shipped"), (scaled, _scale_text(scaled))):
+    for grid, assumptions in ((shipped, "demands as shipped"), (scaled, _scale_text(scaled))):
         gains = {model: 100 * (grid.cells[model, model].gain(SCENARIO_1) - 1) for model in grid.networks}
         largest = max(gains, key=lambda model: gains[model])
         why = (
@@ -284,7 +287,7 @@ def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
             "GoogLeNet"
         )
         printed = paper["fps_gain"].value
-        quantity = f"most throughput gained by two instances, {what}"
+        quantity = f"most throughput gained by two instances, {assumptions}"
         rows.append(Row(INSTANCES, quantity, printed, gains[largest], "%", why))
     worse, worse_scaled = (
         sum(_baseline_s(grid, model, "per-unit") > _baseline_s(grid, model, "gpu-only") for model in grid.networks)
@@ -292,11 +295,11 @@ def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     )
     why = f"of {len(shipped.networks)}; the paper: 'not always' better; with {_scale_text(scaled)}: {worse_scaled}"
     rows.append(Row(INSTANCES, "networks where GPU & DLA loses to GPU only", None, worse, "", why))
-    same = sum(
+    mensa_useless = sum(
         _baseline_s(shipped, model, "mensa") >= _baseline_s(shipped, model, "gpu-only") for model in shipped.networks
     )
     why = f"of {len(shipped.networks)}; the paper: 'limited improvements or no improvement by Mensa'"
-    rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, same, "", why))
+    rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, mensa_useless, "", why))
     return Exhibit(tuple(rows), (_instances(shipped, scaled),), (_instances_picture(out, shipped, scaled),))
 
 

@@ -19,9 +19,9 @@ LEAST_QUERIES = 8  # below, filling and draining the pipeline dominates the thro
 def reproduce(
     out: Path, *, seq_len: int = 16, queries: int = 60, cost: str = "pipelined", progress: Progress | None = None
 ) -> Reproduction:
-    """Run everything again and draw the pictures into *out*.
+    """Reproduce all parts and draw the pictures into the folder *out*.
 
-    queries: rounds of the runs behind Fig. 14 to 18; the wide sweeps run half as long.
+    queries: queries per model in the runs behind Fig. 14 to 18; the sweeps over many settings use half as many.
     """
     cost_model(cost)
     if seq_len < 1 or queries < LEAST_QUERIES:
@@ -32,11 +32,11 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
-    """The steps in the paper's order; the panels of Fig. 14 to 16 share their runs."""
-    (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
+    """List the parts of the reproduction in the paper's order; *settings*: its two scenes, (a) and (b)."""
+    (a, b), fewer_queries = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 
-    def run_halves() -> tuple[fig14_pairs.PairPanel, ...]:
+    def run_pairs() -> tuple[fig14_pairs.PairPanel, ...]:  # reports are cached, so Fig. 14 to 16 share the runs
         return fig14_pairs.panel("a", a, queries), fig14_pairs.panel("b", b, queries)
 
     return [
@@ -45,21 +45,21 @@ def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int)
         ("Fig. 4", lambda tick: table1_alone.figure_4(out, seq_len, cost)),
         ("layer latencies", lambda tick: table1_alone.layer_latencies(paper, seq_len, cost)),
         ("scheduler speed", lambda tick: _speed(paper)),
-        ("Fig. 14", lambda tick: fig14_pairs.figure_14(paper, out, run_halves())),
-        ("AI-MT sweep", lambda tick: fig14_pairs.sweep_picture(paper, out, run_halves())),
-        ("Fig. 15", lambda tick: fig14_pairs.figure_15(paper, out, run_halves())),
-        ("Fig. 16", lambda tick: fig14_pairs.figure_16(paper, out, run_halves())),
+        ("Fig. 14", lambda tick: fig14_pairs.figure_14(paper, out, run_pairs())),
+        ("AI-MT sweep", lambda tick: fig14_pairs.sweep_picture(paper, out, run_pairs())),
+        ("Fig. 15", lambda tick: fig14_pairs.figure_15(paper, out, run_pairs())),
+        ("Fig. 16", lambda tick: fig14_pairs.figure_16(paper, out, run_pairs())),
         ("Fig. 17", lambda tick: fig17_timelines.figure_17(out, a, queries)),
         ("Fig. 18", lambda tick: fig17_timelines.figure_18(out, b, queries)),
-        ("Fig. 19", lambda tick: fig19_scaling.figure_19(out, settings, half)),
-        ("Fig. 20", lambda tick: fig19_scaling.figure_20(paper, out, seq_len, cost, half)),
-        ("sequence length", lambda tick: sensitivity.sequence_length(paper, out, settings, half)),
-        ("weight loading", lambda tick: sensitivity.weight_loading(paper, out, settings, half)),
-        ("cost models", lambda tick: sensitivity.cost_models(paper, out, settings, half)),
-        ("weight buffer", lambda tick: sensitivity.weight_buffer(out, settings, half)),
-        ("NCF tables", lambda tick: sensitivity.table_chunks(out, settings, half)),
+        ("Fig. 19", lambda tick: fig19_scaling.figure_19(out, settings, fewer_queries)),
+        ("Fig. 20", lambda tick: fig19_scaling.figure_20(paper, out, seq_len, cost, fewer_queries)),
+        ("sequence length", lambda tick: sensitivity.sequence_length(paper, out, settings, fewer_queries)),
+        ("weight loading", lambda tick: sensitivity.weight_loading(paper, out, settings, fewer_queries)),
+        ("cost models", lambda tick: sensitivity.cost_models(paper, out, settings, fewer_queries)),
+        ("weight buffer", lambda tick: sensitivity.weight_buffer(out, settings, fewer_queries)),
+        ("NCF tables", lambda tick: sensitivity.table_chunks(out, settings, fewer_queries)),
         ("weft and the bound", lambda tick: ours.near_the_bound(out, settings, queries)),
-        ("small buffer", lambda tick: ours.small_buffer(settings, half)),
+        ("small buffer", lambda tick: ours.small_buffer(settings, fewer_queries)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Fig. 14 to 16: sixteen pairs on two NPUs, their throughput, utilisation and slowdown."""
+"""Fig. 14 to 16: throughput, utilisation and slowdown of sixteen pairs of models on two NPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from weft_papers.layerweaver.lab import (
 )
 
 PLAIN = ("fifo", "round-robin")
-"""Run by the plain engine, so with fewer rounds: their throughput hardly changes with the length of a run."""
+"""Policies that the slower plain engine runs, so with fewer rounds; longer runs hardly change their throughput."""
 SHOWN = ("fifo", "round-robin", "aimt", "layerweaver", "weft")
 
 
@@ -76,8 +76,8 @@ def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
         bars = Bars([*half.names, "geomean"], series, pictures.POLICIES)
         bounds = [bound(half.scene, pair) for pair in half.pairs]
         printed = [
-            ReferenceLine(paper[f"{key}_{half.letter}"].value, _label(paper, half, key, what))
-            for key, what in (("stp_mean", "mean"), ("stp_max", "best pair"))
+            ReferenceLine(paper[f"{key}_{half.letter}"].value, _label(paper, half, key, name))
+            for key, name in (("stp_mean", "mean"), ("stp_max", "best pair"))
         ]
         y = Axis(label="system throughput (STP)", low=0.8, high=max(2.0, *bounds) + 0.05)
         marks = [bars, Strokes(bars.places()[:-1], bounds, 0.88, "bound"), *printed]
@@ -88,8 +88,8 @@ def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
     return Exhibit(rows, tuple(_throughput_table(half) for half in panels), (picture,))
 
 
-def _label(paper: Paper, half: PairPanel, key: str, what: str) -> str:
-    return f"paper's\n{what} {paper[f'{key}_{half.letter}'].value:.3f}"
+def _label(paper: Paper, half: PairPanel, key: str, name: str) -> str:
+    return f"paper's\n{name} {paper[f'{key}_{half.letter}'].value:.3f}"
 
 
 def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
@@ -97,7 +97,7 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
     figure, woven, letter = f"Fig. 14{half.letter}", half.stps("layerweaver"), half.letter
     mean_, best = paper[f"stp_mean_{letter}"].value, paper[f"stp_max_{letter}"].value
     lead = 100 * (geomean(woven) / geomean(half.stps("aimt")) - 1)
-    at = half.names[int(np.argmax(woven))]
+    top = half.names[int(np.argmax(woven))]
     inputs = (
         "sequence length, NCF's tables and the array's mapping are not printed; the sensitivity figures show how far "
         "each moves it"
@@ -108,11 +108,11 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
         "picture (at 16 tokens a compute threshold of 2 to 5 % of the buffer); the paper prints neither grid nor "
         "choice, and drawing lots where ours takes the longest-waiting layer changes it by less than 1 %"
     )
-    behind = [n for n, w, a in zip(half.names, woven, half.stps("aimt"), strict=True) if w <= a]
+    behind = [name for name, ours, theirs in zip(half.names, woven, half.stps("aimt"), strict=True) if ours <= theirs]
     return [
         Row(figure, "STP of layerweaver, geomean", mean_, geomean(woven), "x", beside(geomean(woven), mean_, inputs)),
         Row(
-            figure, f"STP of layerweaver, best pair (ours: {at})", best, max(woven), "x",
+            figure, f"STP of layerweaver, best pair (ours: {top})", best, max(woven), "x",
             beside(max(woven), best, "the best pair is the one whose two models are most one-sided, so the NCF and "
                    "MobileNet assumptions weigh most here; the paper does not name its pair in the text"),
         ),
@@ -133,7 +133,10 @@ def _throughput_rows(paper: Paper, half: PairPanel) -> list[Row]:
 
 def _unprinted_rows(figure: str, half: PairPanel) -> list[Row]:
     """Rows of a half of Fig. 14 without a published number: other policies, and fractions of the bound."""
-    fractions = {p: [report.fraction_of_bound for report in half.reports[p]] for p in ("layerweaver", "aimt", "weft")}
+    fractions = {
+        policy: [report.fraction_of_bound for report in half.reports[policy]]
+        for policy in ("layerweaver", "aimt", "weft")
+    }
     alternating = geomean(half.stps("round-robin"))
     return [
         Row(
@@ -150,11 +153,11 @@ def _unprinted_rows(figure: str, half: PairPanel) -> list[Row]:
         ),
         *(
             Row(
-                figure, f"fraction of the bound, {policy}, {how}", None, value, "",
+                figure, f"fraction of the bound, {policy}, {statistic}", None, value, "",
                 "not in the paper: the two-resource bound no schedule can beat",
             )
             for policy, values in fractions.items()
-            for how, value in (("geomean", geomean(values)), ("worst pair", min(values)))
+            for statistic, value in (("geomean", geomean(values)), ("worst pair", min(values)))
         ),
     ]  # fmt: skip
 
@@ -189,14 +192,14 @@ def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exh
         # rows of the picture: memory thresholds, descending; columns: compute thresholds, ascending
         stps = np.array([point.stp for point in sweep.points]).reshape(len(compute), len(memory)).T[::-1]
         # the paper prints Layerweaver's throughput, and by how many percent it exceeds AI-MT's
-        theirs = paper[f"stp_mean_{half.letter}"].value / (1 + paper[f"over_aimt_{half.letter}"].value / 100)
+        printed = paper[f"stp_mean_{half.letter}"].value / (1 + paper[f"over_aimt_{half.letter}"].value / 100)
         best = compute.index(sweep.best.compute_threshold), memory.index(sweep.best.memory_threshold)
         heat = HeatMap(
-            stps, meaning="STP, geomean of the pairs", level=theirs, level_text=f"paper's AI-MT {theirs:.3f}"
+            stps, meaning="STP, geomean of the pairs", level=printed, level_text=f"paper's AI-MT {printed:.3f}"
         )
         x, y = (
-            Axis(label=f"{what} threshold (share of the buffer)", names=[f"{value:g}" for value in values], slant=slant)
-            for what, values, slant in (("compute", compute, 60), ("memory", memory, 0))
+            Axis(label=f"{kind} threshold (share of the buffer)", names=[f"{value:g}" for value in values], slant=slant)
+            for kind, values, slant in (("compute", compute, 60), ("memory", memory, 0))
         )
         star = Curve([best[0]], [best[1]], None, "#d55e00", "*", "", size=15)
         heading = f"({half.letter}) {half.scene}; best {sweep.best.stp:.3f}"
@@ -217,12 +220,12 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
         }
         series = {name: [*values, mean(values)] for name, values in active.items()}
         bars = Bars([*half.names, "mean"], series, dict(zip(series, (pictures.PE, pictures.DRAM), strict=True)))
-        alone = [
+        alone_marks = [
             Curve(
-                bars.places(name), [*_fair(half, place), mean(_fair(half, place))], "one model at a time", INK, "D", "",
-                hollow=True,
+                bars.places(name), [*_fair(half, resource), mean(_fair(half, resource))], "one model at a time", INK,
+                "D", "", hollow=True,
             )
-            for place, name in enumerate(series)
+            for resource, name in enumerate(series)
         ]  # fmt: skip
         printed = [
             ReferenceLine(value, f"paper's\n{key.upper()} {value:.1f} %", colour, lift=lift)
@@ -230,7 +233,7 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
             for value in (paper[f"{key}_{half.letter}"].value,)
         ]
         y = Axis(label="active cycles (%)", low=0, high=106)
-        shown.append(Panel([bars, *alone, *printed], f"({half.letter}) {half.scene}", y=y))
+        shown.append(Panel([bars, *alone_marks, *printed], f"({half.letter}) {half.scene}", y=y))
     title = "Fig. 15: active cycles of PE array and DRAM channel"
     picture = pictures.picture(out, "fig15-utilisation", title, shown, size=(13, 3.3 * len(panels) + 0.9))
     rows = tuple(row for half in panels for row in _utilisation_rows(paper, half))
@@ -238,12 +241,15 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
 
 
 def _fair(half: PairPanel, resource: int) -> list[float]:
-    """Active cycles if the models of a pair take turns, each for half of the time, in percent."""
-    shares = []
+    """Percent of active cycles of each pair if its models take turns, each for half of the time.
+
+    resource: 0 is the PE array, 1 the DRAM channel.
+    """
+    percents = []
     for pair in half.pairs:
-        asked = [demand(half.scene, model) for model in pair]
-        shares.append(100 * mean((d.compute, d.memory)[resource] / d.alone for d in asked))
-    return shares
+        demands = [demand(half.scene, model) for model in pair]
+        percents.append(100 * mean((query.compute, query.memory)[resource] / query.alone for query in demands))
+    return percents
 
 
 def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
@@ -251,8 +257,8 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
     rows = []
     reports = half.reports["layerweaver"]
     ours = {
-        "pe": 100 * mean(r.pe_utilisation for r in reports),
-        "dram": 100 * mean(r.dram_utilisation for r in reports),
+        "pe": 100 * mean(report.pe_utilisation for report in reports),
+        "dram": 100 * mean(report.dram_utilisation for report in reports),
     }
     whys = {
         "pe": "both keep the array busy nearly always; what is missing is start-up and layers that come too late",
@@ -260,17 +266,17 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
         "buffer takes to fill; MAESTRO's mapping makes them long, and with it our DRAM share falls too (cost models)",
     }
     for resource, (key, value) in enumerate(ours.items()):
-        theirs, gain = paper[f"{key}_{half.letter}"].value, paper[f"{key}_gain_{half.letter}"].value
+        printed, gain = paper[f"{key}_{half.letter}"].value, paper[f"{key}_gain_{half.letter}"].value
         alone = mean(_fair(half, resource))
         rows += [
             Row(
-                f"Fig. 15{half.letter}", f"{key.upper()} utilisation of layerweaver, mean", theirs, value, "%",
-                beside(value, theirs, whys[key]),
+                f"Fig. 15{half.letter}", f"{key.upper()} utilisation of layerweaver, mean", printed, value, "%",
+                beside(value, printed, whys[key]),
             ),
             Row(
                 f"Fig. 15{half.letter}", f"{key.upper()} utilisation over one model at a time", gain, value - alone,
                 "points",
-                f"read as percentage points: {theirs - gain:.1f} % for the paper's baseline, {alone:.1f} % for ours "
+                f"read as percentage points: {printed - gain:.1f} % for the paper's baseline, {alone:.1f} % for ours "
                 f"with half of the time for each model{_swap_remark(paper, half.letter)}",
             ),
         ]  # fmt: skip
@@ -280,8 +286,8 @@ def _utilisation_rows(paper: Paper, half: PairPanel) -> list[Row]:
 def _swap_remark(paper: Paper, letter: str) -> str:
     """Remark that the two printed gains look exchanged, or an empty text.
 
-    They do if the printed DRAM gain leaves the channel less busy than a memory-bound model makes it in half of the
-    time.
+    Subtracting the printed DRAM gain must leave at least 50 %: a memory-bound model that runs half of the time keeps
+    the channel busy for that half.
     """
     pe, dram = paper[f"pe_{letter}"].value, paper[f"dram_{letter}"].value
     pe_gain, dram_gain = paper[f"pe_gain_{letter}"].value, paper[f"dram_gain_{letter}"].value
@@ -304,8 +310,8 @@ def _utilisation_table(half: PairPanel) -> Table:
             cells += [f"{100 * report.pe_utilisation:.1f}", f"{100 * report.dram_utilisation:.1f}"]
         body.append((name, *cells, "not printed"))
     header = ["pair"]
-    for who in ("alone", "aimt", "layerweaver", "weft"):
-        header += [f"{who} PE %", f"{who} DRAM %"]
+    for run in ("alone", "aimt", "layerweaver", "weft"):
+        header += [f"{run} PE %", f"{run} DRAM %"]
     return Table(f"Fig. 15{half.letter}: active cycles on {half.scene}", (*header, "paper"), tuple(body))
 
 
@@ -343,10 +349,10 @@ def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
 
 def _slowdown(report: Report) -> tuple[float, float]:
     """The ANTT and the slowest query's slowdown of a report; NaN if a stream completed no query."""
-    nothing = float("nan")
+    nan = float("nan")
     return (
-        nothing if report.antt is None else report.antt,
-        nothing if report.max_slowdown is None else report.max_slowdown,
+        nan if report.antt is None else report.antt,
+        nan if report.max_slowdown is None else report.max_slowdown,
     )
 
 
@@ -380,13 +386,13 @@ def _slowdown_rows(paper: Paper, half: PairPanel) -> list[Row]:
 
 
 def _without_ncf(half: PairPanel, policy: str) -> str:
-    """Text with the slowdown of the slowest queries over the pairs without NCF; empty if there is none."""
-    kept = [
+    """Text with the slowdown of the slowest queries over the pairs without NCF; empty if there are no such pairs."""
+    slowdowns = [
         report.max_slowdown
         for pair, report in zip(half.pairs, half.reports[policy], strict=True)
         if "NCF" not in pair and report.max_slowdown is not None
     ]
-    return f"; {geomean(kept):.2f} without the NCF pairs" if kept else ""
+    return f"; {geomean(slowdowns):.2f} without the NCF pairs" if slowdowns else ""
 
 
 def _slowdown_table(half: PairPanel) -> Table:

@@ -17,7 +17,7 @@ from weft_papers.layerweaver.lab import Models, Options, Scene, aimt_options, de
 
 CNN, OTHER = "#0072b2", "#e69f00"
 STEPS = 400
-"""Places tried for a window, evenly spread over a run."""
+"""The number of starts tried for a window, evenly spread over a run."""
 
 
 class Strip(NamedTuple):
@@ -38,9 +38,9 @@ class Strip(NamedTuple):
 
 
 def _fetching(trace: Trace) -> tuple[Floats, Floats]:
-    """Begin and end of each layer's weight transfer.
+    """Begin and end in seconds of each layer's weight transfer.
 
-    A slot may begin with a stall for a full buffer, so the transfer is its end.
+    A slot of the channel may begin with a wait for buffer space; the transfer is the last part of the slot.
     """
     per_byte = 1 / float(trace.settings["bandwidth_bytes_per_s"])
     return np.maximum(trace.fetch_start_s, trace.fetch_end_s - trace.weight_bytes * per_byte), trace.fetch_end_s
@@ -49,7 +49,8 @@ def _fetching(trace: Trace) -> tuple[Floats, Floats]:
 def _busy_until(spans: tuple[Floats, Floats], at_s: Floats) -> Floats:
     """Seconds of work that are done by each of the times *at_s*.
 
-    spans: begins and ends of work, in order and without overlap.
+    spans: begins and ends of the intervals of work, in order and without overlap. Done work grows linearly within an
+    interval and is constant between two, so it is interpolated between their ends.
     """
     start, end = spans
     done = np.concatenate([[0.0], np.cumsum(end - start)])
@@ -64,18 +65,18 @@ def idlest(trace: Trace, length_s: float, settle_s: float) -> tuple[float, float
 
     settle_s: seconds at the begin and the end of the run that are left out.
     """
-    last = trace.makespan_s - length_s - settle_s
-    starts = np.linspace(settle_s, max(settle_s, last), STEPS)
+    last_start = trace.makespan_s - length_s - settle_s
+    starts = np.linspace(settle_s, max(settle_s, last_start), STEPS)
     spans = trace.compute_start_s, trace.compute_end_s
     busy = _busy_until(spans, starts + length_s) - _busy_until(spans, starts)
-    best = float(starts[int(np.argmin(busy))])
-    return best, best + length_s
+    start_s = float(starts[int(np.argmin(busy))])
+    return start_s, start_s + length_s
 
 
 def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
     """Draw Fig. 17: MobileNetV2 and BERT-base, each alone, and woven."""
-    window = 2.2 * _alone_s(scene, "BB")
-    begin = 2 * _alone_s(scene, "BB")
+    window_s = 2.2 * _alone_s(scene, "BB")
+    begin_s = 2 * _alone_s(scene, "BB")
     strips = []
     for models, policy, label in (
         (("MN",), "fifo", "MN alone"),
@@ -84,7 +85,7 @@ def figure_17(out: Path, scene: Scene, queries: int) -> Exhibit:
     ):
         rounds = 24 if len(models) == 1 else queries
         trace = played(scene, models, policy, rounds).trace
-        strips.append(Strip(label, trace, begin, begin + window))
+        strips.append(Strip(label, trace, begin_s, begin_s + window_s))
     title = f"Fig. 17: MN and BB on {scene}, alone and woven by layerweaver"
     picture = _draw(out, "fig17-timeline", title, [strips], ["BB"])
     rows = [
@@ -102,16 +103,16 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     """Draw Fig. 18: AI-MT and Layerweaver, each in the window where its PE array idles most."""
     columns, rows = [], []
     for letter, pair in (("a", ("MN", "XL")), ("b", ("RN", "BL"))):
-        window = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
+        window_s = 3 * max(_alone_s(scene, pair[0]), 0.1 * _alone_s(scene, pair[1]))
         strips = [
-            _worst(scene, pair, "aimt", queries, window, aimt_options(scene), "aimt, swept"),
-            _worst(scene, pair, "aimt", queries, window, (), "aimt, defaults"),
-            _worst(scene, pair, "layerweaver", queries, window, (), "layerweaver"),
+            _worst(scene, pair, "aimt", queries, window_s, aimt_options(scene), "aimt, swept"),
+            _worst(scene, pair, "aimt", queries, window_s, (), "aimt, defaults"),
+            _worst(scene, pair, "layerweaver", queries, window_s, (), "layerweaver"),
         ]
         columns.append(strips)
         rows += [
             Row(
-                f"Fig. 18{letter}", f"PE busy in the idlest {1e3 * window:.2f} ms of {named(pair)}, {strip.label}",
+                f"Fig. 18{letter}", f"PE busy in the idlest {1e3 * window_s:.2f} ms of {named(pair)}, {strip.label}",
                 None, 100 * strip.busy[0], "%",
                 f"DRAM {100 * strip.busy[1]:.1f} %; drawn, not printed; each schedule at its own worst stretch, so "
                 "that the window favours neither",
@@ -123,10 +124,12 @@ def figure_18(out: Path, scene: Scene, queries: int) -> Exhibit:
     return Exhibit(tuple(rows), pictures=(picture,))
 
 
-def _worst(scene: Scene, pair: Models, policy: str, queries: int, window: float, options: Options, label: str) -> Strip:
+def _worst(
+    scene: Scene, pair: Models, policy: str, queries: int, length_s: float, options: Options, label: str
+) -> Strip:
     """Run a pair under a policy and show the window in which the PE array idles most."""
     trace = played(scene, pair, policy, queries, options).trace
-    return Strip(label, trace, *idlest(trace, window, 2 * _alone_s(scene, pair[1])))
+    return Strip(label, trace, *idlest(trace, length_s, 2 * _alone_s(scene, pair[1])))
 
 
 def _alone_s(scene: Scene, model: str) -> float:
@@ -135,11 +138,11 @@ def _alone_s(scene: Scene, model: str) -> float:
 
 
 def _draw(out: Path, name: str, title: str, columns: list[list[Strip]], others: list[str]) -> Figure:
-    """Strips below each other, one column per pair."""
-    pair = len(columns) > 1
+    """Draw the strips below each other, one column per pair; *others*: the memory-intensive models shown."""
+    two_pairs = len(columns) > 1
     legend = {
-        "compute-intensive model (MN, RN)" if pair else "MN": CNN,
-        f"memory-intensive model ({', '.join(others)})" if pair else others[0]: OTHER,
+        "compute-intensive model (MN, RN)" if two_pairs else "MN": CNN,
+        f"memory-intensive model ({', '.join(others)})" if two_pairs else others[0]: OTHER,
         "idle": GROUND,
     }
     panels = [_strip_panel(strip, legend) for strips in zip(*columns, strict=True) for strip in strips]
@@ -159,12 +162,12 @@ def _strip_panel(strip: Strip, legend: dict[str, str]) -> Panel:
         (0.0, (trace.compute_start_s, trace.compute_end_s), strip.busy[0]),
     ):
         left, right = np.maximum(start, strip.start_s), np.minimum(end, strip.end_s)
-        seen = np.flatnonzero(right > left)
-        begins, lengths = 1e3 * (left[seen] - strip.start_s), 1e3 * (right[seen] - left[seen])
-        bottoms, heights = np.full(len(seen), bottom), np.full(len(seen), 0.9)
+        visible = np.flatnonzero(right > left)
+        begins, lengths = 1e3 * (left[visible] - strip.start_s), 1e3 * (right[visible] - left[visible])
+        bottoms, heights = np.full(len(visible), bottom), np.full(len(visible), 0.9)
         marks += [
             Shade(bottom, bottom + 0.9, GROUND, alpha=1),
-            Boxes(begins, bottoms, lengths, heights, colours[trace.stream[seen]].tolist()),
+            Boxes(begins, bottoms, lengths, heights, colours[trace.stream[visible]].tolist()),
             ReferenceLine(bottom + 0.45, f"{100 * busy:.0f} %", width=0),
         ]
     heading = f"{strip.label} ({' + '.join(trace.streams)}), from {1e3 * strip.start_s:.2f} ms of the run"

@@ -28,7 +28,7 @@ from weft_papers.layerweaver.lab import (
 
 BATCHES = (1, 2, 4, 8, 16)
 STARVED = 0.02
-"""A model that gets less than this part of an equal share counts as starved."""
+"""A model counts as starved if it gets less than this fraction of an equal share of the time."""
 
 
 def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
@@ -37,23 +37,23 @@ def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[M
     for letter, base in zip("ab", scenes, strict=True):
         results = [_at_batch(replace(base, batch=batch), base, queries, pairs) for batch in BATCHES]
         series = {policy: [result[policy].stp for result in results] for policy in results[0]}
-        disabled = [sum(one_sided(replace(base, batch=batch), pair) for pair in pairs) for batch in BATCHES]
+        fire_counts = [sum(one_sided(replace(base, batch=batch), pair) for pair in pairs) for batch in BATCHES]
         bars = Bars([str(batch) for batch in BATCHES], series, pictures.POLICIES)
         tops = [max(stps) + 0.02 for stps in zip(*series.values(), strict=True)]
-        words = [f"failsafe\n{count} of {len(pairs)}" for count in disabled]
+        count_texts = [f"failsafe\n{count} of {len(pairs)}" for count in fire_counts]
         heading = f"({letter}) {base.npu.name}, {base.seq_len} tokens (Fig. 14: batch {base.batch})"
         y = Axis(label="STP, geomean of the pairs", low=0.8, high=1.85)
-        marks = [bars, Texts(bars.places(), tops, words, MUTED, 7.5)]
+        marks = [bars, Texts(bars.places(), tops, count_texts, MUTED, 7.5)]
         panels.append(Panel(marks, heading, Axis(label="batch size"), y))
-        rows += _batch_rows(f"Fig. 19{letter}", base, series, disabled, len(pairs))
+        rows += _batch_rows(f"Fig. 19{letter}", base, series, fire_counts, len(pairs))
         body += [
             (
                 *(base.npu.name, str(batch)),
-                *(f"{result.stp:.3f}" for result in results[i].values()),
-                *(f"{result.fraction:.3f}" for result in results[i].values()),
-                *(str(disabled[i]), "not printed"),
+                *(f"{result.stp:.3f}" for result in results[index].values()),
+                *(f"{result.fraction:.3f}" for result in results[index].values()),
+                *(str(fire_counts[index]), "not printed"),
             )
-            for i, batch in enumerate(BATCHES)
+            for index, batch in enumerate(BATCHES)
         ]
     title = "Fig. 19: system throughput over the batch size"
     picture = pictures.picture(out, "fig19-batch", title, panels, size=(11, 4.5), columns=len(scenes), share_y=True)
@@ -72,22 +72,22 @@ def _at_batch(scene: Scene, tuned_scene: Scene, queries: int, pairs: tuple[Model
     }
 
 
-def _batch_rows(figure: str, base: Scene, series: dict[str, list[float]], disabled: list[int], pairs: int) -> list[Row]:
+def _batch_rows(figure: str, base: Scene, series: dict[str, list[float]], fires: list[int], pairs: int) -> list[Row]:
     """Rows of a half of Fig. 19: Layerweaver's throughput at each batch.
 
-    series: policy -> throughput by batch. disabled: pairs that trip the failsafe, by batch. pairs: number of pairs.
+    series: policy -> throughput by batch. fires: pairs that trip the failsafe, by batch. pairs: number of pairs.
     """
     way = "larger batches make all models compute-bound" if base.batch == 1 else "smaller batches make all memory-bound"
-    idle = (
+    behind_text = (
         "; with NCF, layers now compute longer than the buffer takes to fill, so the bound is out of reach, and weft, "
         "which steers by the bound's mix and prices, falls behind the greedy"
     )
     return [
         Row(
             figure, f"STP of layerweaver, geomean, {base.npu.name}, batch {batch}", None, series["layerweaver"][i], "x",
-            f"drawn, not printed; the trend agrees: {way}, and the failsafe disables {disabled[i]} of {pairs} pairs; "
+            f"drawn, not printed; the trend agrees: {way}, and the failsafe disables {fires[i]} of {pairs} pairs; "
             f"aimt {series['aimt'][i]:.3f}, weft {series['weft'][i]:.3f}"
-            + (idle if series["weft"][i] < series["layerweaver"][i] - 0.005 else ""),
+            + (behind_text if series["weft"][i] < series["layerweaver"][i] - 0.005 else ""),
         )
         for i, batch in enumerate(BATCHES)
     ]  # fmt: skip
@@ -125,10 +125,10 @@ def _four(scene: Scene, queries: int, fours: tuple[Models, ...]) -> dict[str, li
 
 
 def stitched(scene: Scene, models: Models, queries: int) -> float:
-    """STP of two woven pairs that run one after the other, half of the time each; the better of two pairings."""
+    """STP of four models as two woven pairs, each for half of the time; the better of the two ways to pair them."""
     first, second, third, fourth = models
-    ways = (((first, third), (second, fourth)), ((first, fourth), (second, third)))
-    return max(sum(throughputs(scene, "layerweaver", queries, (), way).stps) / 2 for way in ways)
+    pairings = (((first, third), (second, fourth)), ((first, fourth), (second, third)))
+    return max(sum(throughputs(scene, "layerweaver", queries, (), pairing).stps) / 2 for pairing in pairings)
 
 
 def _four_rows(
@@ -140,7 +140,7 @@ def _four_rows(
     fours: tuple[Models, ...],
 ) -> list[Row]:
     """Rows of a scene of Fig. 20: Layerweaver against AI-MT and stitched pairs, starved models, and weft."""
-    mean = {policy: geomean(values) for policy, values in results.items()}
+    means = {policy: geomean(values) for policy, values in results.items()}
     disabled = sum(one_sided(scene, models) for models in fours)
     if disabled == len(fours):
         why = (
@@ -150,10 +150,10 @@ def _four_rows(
         )
     else:
         why = f"our AI-MT is tuned on the {len(fours)} combinations and stronger than the paper's, as in Fig. 14"
-    over_aimt = 100 * (mean["layerweaver"] / mean["aimt"] - 1)
-    over_stitched = 100 * (mean["layerweaver"] / mean["stitched pairs"] - 1)
-    greedy = least_shares(scene, "layerweaver", fours, queries, FAILSAFE_OFF)
-    kept = min(least_shares(scene, "weft", fours, queries))
+    over_aimt = 100 * (means["layerweaver"] / means["aimt"] - 1)
+    over_stitched = 100 * (means["layerweaver"] / means["stitched pairs"] - 1)
+    greedy_shares = least_shares(scene, "layerweaver", fours, queries, FAILSAFE_OFF)
+    smallest_share = min(least_shares(scene, "weft", fours, queries))
     return [
         Row(figure, "layerweaver over aimt, geomean", paper["four_over_aimt"].value, over_aimt, "%", why),
         Row(
@@ -164,14 +164,14 @@ def _four_rows(
         ),
         Row(
             figure, "combinations in which the greedy starves a model", None,
-            sum(share < STARVED for share in greedy), "combinations",
+            sum(share < STARVED for share in greedy_shares), "combinations",
             f"a model gets under {100 * STARVED:g} % of an equal share, failsafe off; the smallest share is "
-            f"{100 * min(greedy):.2f} %; the paper does not say whether it happens there",
+            f"{100 * min(greedy_shares):.2f} %; the paper does not say whether it happens there",
         ),
         Row(
-            figure, "STP of weft, geomean", None, mean["weft"], "x",
+            figure, "STP of weft, geomean", None, means["weft"], "x",
             "not in the paper; STP rewards serving the best pair, and so does weft, but no model gets less than "
-            f"{100 * kept:.1f} % of an equal share",
+            f"{100 * smallest_share:.1f} % of an equal share",
         ),
     ]  # fmt: skip
 
@@ -179,12 +179,17 @@ def _four_rows(
 def least_shares(
     scene: Scene, policy: str, fours: tuple[Models, ...], queries: int, options: Options = ()
 ) -> list[float]:
-    """The share of the worst-served model of each combination, over an equal share of the time alone."""
-    least = []
+    """For each combination, the share of the worst-served model: standalone time of its work over the makespan.
+
+    It is relative to an equal share, 1 / number of models.
+    """
+    shares = []
     for models in fours:
         report = measured(scene, models, policy, queries, options)
-        least.append(min(s.progress * s.standalone_s * len(models) / report.makespan_s for s in report.streams))
-    return least
+        shares.append(
+            min(stream.progress * stream.standalone_s * len(models) / report.makespan_s for stream in report.streams)
+        )
+    return shares
 
 
 def _four_table(scene: Scene, results: dict[str, list[float]], queries: int, fours: tuple[Models, ...]) -> Table:

@@ -22,12 +22,14 @@ from weft.workloads import Saturated
 
 COMPUTE = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50", "RX": "resnext50-32x4d"}
 MEMORY = {"BB": "bert-base", "BL": "bert-large", "NCF": "ncf", "XL": "xlnet-large"}
-"""The paper writes XLNet without a size; the large one carries that paper's results."""
+"""The paper's names of compute- and memory-intensive models. Its XLNet has no size; the large one is taken."""
 MODELS = {**COMPUTE, **MEMORY}
 ENCODERS = ("BB", "BL", "XL")
 
 Models = tuple[str, ...]
+"""Short names of models that run together."""
 Options = tuple[tuple[str, Option], ...]
+"""Name and value of each option of a policy; hashable, for the caches."""
 
 PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, MEMORY))
 FOURS: tuple[Models, ...] = tuple(
@@ -36,11 +38,11 @@ FOURS: tuple[Models, ...] = tuple(
         (("IC", "MN"), ("IC", "RN"), ("MN", "RN")), (("BB", "NCF"), ("BB", "XL"), ("NCF", "XL"))
     )
 )
-"""Two compute-intensive and two memory-intensive models each (section IV-C)."""
+"""Combinations of two compute-intensive and two memory-intensive models (section IV-C)."""
 
-ROOM_MIB = 2.0**16  # an activation buffer larger than any models need
+ROOM_MIB = 2.0**16  # an activation buffer that is never full
 CUT_PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, ENCODERS))
-"""The twelve of a CNN and an encoder, whose layers are large against a small buffer."""
+"""The pairs of a CNN and an encoder: their layers are large compared with a small weight buffer."""
 
 FAILSAFE_OFF: Options = (("failsafe", False),)
 
@@ -58,7 +60,7 @@ class Scene:
         return f"{self.npu.name}, batch {self.batch}, {self.seq_len} tokens"
 
     def on(self, **changes: float) -> Scene:
-        """This scene on the same device with other values of its fields."""
+        """This scene with other values of fields of its NPU."""
         return replace(self, npu=self.npu.model_copy(update=changes))
 
 
@@ -85,7 +87,7 @@ def profile(scene: Scene, model: str) -> Profile:
 
 @lru_cache(maxsize=4096)
 def demand(scene: Scene, model: str) -> QueryDemand:
-    """Time of a query of a model on PE array and DRAM channel, and alone, in ticks."""
+    """Ticks of a query: of the PE array, of the DRAM channel, and from begin to end when the model runs alone."""
     return demand_of(lower(profile(scene, model), scene.npu), Clock.of(scene.npu).buffer)
 
 
@@ -95,7 +97,7 @@ def bound(scene: Scene, models: Models) -> float:
 
 
 def one_sided(scene: Scene, models: Models) -> bool:
-    """Whether all models lie on one side of the balance point, so that the paper's failsafe disables weaving."""
+    """Whether all models are compute-bound or all are memory-bound, so that the paper's failsafe disables weaving."""
     return len({demand(scene, model).compute > demand(scene, model).memory for model in models}) == 1
 
 
@@ -108,10 +110,10 @@ def played(
     mix: tuple[float, ...] | None = None,
     pieces: int | None = None,
 ) -> Run:
-    """Simulate a saturated run.
+    """Simulate a saturated run: queries of every model always wait.
 
     rounds: length of the run in queries per model. mix: queries of each model in a round; None: as the policy chooses.
-    pieces: parts into which a layer may be cut.
+    pieces: parts into which a layer may be cut; None: as the policy chooses.
     """
     profiles = [profile(scene, model) for model in models]
     return simulate(profiles, scene.npu, policy, Saturated(rounds, mix), options=dict(options), pieces=pieces)
@@ -133,7 +135,7 @@ def measured(
 
 @lru_cache(maxsize=64)
 def swept(scene: Scene, combinations: tuple[Models, ...] = PAIRS, queries: int = 20) -> Sweep:
-    """Sweep AI-MT's thresholds over the combinations; the best point is the one tuned for all of them together."""
+    """Sweep AI-MT's thresholds; its best point has the largest mean throughput over all combinations."""
     return sweep_aimt(
         [[profile(scene, model) for model in models] for models in combinations], scene.npu, queries=queries
     )

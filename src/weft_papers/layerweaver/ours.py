@@ -1,4 +1,4 @@
-"""The distance of our own policy from the bound: free mix, one query of each model in turn, and with a small buffer."""
+"""The distance of weft's own policy from the bound: with a free and a fixed mix of queries, and with a small buffer."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ TOKENS = (16, 32, 48, 64)
 SMALL_MIB = 12.0  # a weight buffer smaller than the preset's, where cutting layers into chunks matters
 CUT_TOKENS = (16, 32, 64)
 RIVALS: tuple[tuple[str, Options], ...] = (("round-robin", ()), ("aimt", ()), ("layerweaver", FAILSAFE_OFF))
-ROLLOUTS_ONLY: Options = (("trial", False),)
+ROLLOUTS_ONLY: Options = (("trial", False),)  # without the trial that chooses among alternatives before the run
 MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), ("mix 1:1", (1.0, 1.0)))
 
 
 def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
-    """Report weft's fraction of the bound over the pairs, as mean and worst, by device, sequence length and mix."""
+    """Report weft's fraction of the bound, mean and worst pair, for every device, sequence length and mix."""
     panels, body, rows = [], [], []
     for letter, base in zip("ab", scenes, strict=True):
-        curves, places = [], range(len(TOKENS))
+        curves, positions = [], range(len(TOKENS))
         for (label, mix), colour, mark in zip(MIXES, (pictures.POLICIES["weft"], "#cc79a7"), "Ds", strict=True):
             fractions = [_fractions(replace(base, seq_len=tokens), queries, mix, pairs) for tokens in TOKENS]
             means, worst = [geomean(values) for values in fractions], [min(values) for values in fractions]
             curves += [
-                Curve(places, means, f"{label}, geomean", colour, mark),
-                Curve(places, worst, f"{label}, worst pair", colour, mark, ":", hollow=True),
+                Curve(positions, means, f"{label}, geomean", colour, mark),
+                Curve(positions, worst, f"{label}, worst pair", colour, mark, ":", hollow=True),
             ]
             body += [
-                (base.npu.name, str(tokens), label, f"{means[i]:.4f}", f"{worst[i]:.4f}")
-                for i, tokens in enumerate(TOKENS)
+                (base.npu.name, str(tokens), label, f"{means[index]:.4f}", f"{worst[index]:.4f}")
+                for index, tokens in enumerate(TOKENS)
             ]
             rows += _rows(base, label, min(means), min(worst))
         x = Axis(label="tokens", names=[str(tokens) for tokens in TOKENS])
@@ -60,18 +60,15 @@ def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tu
 def _fractions(
     scene: Scene, queries: int, mix: tuple[float, ...] | None, pairs: tuple[Models, ...]
 ) -> tuple[float, ...]:
-    """Fraction of the bound of weft on every pair.
-
-    mix: queries of each model in a round; None for a free choice.
-    """
+    """Weft's fraction of the bound on every pair; *mix*: queries of each model in a round, None for a free choice."""
     return tuple(measured(scene, pair, "weft", queries, (), mix).fraction_of_bound for pair in pairs)
 
 
 def _rows(base: Scene, label: str, lowest_mean: float, lowest: float) -> list[Row]:
     """Rows of a device and a mix: the lowest mean and the lowest single fraction over all sequence lengths."""
     figure = f"weft, {base.npu.name} batch {base.batch}"
-    what = "of the bound of that mix" if label != "free mix" else "of the two-resource bound"
-    why = f"not in the paper; the lowest over {', '.join(map(str, TOKENS))} tokens, {what}, start-up included"
+    bound_text = "of the bound of that mix" if label != "free mix" else "of the two-resource bound"
+    why = f"not in the paper; the lowest over {', '.join(map(str, TOKENS))} tokens, {bound_text}, start-up included"
     return [
         Row(figure, f"fraction of the bound, {label}, geomean", None, lowest_mean, "", why),
         Row(figure, f"fraction of the bound, {label}, worst pair", None, lowest, "", why),
@@ -92,9 +89,9 @@ class Margin(NamedTuple):
     rival_cut: float
     """The best policy of RIVALS, with the pieces that ``weft`` chose."""
     charged: float
-    """``weft`` with pieces of its choice, if every further piece of a layer costs the array a fill and a drain."""
+    """``weft`` with pieces of its choice, if every piece after a layer's first costs a fill and drain of the array."""
     decisions: float
-    """Layers and pieces issued per layer."""
+    """Pieces issued for each layer by ``weft`` with pieces of its choice."""
 
 
 def small_buffer(scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = CUT_PAIRS) -> Exhibit:
@@ -121,7 +118,8 @@ def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
     def fraction(policy: str, options: Options = (), pieces: int | None = None) -> float:
         return measured(scene, pair, policy, queries, options, None, pieces).fraction_of_bound
 
-    fill = scene.npu.array_rows + scene.npu.array_columns - 2
+    # A systolic array takes this many cycles to fill and to drain.
+    fill_cycles = scene.npu.array_rows + scene.npu.array_columns - 2
     cut = measured(scene, pair, "weft", queries)
     return Margin(
         rollouts=fraction("weft", ROLLOUTS_ONLY),
@@ -129,7 +127,7 @@ def _margin(scene: Scene, pair: Models, queries: int) -> Margin:
         cut=cut.fraction_of_bound,
         rival=max(fraction(policy, options, 1) for policy, options in RIVALS),
         rival_cut=max(fraction(policy, options, cut.pieces) for policy, options in RIVALS),
-        charged=measured(scene.on(piece_cycles=fill), pair, "weft", queries).fraction_of_bound,
+        charged=measured(scene.on(piece_cycles=fill_cycles), pair, "weft", queries).fraction_of_bound,
         decisions=_issues(scene, pair, cut.pieces) / _issues(scene, pair, 1),
     )
 

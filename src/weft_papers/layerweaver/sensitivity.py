@@ -1,7 +1,7 @@
 """What the paper does not print and we had to assume, each assumption varied on its own.
 
-Sequence length, how fast weights enter the array, the cost model, the weight buffer, and the pieces
-in which NCF's tables are read.
+Varied are the sequence length, the rate at which weights enter the array, the cost model, the size of the weight
+buffer, and the size of the chunks in which NCF's tables are read.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
 BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)
 CHUNKS_MIB = (1, 2, 4, 6, 12, 24, 48)
 LARGEST_CHUNK_MIB = 6.0  # the preset's chunk; buffers of less than two chunks get smaller ones
+# Label, policy, parts into which it may cut a layer (None: its choice), and mark of the curves over the weight buffer.
 WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), ("layerweaver", "layerweaver", 1, "o"))
 
 
@@ -53,8 +54,9 @@ class Side(NamedTuple):
     ticks: tuple[int, ...]
     curves: list[Curve]
     fires: list[int] | None = None
-    """How many pairs trip the failsafe at each value."""
+    """The number of pairs that trip the failsafe at each value."""
     paper: float | None = None
+    """The printed throughput; None: no line for it."""
 
 
 def _picture(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
@@ -80,8 +82,8 @@ def _make_table(title: str, knob: str, sides: Sequence[Side]) -> Table:
             fires = [str(side.fires[index])] if side.fires else []
             body.append((side.base.npu.name, str(tick), *cells, *fires))
     names = [curve.label or "" for curve in sides[0].curves]
-    last = ["failsafe fires"] if sides[0].fires else []
-    return Table(title, ("device", knob, *names, *last), tuple(body))
+    failsafe_header = ["failsafe fires"] if sides[0].fires else []
+    return Table(title, ("device", knob, *names, *failsafe_header), tuple(body))
 
 
 def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
@@ -91,7 +93,7 @@ def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
 
 def _bounds(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> Curve:
     """The curve of the bound, as geometric mean of the pairs."""
-    return _curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], INK, "--", "")
+    return _curve("bound", [geomean(bound(scene, pair) for pair in pairs) for scene in settings], INK, "--", "")
 
 
 def _stps(
@@ -110,8 +112,8 @@ def sequence_length(
         settings = [replace(base, seq_len=tokens) for tokens in TOKENS]
         heading = f"({letter}) {base.npu.name}, batch {base.batch}"
         curves = _length_curves(settings, base, queries, pairs)
-        fires, theirs = _fires(settings, pairs), paper[f"stp_mean_{letter}"].value
-        sides.append(Side(base, heading, TOKENS, curves, fires, theirs))
+        fires, printed = _fires(settings, pairs), paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, TOKENS, curves, fires, printed))
     title = "Sequence length of BB, BL and XL (the paper names none)"
     picture = _picture(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
     rows = tuple(row for side in sides for row in _length_rows(side))
@@ -119,34 +121,34 @@ def sequence_length(
 
 
 def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tuple[Models, ...]) -> list[Curve]:
-    """Curves over the sequence length; AI-MT keeps the thresholds tuned in the scene *tuned*, as in the paper."""
+    """Curves over the sequence length; AI-MT keeps its thresholds for the scene *tuned*, as the paper keeps them."""
     colours = pictures.POLICIES
-    off = _stps(settings, "layerweaver", queries, pairs, FAILSAFE_OFF)
-    swept = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
+    failsafe_off = _stps(settings, "layerweaver", queries, pairs, FAILSAFE_OFF)
+    aimt_stps = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
     return [
         _bounds(settings, pairs),
         _curve("weft", _stps(settings, "weft", queries, pairs), colours["weft"], mark="D"),
         _curve("layerweaver", _stps(settings, "layerweaver", queries, pairs), colours["layerweaver"]),
-        _curve("layerweaver, failsafe off", off, "#56b4e9", ":"),
-        _curve("aimt", swept, colours["aimt"], mark="s"),
+        _curve("layerweaver, failsafe off", failsafe_off, "#56b4e9", ":"),
+        _curve("aimt", aimt_stps, colours["aimt"], mark="s"),
     ]
 
 
 def _length_rows(side: Side) -> list[Row]:
-    """Rows of a side: where the printed throughput lies, and how the failsafe and AI-MT fare over the length."""
-    bounds, _, woven, off, aimt = (curve.y for curve in side.curves)  # in the order of _length_curves
+    """Rows of a side: the length nearest to the printed throughput, the failsafe's effect, and AI-MT's wins."""
+    bounds, _, woven, failsafe_off, aimt = (curve.y for curve in side.curves)  # in the order of _length_curves
     at_64 = TOKENS.index(64)
     assert side.fires is not None and side.paper is not None
-    theirs = side.paper
-    nearest = min(range(len(TOKENS)), key=lambda i: abs(woven[i] - theirs))
+    printed = side.paper
+    nearest = min(range(len(TOKENS)), key=lambda index: abs(woven[index] - printed))
     longest = max((tokens for tokens, count in zip(TOKENS, side.fires, strict=True) if not count), default=0)
-    lost = max(o - w for w, o in zip(woven, off, strict=True))
-    behind = [str(tokens) for tokens, w, a in zip(TOKENS, woven, aimt, strict=True) if a > w]
+    lost = max(without - with_ for with_, without in zip(woven, failsafe_off, strict=True))
+    behind = [str(tokens) for tokens, ours, theirs in zip(TOKENS, woven, aimt, strict=True) if theirs > ours]
     figure = f"Sequence length, {side.base.npu.name} batch {side.base.batch}"
     return [
         Row(
             figure, "tokens at which layerweaver's geomean lies nearest the paper's", None, TOKENS[nearest], "tokens",
-            f"STP {woven[nearest]:.3f} against {theirs:.3f}; the paper names no sequence length",
+            f"STP {woven[nearest]:.3f} against {printed:.3f}; the paper names no sequence length",
         ),
         Row(
             figure, "longest sequence at which no pair trips the failsafe", None, longest, "tokens",
@@ -169,20 +171,20 @@ def _length_rows(side: Side) -> list[Row]:
 def weight_loading(
     paper: Paper, out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS
 ) -> Exhibit:
-    """Vary the rows of a weight tile that enter the array per cycle; the presets hide the loading altogether."""
+    """Vary the rows of a weight tile that enter the array per cycle; in the presets the loading costs no time."""
     sides = []
     for letter, base in zip("ab", scenes, strict=True):
         settings = [replace(base.on(weight_rows_per_cycle=rate), cost="pipelined") for rate in ROWS_PER_CYCLE]
-        ratio = [demand(scene, "BB").compute / demand(scene, "BB").memory for scene in settings]
+        ratios = [demand(scene, "BB").compute / demand(scene, "BB").memory for scene in settings]
         woven = _stps(settings, "layerweaver", queries, pairs)
         curves = [
             _bounds(settings, pairs),
             _curve("layerweaver", woven, pictures.POLICIES["layerweaver"]),
-            _curve("BERT-base: compute time over fetch time", ratio, "#d55e00", ":", "^"),
+            _curve("BERT-base: compute time over fetch time", ratios, "#d55e00", ":", "^"),
         ]
-        hidden = f"preset: {base.npu.weight_rows_per_cycle} of {base.npu.array_rows} rows"
-        heading, theirs = f"({letter}) {base}; {hidden}", paper[f"stp_mean_{letter}"].value
-        sides.append(Side(base, heading, ROWS_PER_CYCLE, curves, _fires(settings, pairs), theirs))
+        preset = f"preset: {base.npu.weight_rows_per_cycle} of {base.npu.array_rows} rows"
+        heading, printed = f"({letter}) {base}; {preset}", paper[f"stp_mean_{letter}"].value
+        sides.append(Side(base, heading, ROWS_PER_CYCLE, curves, _fires(settings, pairs), printed))
     title = "How fast weight tiles enter the array (calibration; the paper's cost model charges nothing)"
     measure = "STP (geomean), or ratio of times"
     picture = _picture(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
@@ -206,7 +208,7 @@ def _loading_row(side: Side) -> Row:
 
 
 class Priced(NamedTuple):
-    """The results under one cost model on one device: throughput of three policies, and more."""
+    """Results under one cost model on one device: geometric mean of the throughput of three policies, and more."""
 
     aimt: float
     layerweaver: float
@@ -214,6 +216,7 @@ class Priced(NamedTuple):
     dram: float
     """Mean DRAM activity of the greedy in percent, the failsafe off so that every pair is woven."""
     fires: int
+    """The number of pairs that trip the failsafe."""
 
 
 def cost_models(
@@ -222,10 +225,10 @@ def cost_models(
     """Vary the model of a layer's computing time; AI-MT is tuned anew for each."""
     results = [{name: _price(replace(base, cost=name), queries, pairs) for name in COSTS} for base in scenes]
     picture = _cost_picture(paper, out, scenes, results)
-    body = [
-        (base.npu.name, name, *(f"{value:.3f}" for value in one[:3]), f"{one.dram:.1f}", str(one.fires))
+    lines = [
+        (base.npu.name, name, *(f"{value:.3f}" for value in priced[:3]), f"{priced.dram:.1f}", str(priced.fires))
         for base, by_name in zip(scenes, results, strict=True)
-        for name, one in by_name.items()
+        for name, priced in by_name.items()
     ]
     header = ("device", "cost model", "aimt", "layerweaver", "weft", "DRAM %", "failsafe fires")
     rows = [
@@ -233,7 +236,7 @@ def cost_models(
         for letter, base, by_name in zip("ab", scenes, results, strict=True)
         for row in _cost_rows(paper, letter, base, by_name)
     ]
-    return Exhibit(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(body)),), (picture,))
+    return Exhibit(tuple(rows), (Table("Cost models: STP, geomean of the pairs", header, tuple(lines)),), (picture,))
 
 
 def _price(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
@@ -252,7 +255,7 @@ def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: l
     """Draw throughput and DRAM activity under every cost model, with the printed values."""
     colours, throughput, activity = {**pictures.POLICIES, "DRAM": pictures.POLICIES["layerweaver"]}, [], []
     for letter, base, by_name in zip("ab", scenes, results, strict=True):
-        series = {p: [getattr(priced, p) for priced in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
+        series = {key: [getattr(priced, key) for priced in by_name.values()] for key in ("aimt", "layerweaver", "weft")}
         stp, dram = paper[f"stp_mean_{letter}"].value, paper[f"dram_{letter}"].value
         marks = [Bars([*by_name], series, colours), ReferenceLine(stp, f"paper\n{stp:.3f}")]
         y = Axis(label="STP, geomean of the pairs", low=0.8)
@@ -266,10 +269,7 @@ def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: l
 
 
 def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced]) -> list[Row]:
-    """Rows of a device with MAESTRO's cost formula, which the paper used.
-
-    results: by cost model.
-    """
+    """Rows of a device under MAESTRO's cost formula, which the paper used; *results*: by cost model."""
     figure, maestro = f"Cost model, {base.npu.name} batch {base.batch}", results["maestro"]
     rows = [
         Row(
@@ -317,8 +317,8 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
 
 def _buffer_row(side: Side) -> Row:
     """Row with weft's fraction of the bound at 16 MiB."""
-    at = BUFFERS_MIB.index(16)
-    weft, whole, woven = (curve.y[at] for curve in side.curves[::2])
+    index = BUFFERS_MIB.index(16)
+    weft, whole, woven = (curve.y[index] for curve in side.curves[::2])
     return Row(
         f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
         "fraction of the bound at 16 MiB, weft, geomean", None, weft, "",

@@ -35,19 +35,19 @@ def table_one(paper: Paper) -> Exhibit:
 
 
 def intensity(scene: Scene, model: str) -> float:
-    """Operations per off-chip byte: only weights and tables leave the chip."""
+    """Operations per off-chip byte; the only off-chip traffic is reading weights and embedding tables."""
     return 2 * network(model, scene.seq_len).macs * scene.batch / profile(scene, model).weight_bytes
 
 
 def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
     """Draw Fig. 3: arithmetic intensity over the batch size, with the ridge points of the NPUs."""
-    grid = {
+    intensities = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
         for model in MODELS
     }
     curves = [
         Curve(BATCHES, values, model, colour, mark, "-" if model in COMPUTE else "--")
-        for (model, values), colour, mark in zip(grid.items(), pictures.MODELS, pictures.MARKS, strict=False)
+        for (model, values), colour, mark in zip(intensities.items(), pictures.MODELS, pictures.MARKS, strict=False)
     ]
     ridges = [
         ReferenceLine(ridge, f"{name} {ridge:.0f}", lift=lift)
@@ -61,37 +61,37 @@ def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
     table = Table(
         f"Fig. 3: operations per off-chip byte, {seq_len} tokens (paper: drawn, not printed)",
         ("model", *(f"batch {batch}" for batch in BATCHES)),
-        tuple((model, *(f"{value:.3g}" for value in values)) for model, values in grid.items()),
+        tuple((model, *(f"{value:.3g}" for value in values)) for model, values in intensities.items()),
     )
-    return Exhibit(_ridge_rows(paper) + _side_rows(grid, seq_len), (table,), (picture,))
+    return Exhibit(_ridge_rows(paper) + _side_rows(intensities, seq_len), (table,), (picture,))
 
 
 def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
     """Rows with the balance points of the NPUs, in operations per byte."""
     rows = []
     for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
-        theirs = 1000 * paper[f"peak_{letter}"].value / paper[f"bandwidth_{letter}"].value
+        printed = 1000 * paper[f"peak_{letter}"].value / paper[f"bandwidth_{letter}"].value
         ours = device(name).ridge_ops_per_byte
         why = "the paper's is Table I's rounded peak over its bandwidth, ours the exact peak over the same bandwidth"
-        rows.append(Row("Fig. 3", f"balance point of {name}", theirs, ours, "op/byte", beside(ours, theirs, why)))
+        rows.append(Row("Fig. 3", f"balance point of {name}", printed, ours, "op/byte", beside(ours, printed, why)))
     return tuple(rows)
 
 
-def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
+def _side_rows(intensities: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
     """Rows that count memory-intensive models above the ridge of the memory-centric NPU.
 
-    grid: model -> intensity by batch. This is the only statement of the text on Fig. 3 that can be counted.
+    intensities: model -> value for each batch. This is the only statement of the text on Fig. 3 that can be counted.
     """
     ridge = device("tpuv3-like").ridge_ops_per_byte
     rows = []
-    for batch, theirs in ((1, 0), (16, 3)):
-        ours = sum(grid[model][BATCHES.index(batch)] > ridge for model in MEMORY)
+    for batch, printed in ((1, 0), (16, 3)):
+        ours = sum(intensities[model][BATCHES.index(batch)] > ridge for model in MEMORY)
         why = (
             "the text says so without a number of its own; it holds for "
             f"{ridge / batch:.0f} tokens {'or fewer' if batch == 1 else 'or more'}, and the paper names no length"
         )
         quantity = f"memory-intensive models above the line of tpuv3-like, batch {batch}, {seq_len} tokens"
-        rows.append(Row("Fig. 3", quantity, theirs, ours, "models", why))
+        rows.append(Row("Fig. 3", quantity, printed, ours, "models", why))
     return tuple(rows)
 
 
@@ -107,7 +107,7 @@ def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
             series = dict(zip(colours, zip(*shares.values(), strict=True), strict=True))
             y = Axis(label="active cycles (%)", low=0, high=105)
             panels.append(Panel([Bars([*MODELS], series, colours)], f"({letter}) {name}, batch {batch}", y=y))
-            body += [(name, str(batch), m, f"{pe:.1f}", f"{dram:.1f}") for m, (pe, dram) in shares.items()]
+            body += [(name, str(batch), model, f"{pe:.1f}", f"{dram:.1f}") for model, (pe, dram) in shares.items()]
     title, layout = f"Fig. 4: each model alone, {seq_len} tokens", {"columns": 2, "share_x": True, "share_y": True}
     picture = pictures.picture(out, "fig04-active-cycles", title, panels, size=(11, 6.6), **layout)
     table = Table(
@@ -125,9 +125,9 @@ def _shares(scene: Scene, model: str) -> tuple[float, float]:
 
 
 def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> tuple[Row, ...]:
-    """Rows on the text's statements on Fig. 4.
+    """Rows on what the text says of Fig. 4; *active*: (NPU, batch, model) -> percent of active cycles of each resource.
 
-    active: (NPU, batch, model) -> percent of active cycles of array and channel.
+    The resources are the PE array, then the DRAM channel.
     """
     lowest = {
         (npu, batch): min(active[npu, batch, model][0] for model in COMPUTE)
@@ -155,18 +155,21 @@ def _figure_4_rows(active: dict[tuple[str, int, str], tuple[float, float]]) -> t
 
 def layer_latencies(paper: Paper, seq_len: int, cost: str) -> Exhibit:
     """Reproduce section III-E: mean time of a layer, as the time alone over the layers, at batch 1 on both NPUs."""
-    times: dict[tuple[str, str], float] = {}
+    layer_us: dict[tuple[str, str], float] = {}
     for name in ("tpuv3-like", "nnpi-like"):
         scene = Scene(device(name), 1, seq_len, cost)
         for model in MODELS:
+            # A table read in several pieces, named "[1/4]" and so on, counts as one layer.
             layers = sum("[" not in layer.name or "[1/" in layer.name for layer in profile(scene, model).layers)
-            times[name, model] = demand(scene, model).alone * Clock.of(scene.npu).tick_s * 1e6 / layers
-    shortest, longest = min(times, key=times.__getitem__), max(times, key=times.__getitem__)
+            layer_us[name, model] = demand(scene, model).alone * Clock.of(scene.npu).tick_s * 1e6 / layers
+    shortest, longest = min(layer_us, key=layer_us.__getitem__), max(layer_us, key=layer_us.__getitem__)
     low, high = paper["layer_latency_min"].value, paper["layer_latency_max"].value
     table = Table(
         "III-E: average time of a layer at batch 1 in us (a table in pieces counts as one layer)",
         ("model", "tpuv3-like", "nnpi-like"),
-        tuple((m, f"{times['tpuv3-like', m]:.1f}", f"{times['nnpi-like', m]:.1f}") for m in MODELS),
+        tuple(
+            (model, f"{layer_us['tpuv3-like', model]:.1f}", f"{layer_us['nnpi-like', model]:.1f}") for model in MODELS
+        ),
     )
     shortest_why = (
         "7 MB of weights alone take 1.9 us a layer here and MAESTRO's formula gives 2.8 us; the paper does not say "
@@ -179,13 +182,13 @@ def layer_latencies(paper: Paper, seq_len: int, cost: str) -> Exhibit:
     rows = tuple(
         Row(
             "III-E",
-            f"{which} average layer ({model} on {npu})",
-            theirs,
-            times[npu, model],
+            f"{extreme} average layer ({model} on {npu})",
+            printed,
+            layer_us[npu, model],
             "us",
-            beside(times[npu, model], theirs, why),
+            beside(layer_us[npu, model], printed, why),
         )
-        for which, (npu, model), theirs, why in (
+        for extreme, (npu, model), printed, why in (
             ("shortest", shortest, low, shortest_why),
             ("longest", longest, high, longest_why),
         )

@@ -29,7 +29,7 @@ LEAST_QUERIES = 8  # below, a run has too few requests to tell 1 % of violations
 def reproduce(
     out: Path, *, seq_len: int = 16, queries: int = 60, cost: str = COST, progress: Progress | None = None
 ) -> Reproduction:
-    """Run everything again and draw the pictures into *out*.
+    """Reproduce all parts and draw the pictures into the folder *out*.
 
     queries: the length of the runs; 15 make a simulated second. Raises InputError for other cost models or lengths.
     """

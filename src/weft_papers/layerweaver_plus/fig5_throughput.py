@@ -1,7 +1,7 @@
 """Fig. V.5 and V.7: the largest sustainable throughput of nine pairs at thirteen ratios, and over deadlines.
 
-Both are normalised to the baseline. For Fig. V.7 the paper does not say which deadlines that baseline has. Ours has the
-default ones, which shows what longer deadlines give the baseline itself. The table has both.
+Both are normalised to the baseline. For Fig. V.7 the paper does not say which deadlines that baseline has. Our figure
+uses the default ones, so that it also shows the baseline's own gain from longer deadlines. The table has both.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class RatioSweep:
     base: StreamPair
     """The settings that all scenes share."""
     answers: SustainedLoads
+    """The largest sustainable load of every scene under every scheduler."""
 
     @cached_property
     def scenes(self) -> list[StreamPair]:
@@ -54,7 +55,8 @@ class RatioSweep:
     def over(self, one: Scheduler, other: Scheduler, scenes: Sequence[StreamPair] | None = None) -> list[float]:
         """Sustainable throughput of scheduler *one* divided by that of *other*, scene by scene."""
         return [
-            self.answers[s, one].stp / self.answers[s, other].stp for s in (self.scenes if scenes is None else scenes)
+            self.answers[scene, one].stp / self.answers[scene, other].stp
+            for scene in (self.scenes if scenes is None else scenes)
         ]
 
 
@@ -79,16 +81,16 @@ def figure_5(out: Path, ratios: RatioSweep) -> Exhibit:
     return Exhibit(_rows(ratios), (_summary(ratios), _points(ratios)), (_picture(out, ratios),))
 
 
-def _picture(out: Path, ratios: RatioSweep) -> Figure:
+def _picture(out: Path, sweep: RatioSweep) -> Figure:
     """Draw throughput over the baseline's by ratio, a panel per pair and a curve per scheduler."""
-    columns = min(3, len(ratios.pairs))
-    x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in ratios.ratios], slant=60)
+    columns = min(3, len(sweep.pairs))
+    x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in sweep.ratios], slant=60)
     panels = []
-    for pair in ratios.pairs:
-        scenes = scenes_of(ratios.base, pair, ratios.ratios)
+    for pair in sweep.pairs:
+        scenes = scenes_of(sweep.base, pair, sweep.ratios)
         curves = [
             Curve(
-                range(len(scenes)), ratios.over(scheduler, BASELINE, scenes), scheduler.name,
+                range(len(scenes)), sweep.over(scheduler, BASELINE, scenes), scheduler.name,
                 pictures.POLICIES[scheduler.name], MARKS[scheduler], STYLES[scheduler],
                 order=4 if scheduler is PRECISE else 3,
             )
@@ -100,18 +102,18 @@ def _picture(out: Path, ratios: RatioSweep) -> Figure:
     return pictures.picture(out, "figV5-sustainable", title, panels, **layout)
 
 
-def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
+def _rows(sweep: RatioSweep) -> tuple[Row, ...]:
     """Rows of Fig. V.5: throughput over the baseline's, and the text's claims counted over all points."""
-    points, seconds = len(ratios.scenes), ratios.base.duration_s
-    woven, plus = ratios.over(WOVEN, BASELINE), ratios.over(PLUS, WOVEN)
-    largest = max((abs(ratio - 1) for ratio in ratios.over(PLUS, PRECISE)), default=0.0)
-    noisy = [ratios.answers[scene, scheduler].noise_limited for scene in ratios.scenes for scheduler in SCHEDULERS]
+    points, seconds = len(sweep.scenes), sweep.base.duration_s
+    woven, plus = sweep.over(WOVEN, BASELINE), sweep.over(PLUS, WOVEN)
+    largest = max((abs(ratio - 1) for ratio in sweep.over(PLUS, PRECISE)), default=0.0)
+    noisy = [sweep.answers[scene, scheduler].noise_limited for scene in sweep.scenes for scheduler in SCHEDULERS]
     geomeans = tuple(
         Row(
             FIGURE, f"STP of {scheduler.name} over baseline, geomean", None,
-            geomean(ratios.over(scheduler, BASELINE)), "x",
-            f"drawn, not printed; least {min(ratios.over(scheduler, BASELINE)):.3f}, most "
-            f"{max(ratios.over(scheduler, BASELINE)):.3f} over {points} points",
+            geomean(sweep.over(scheduler, BASELINE)), "x",
+            f"drawn, not printed; least {min(sweep.over(scheduler, BASELINE)):.3f}, most "
+            f"{max(sweep.over(scheduler, BASELINE)):.3f} over {points} points",
         )
         for scheduler in SCHEDULERS[1:]
     )  # fmt: skip
@@ -121,32 +123,32 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
             FIGURE, f"points of {points} where layerweaver sustains what the baseline does", points,
             _count_reached(woven), "points",
             'the text says "notably better throughput than the baseline"; counted within the 1 % of the search'
-            + _below_text(ratios, WOVEN, BASELINE),
+            + _below_text(sweep, WOVEN, BASELINE),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains what layerweaver does", points,
             _count_reached(plus), "points",
             'the text says it "further improves the throughput"; counted within the 1 % of the search'
-            + _below_text(ratios, PLUS, WOVEN),
+            + _below_text(sweep, PLUS, WOVEN),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains over 10 % more than layerweaver", None,
             sum(ratio > 1.1 for ratio in plus), "points",
             'the caption says it can "significantly outperform Layerweaver [1] for some cases"; largest '
-            + _largest_text(ratios, PLUS, WOVEN),
+            + _largest_text(sweep, PLUS, WOVEN),
         ),
         Row(
             FIGURE, "approximate and precise remaining time, largest difference", None, 100 * largest, "%",
             'the text says "comparable throughput" with "negligible performance degradation"; searches end within '
-            f"1 %, geomean of approximate over precise {geomean(ratios.over(PLUS, PRECISE)):.4f}",
+            f"1 %, geomean of approximate over precise {geomean(sweep.over(PLUS, PRECISE)):.4f}",
         ),
         Row(
-            FIGURE, "weft+ over layerweaver+, geomean", None, geomean(ratios.over(OURS, PLUS)), "x",
-            f"not in the paper: our policy; least {min(ratios.over(OURS, PLUS)):.3f}" + _below_text(ratios, OURS, PLUS),
+            FIGURE, "weft+ over layerweaver+, geomean", None, geomean(sweep.over(OURS, PLUS)), "x",
+            f"not in the paper: our policy; least {min(sweep.over(OURS, PLUS)):.3f}" + _below_text(sweep, OURS, PLUS),
         ),
         Row(
-            FIGURE, "weft+ over baseline, worst point", None, min(ratios.over(OURS, BASELINE)), "x",
-            f"not in the paper: our policy{_below_text(ratios, OURS, BASELINE)}",
+            FIGURE, "weft+ over baseline, worst point", None, min(sweep.over(OURS, BASELINE)), "x",
+            f"not in the paper: our policy{_below_text(sweep, OURS, BASELINE)}",
         ),
         Row(
             FIGURE, "searches limited by noise", None, 100 * sum(noisy) / len(noisy), "%",
@@ -155,7 +157,7 @@ def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
         ),
         Row(
             FIGURE, "largest load sustained, of what the two resources bear for long", None,
-            100 * max(answer.factor for answer in ratios.answers.values()), "%",
+            100 * max(answer.factor for answer in sweep.answers.values()), "%",
             "searches start from the load at which full batches keep the busier resource busy; a backlog violates "
             f"nothing until it is a deadline long, so runs of {seconds:g} s pass a little beyond it",
         ),
@@ -167,11 +169,11 @@ def _count_reached(ratios: Sequence[float]) -> int:
     return sum(ratio >= 1 - TOLERANCE for ratio in ratios)
 
 
-def _below_text(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+def _below_text(sweep: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     """Text that lists the scenes where scheduler *one* falls behind *other* by more than the search's tolerance."""
     behind = sorted(
         (ratio, scene.name)
-        for scene, ratio in zip(ratios.scenes, ratios.over(one, other), strict=True)
+        for scene, ratio in zip(sweep.scenes, sweep.over(one, other), strict=True)
         if ratio < 1 - TOLERANCE
     )
     if not behind:
@@ -180,9 +182,9 @@ def _below_text(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     return f"; below {other.name} at {len(behind)} points, least {shown}"
 
 
-def _largest_text(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+def _largest_text(sweep: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     """Text with the largest ratio of throughputs of scheduler *one* over *other*, and its scene."""
-    ratio, name = max((r, s.name) for s, r in zip(ratios.scenes, ratios.over(one, other), strict=True))
+    ratio, name = max((ratio, scene.name) for scene, ratio in zip(sweep.scenes, sweep.over(one, other), strict=True))
     return f"{ratio:.2f} at {name}"
 
 
@@ -198,14 +200,15 @@ def _summary(sweep_ratios: RatioSweep) -> Table:
     return Table(f"{FIGURE}: sustainable STP over the baseline's, all points", header, tuple(body))
 
 
-def _points(ratios: RatioSweep) -> Table:
+def _points(sweep: RatioSweep) -> Table:
     """Table of all scenes: the baseline's load, and the other schedulers over it."""
     body = []
-    for scene in ratios.scenes:
-        base = ratios.answers[scene, BASELINE]
-        over = (f"{ratios.answers[scene, s].stp / base.stp:.3f}" for s in SCHEDULERS[1:])
+    for scene in sweep.scenes:
+        base = sweep.answers[scene, BASELINE]
+        over = (f"{sweep.answers[scene, scheduler].stp / base.stp:.3f}" for scheduler in SCHEDULERS[1:])
         body.append((scene.name, f"{base.rate:.0f}", f"{base.stp:.2f}", *over, "not printed"))
-    header = ("streams", "baseline requests/s", "baseline STP", *(s.name for s in SCHEDULERS[1:]), "paper")
+    names = (scheduler.name for scheduler in SCHEDULERS[1:])
+    header = ("streams", "baseline requests/s", "baseline STP", *names, "paper")
     return Table(f"{FIGURE}: the baseline, and the others over it, point by point", header, tuple(body))
 
 
@@ -214,6 +217,7 @@ SHOWN = (BASELINE, WOVEN, PLUS, OURS)
 MARKS_7 = dict(zip(SHOWN, "^soD", strict=True))
 VISION_MS = (5.0, 10.0, 15.0, 20.0, 30.0, 50.0)
 LANGUAGE_MS = (50.0, 90.0, 130.0, 170.0, 250.0)
+# The pairs and ratios of Fig. V.7.
 COMBINATIONS: tuple[tuple[tuple[str, str], Ratio], ...] = (
     (("RN", "BB"), (1.0, 1.0)),
     (("RN", "BB"), (4.0, 1.0)),
@@ -224,15 +228,16 @@ COMBINATIONS: tuple[tuple[tuple[str, str], Ratio], ...] = (
 
 @dataclass(frozen=True)
 class DeadlineStudy:
-    """The sustainable loads when one of the two deadlines is varied and the other keeps its default."""
+    """The sustainable loads when one of the two deadlines varies and the other keeps its default."""
 
     bases: tuple[StreamPair, ...]
+    """The scenes with both default deadlines."""
     vision_ms: Sequence[float]
     language_ms: Sequence[float]
     answers: SustainedLoads
 
     def varied(self, base: StreamPair, which: int) -> list[StreamPair]:
-        """The scene with each deadline of the vision stream (*which* 0) or of the language stream (1)."""
+        """The scene once for each tried deadline of the vision stream (*which* 0) or of the language stream (1)."""
         if which == 0:
             return [replace(base, vision_ms=value) for value in self.vision_ms]
         return [replace(base, language_ms=value) for value in self.language_ms]
@@ -248,7 +253,7 @@ def study(
     """Search the loads of all combinations over both deadlines."""
     bases = tuple(StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations)
     plan = DeadlineStudy(bases, vision_ms, language_ms, {})
-    scenes = [scene for one in bases for scene in (one, *plan.varied(one, 0), *plan.varied(one, 1))]
+    scenes = [scene for default in bases for scene in (default, *plan.varied(default, 0), *plan.varied(default, 1))]
     return replace(plan, answers=search_loads(scenes, SHOWN, tick))
 
 
@@ -273,18 +278,18 @@ def _picture_7(out: Path, sweep: DeadlineStudy) -> Figure:
     panels = []
     for which, letter in enumerate("ab"):
         for base in sweep.bases:
-            baseline_stp, ticks, marks = sweep.answers[base, BASELINE].stp, _ticks(sweep, which), []
+            baseline_stp, deadlines_ms, curves = sweep.answers[base, BASELINE].stp, _ticks(sweep, which), []
             for scheduler in SHOWN:
                 values = [sweep.answers[scene, scheduler].stp / baseline_stp for scene in sweep.varied(base, which)]
                 default = sweep.answers[base, scheduler].stp / baseline_stp
                 colour = pictures.POLICIES[scheduler.name]
-                marks += [
-                    Curve(ticks, values, scheduler.name, colour, MARKS_7[scheduler]),
+                curves += [
+                    Curve(deadlines_ms, values, scheduler.name, colour, MARKS_7[scheduler]),
                     Curve([_default(base, which)], [default], None, colour, "*", "", size=13, order=4),
                 ]
-            x = Axis(label=f"deadline of {base.pair[which]} (ms)", ticks=ticks)
+            x = Axis(label=f"deadline of {base.pair[which]} (ms)", ticks=deadlines_ms)
             y = Axis(label="STP over the baseline at 15 and 130 ms", low=0)
-            panels.append(Panel(marks, f"({letter}) {base.name}", x, y))
+            panels.append(Panel(curves, f"({letter}) {base.name}", x, y))
     title = f"{FIGURE_7}: sustainable throughput over the deadlines (stars: the defaults, 15 and 130 ms)"
     columns = len(sweep.bases)
     layout = {"size": (3.3 * columns + 0.4, 7.0), "columns": columns, "share_y": "col"}
@@ -292,17 +297,17 @@ def _picture_7(out: Path, sweep: DeadlineStudy) -> Figure:
 
 
 def _rows_7(sweep: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
-    """Row with the gain of the longest deadline over the default, and layerweaver+'s lead along the sweep."""
+    """Row with the gain of the longest deadline over the default, and layerweaver+'s lead over layerweaver."""
     longest = sweep.varied(base, which)[-1]
-    gains = {s: sweep.answers[longest, s].stp / sweep.answers[base, s].stp for s in SHOWN}
-    lead = [sweep.answers[s, PLUS].stp / sweep.answers[s, WOVEN].stp for s in sweep.varied(base, which)]
-    what = f"{base.name}, {base.pair[which]} {_ticks(sweep, which)[-1]:g} ms instead of {_default(base, which):g} ms"
+    gains = {key: sweep.answers[longest, key].stp / sweep.answers[base, key].stp for key in SHOWN}
+    leads = [sweep.answers[scene, PLUS].stp / sweep.answers[scene, WOVEN].stp for scene in sweep.varied(base, which)]
+    change = f"{base.name}, {base.pair[which]} {_ticks(sweep, which)[-1]:g} ms instead of {_default(base, which):g} ms"
     return [
         Row(
-            f"{FIGURE_7}{'ab'[which]}", f"layerweaver+ with {what}", None, gains[PLUS], "x",
+            f"{FIGURE_7}{'ab'[which]}", f"layerweaver+ with {change}", None, gains[PLUS], "x",
             f"drawn, not printed; {_improves(gains[PLUS])}; baseline {gains[BASELINE]:.3f}, layerweaver "
             f"{gains[WOVEN]:.3f}, weft+ {gains[OURS]:.3f}; layerweaver+ over layerweaver along the sweep "
-            f"{min(lead):.3f} to {max(lead):.3f}, geomean {geomean(lead):.3f}",
+            f"{min(leads):.3f} to {max(leads):.3f}, geomean {geomean(leads):.3f}",
         )
     ]  # fmt: skip
 
@@ -321,12 +326,12 @@ def _table(sweep: DeadlineStudy) -> Table:
         for which in (0, 1):
             for value, scene in zip(_ticks(sweep, which), sweep.varied(base, which), strict=True):
                 baseline_stp = sweep.answers[scene, BASELINE].stp
-                over = (f"{sweep.answers[scene, s].stp / baseline_stp:.3f}" for s in SHOWN[1:])
-                rates = (f"{sweep.answers[scene, s].rate:.0f}" for s in SHOWN)
+                over = (f"{sweep.answers[scene, scheduler].stp / baseline_stp:.3f}" for scheduler in SHOWN[1:])
+                rates = (f"{sweep.answers[scene, scheduler].rate:.0f}" for scheduler in SHOWN)
                 body.append((base.name, f"{base.pair[which]} {value:g}", *rates, *over, "not printed"))
     header = (
-        "streams", "deadline ms", *(f"{s.name} requests/s" for s in SHOWN),
-        *(f"{s.name} over baseline" for s in SHOWN[1:]), "paper",
+        "streams", "deadline ms", *(f"{scheduler.name} requests/s" for scheduler in SHOWN),
+        *(f"{scheduler.name} over baseline" for scheduler in SHOWN[1:]), "paper",
     )  # fmt: skip
     return Table(
         f"{FIGURE_7}: sustainable load; the last columns over the baseline at the same deadlines", header, tuple(body)

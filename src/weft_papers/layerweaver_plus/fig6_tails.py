@@ -1,8 +1,8 @@
 """Fig. V.6: tail latency at loads that the baseline cannot sustain.
 
-The paper's rates do not load our device as they load theirs, so each pair is loaded, at the paper's ratio,
-until the baseline's worst stream misses half of its deadlines, and again as far as layerweaver+ keeps its 1 %;
-what happens at the printed rates is in the table.
+The paper's rates load our device differently from the paper's. So each pair runs, at the paper's ratio, at two other
+loads: where the baseline's worst stream misses half of its deadlines, and the largest at which layerweaver+ keeps its
+1 %. The table also has the results at the printed rates.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ FIGURE = "Fig. V.6"
 SHOWN = (BASELINE, WOVEN, PLUS, OURS)
 HALF = 0.5  # share of missed deadlines at which the baseline counts as broken; the paper names no number
 PANELS = (("a", ("RN", "BB"), ("rate_rn", "rate_bb")), ("b", ("MN", "BL"), ("rate_mn", "rate_bl")))
+"""Letter, pair, and keys of the printed rates (vision, language) of each panel."""
 
 LINES: dict[Scheduler, tuple[Dash, float]] = {
     BASELINE: ("-", 1.8),
@@ -55,13 +56,13 @@ class SchedulerRuns:
 
     @property
     def worst(self) -> float:
-        """Violations of the stream with the most, as mean of the seeds; searches for sustainable loads use the same."""
+        """Share of violations of the stream with the most, as mean of the seeds, as in searches for sustained loads."""
         return float(np.mean([run.report.worst_violation_rate for run in self.runs]))
 
     def late(self, stream: int) -> float:
         """Share of a stream's requests that missed their deadline."""
-        seen = [run.report.streams[stream] for run in self.runs]
-        return sum(one.violated for one in seen) / max(1, sum(one.arrived for one in seen))
+        reports = [run.report.streams[stream] for run in self.runs]
+        return sum(report.violated for report in reports) / max(1, sum(report.arrived for report in reports))
 
     def curve(self, stream: int) -> tuple[Floats, Floats]:
         """Latencies in milliseconds, and for each the percentage of a stream's requests that do not exceed it."""
@@ -80,6 +81,7 @@ class Load:
     """A scene at one load, run under every scheduler."""
 
     what: str
+    """The load in words."""
     scene: StreamPair
     rate: float
     """Requests per second of both streams."""
@@ -100,7 +102,7 @@ class Load:
 
 @dataclass(frozen=True)
 class TailPanel:
-    """One pair at three loads: the printed, one that breaks the baseline, the largest that layerweaver+ sustains."""
+    """A pair at three loads: as printed, where the baseline misses half, and the largest that layerweaver+ sustains."""
 
     letter: str
     scene: StreamPair
@@ -117,7 +119,7 @@ def panels(
 ) -> tuple[TailPanel, ...]:
     """Run the pairs of Fig. V.6 at their three loads.
 
-    wanted: letter, pair, and keys of the printed rates of each panel.
+    wanted: panels in the form of PANELS.
     """
     rates = {letter: [paper[key].value for key in keys] for letter, _, keys in wanted}
     scenes = {
@@ -215,31 +217,31 @@ def _rows(paper: Paper, panel: TailPanel) -> list[Row]:
     }
     allowed = 100 - paper["plus_meets"].value
     rows = []
-    for load, when in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
+    for load, load_text in ((panel.broken, "baseline at half"), (panel.borne, "layerweaver+ at its most")):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
-                theirs = printed.get((scheduler, stream)) if panel.letter == "a" else None
+                printed_late = printed.get((scheduler, stream)) if panel.letter == "a" else None
                 ours = 100 * load.runs_of[scheduler].late(stream)
-                quantity = f"{model} late under {scheduler.name}, {when}"
-                why = _why(panel, load, scheduler, theirs is not None)
-                shown = allowed if scheduler is PLUS else theirs
-                rows.append(Row(f"{FIGURE}{panel.letter}", quantity, shown, ours, "%", why))
+                quantity = f"{model} late under {scheduler.name}, {load_text}"
+                why = _why(panel, load, scheduler, printed_late is not None)
+                paper_late = allowed if scheduler is PLUS else printed_late
+                rows.append(Row(f"{FIGURE}{panel.letter}", quantity, paper_late, ours, "%", why))
     return [*rows, *_load_rows(panel)]
 
 
 def _why(panel: TailPanel, load: Load, scheduler: Scheduler, printed: bool) -> str:
     """Explain a percentage of late requests: the load, and what the paper says; *printed*: the paper has a number."""
-    where = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
+    load_text = f"at {load.rate:.0f} requests/s, {100 * load.share:.0f} % of what the two resources bear"
     if scheduler is PLUS:
-        kept = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it bears"
-        return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {kept} {where}'
+        verdict = "and so it is" if load.runs_of[PLUS].worst <= LIMIT else "but this load is more than it bears"
+        return f'the text says "99%+ requests within the specified deadlines", at most 1 % late, {verdict} {load_text}'
     if scheduler is OURS:
-        return f"not in the paper: our policy, {where}"
+        return f"not in the paper: our policy, {load_text}"
     if not printed:
-        return f"drawn, not printed; {where}"
+        return f"drawn, not printed; {load_text}"
     other = panel.borne if load is panel.broken else panel.broken
     return (
-        f"{where}; the paper's rates are another share of what its device bears: "
+        f"{load_text}; the paper's rates are another share of what its device bears: "
         f"at {other.rate:.0f} requests/s ours misses {other.misses(scheduler)}"
     )
 
@@ -270,12 +272,12 @@ def _table(panel: TailPanel) -> Table:
     for load in (panel.printed, panel.broken, panel.borne):
         for scheduler in SHOWN:
             for stream, model in enumerate(panel.scene.pair):
-                fate = load.runs_of[scheduler]
-                tail = (f"{1e3 * fate.mean(stream, field):.2f}" for field in ("p50_s", "p99_s"))
+                runs = load.runs_of[scheduler]
+                tail_ms = (f"{1e3 * runs.mean(stream, field):.2f}" for field in ("p50_s", "p99_s"))
                 body.append(
                     (
-                        load.what, f"{fate.mean(stream, 'offered_per_s'):.0f}", scheduler.name, model,
-                        f"{100 * fate.late(stream):.2f}", *tail, f"{fate.mean(stream, 'mean_batch'):.1f}",
+                        load.what, f"{runs.mean(stream, 'offered_per_s'):.0f}", scheduler.name, model,
+                        f"{100 * runs.late(stream):.2f}", *tail_ms, f"{runs.mean(stream, 'mean_batch'):.1f}",
                     )
                 )  # fmt: skip
     return Table(

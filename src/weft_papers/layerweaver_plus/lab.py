@@ -23,18 +23,20 @@ from weft_papers.layerweaver.lab import device
 DEVICE = "weaver-plus"
 VISION = {"IC": "inception-v3", "MN": "mobilenet-v2", "RN": "resnet50"}
 LANGUAGE = {"BB": "bert-base", "BL": "bert-large", "XL": "xlnet-large"}
-"""The paper writes XLNet without a size; the large one carries that paper's results."""
+"""The chapter's names of the models of both streams. Its XLNet has no size; the large one is taken."""
 PAIRS: tuple[tuple[str, str], ...] = tuple(product(VISION, LANGUAGE))
 
 Ratio = tuple[float, float]
+"""Requests of the memory-intensive model to those of the compute-intensive one."""
 RATIOS: tuple[Ratio, ...] = tuple((2.0 ** max(0, step), 2.0 ** max(0, -step)) for step in range(6, -7, -1))
 """The ratios from 64:1 to 1:64."""
 
 LIMIT, SEEDS, TOLERANCE, WARMUP_S = 0.01, 2, 0.01, 0.5
+"""Of a search: allowed share of violations, runs per load, relative precision, and seconds not counted."""
 
 
 class Scheduler(NamedTuple):
-    """A policy under the name the paper gives it; *late*: what becomes of late requests."""
+    """A policy under the paper's name for it; *late*: what happens to late requests ("keep", "demote")."""
 
     name: str
     policy: str
@@ -48,16 +50,15 @@ PLUS = Scheduler("layerweaver+", "layerweaver+", "demote")
 PRECISE = Scheduler("layerweaver+ precise", "layerweaver+", "demote", (("precise", True),))
 OURS = Scheduler("weft+", "weft+", "demote")
 SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
-"""The schedulers. The first two ignore deadlines, so late requests are treated like others."""
+"""All schedulers. The first two ignore deadlines, so they keep late requests like others."""
 
 
 @dataclass(frozen=True)
 class StreamPair:
-    """A vision and a language stream at one ratio, with deadlines and batching, without load and scheduler."""
+    """A vision and a language stream: models, ratio, deadlines and batching; the load and the scheduler vary."""
 
     pair: tuple[str, str]
     ratio: Ratio = (1.0, 1.0)
-    """Requests of the memory-intensive model to those of the compute-intensive one."""
     seq_len: int = 16
     duration_s: float = 4.0
     vision_ms: float = 15.0
@@ -94,10 +95,8 @@ class StreamPair:
 
 
 def case(scene: StreamPair, rate: float) -> Case:
-    """The scene at a load of *rate* requests per second, prepared for the device.
-
-    What does not depend on the load is prepared once.
-    """
+    """The scene at a load of *rate* requests per second, prepared for the device."""
+    # The costs of the layers do not depend on ratio, duration and load, so all those scenes share one preparation.
     priced = _prepare_cached(replace(scene, ratio=(1.0, 1.0), duration_s=1.0))
     return replace(priced, workload=scene.workload(rate))
 
@@ -109,15 +108,15 @@ def _prepare_cached(scene: StreamPair) -> Case:
 
 @lru_cache(maxsize=1024)
 def capacity(scene: StreamPair) -> float:
-    """Requests per second with which the busier of PE array and DRAM channel always works if all batches are full.
+    """The load in requests per second at which full batches keep the busier of PE array and DRAM channel always busy.
 
-    No schedule sustains more, so a search that starts here needs only a step or two.
+    No schedule sustains more for long, and good ones nearly as much, so a search from here takes few steps.
     """
     priced = case(StreamPair(scene.pair, seq_len=scene.seq_len, max_batch=scene.max_batch), 1.0)
-    shares = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
-    full = [priced.setting.programs[term.programs + term.max_batch - 1] for term in priced.terms]
-    compute = sum(share * program.total_compute for share, program in zip(shares, full, strict=True))
-    memory = sum(share * program.total_fetch for share, program in zip(shares, full, strict=True))
+    fractions = [part / sum(scene.ratio) for part in reversed(scene.ratio)]
+    full_batches = [priced.setting.programs[term.programs + term.max_batch - 1] for term in priced.terms]
+    compute = sum(fraction * program.total_compute for fraction, program in zip(fractions, full_batches, strict=True))
+    memory = sum(fraction * program.total_fetch for fraction, program in zip(fractions, full_batches, strict=True))
     return scene.max_batch / (max(compute, memory) * priced.clock.tick_s)
 
 
@@ -143,14 +142,14 @@ def search_loads(
     scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None
 ) -> SustainedLoads:
     """Search the largest load of every scene under every scheduler, on all cores; equal searches run once."""
-    wanted = list(dict.fromkeys(product(scenes, schedulers)))
+    searches = list(dict.fromkeys(product(scenes, schedulers)))
     loads = sustain_all(
-        [question(scene, scheduler) for scene, scheduler in wanted],
+        [question(scene, scheduler) for scene, scheduler in searches],
         device(DEVICE),
         processes=os.cpu_count() or 1,
         progress=tick,
     )
-    return dict(zip(wanted, loads, strict=True))
+    return dict(zip(searches, loads, strict=True))
 
 
 def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:

@@ -1,6 +1,6 @@
 """What the chapter does not print and we had to assume, each assumption varied on its own.
 
-Batch timeout and batch limit, sequence length, and the one number of our own policy.
+Varied are the batcher's timeout and size limit, the sequence length, and the option "stretch" of our own policy.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BATCHES = (4, 8, 16, 32, 64)
 TOKENS = (16, 64, 128, 384)
 STRETCHES = (100, 150, 200, 300)
 PAIR = ("RN", "BB")
+# The pairs and ratios at which the option "stretch" is varied.
 STRETCHED: tuple[tuple[tuple[str, str], Ratio], ...] = tuple(
     (pair, ratio) for pair in (("RN", "BB"), ("MN", "BL")) for ratio in ((4.0, 1.0), (1.0, 1.0), (1.0, 4.0))
 )
@@ -60,9 +61,9 @@ def batching(
     title = f"Batching of {base.name}: the reproduction uses {base.timeout_ms:g} ms and {base.max_batch}"
     picture = pictures.picture(out, "sensitivity-batching", title, panels, size=(10.5, 4.4), columns=2)
     body = tuple(
-        (str(s.max_batch), f"{s.timeout_ms:g}", f"{answers[s, BASELINE].rate:.0f}", f"{answers[s, PLUS].rate:.0f}",
-         f"{answers[s, PLUS].rate / answers[s, BASELINE].rate:.3f}")
-        for s in grid
+        (str(scene.max_batch), f"{scene.timeout_ms:g}", f"{answers[scene, BASELINE].rate:.0f}",
+         f"{answers[scene, PLUS].rate:.0f}", f"{answers[scene, PLUS].rate / answers[scene, BASELINE].rate:.3f}")
+        for scene in grid
     )  # fmt: skip
     header = ("largest batch", "timeout ms", "baseline requests/s", "layerweaver+ requests/s", "over baseline")
     table = Table(f"Batching of {base.name}: sustainable load", header, body)
@@ -95,28 +96,28 @@ def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Sustai
 
 
 def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengths: Sequence[int] = TOKENS) -> Exhibit:
-    """Vary the number of tokens, which the paper does not name: the longer the text, the more encoders compute."""
+    """Vary the number of tokens, which the paper does not state; with more tokens, encoders compute more per weight."""
     bases = [StreamPair(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
-    scenes = {one: [replace(one, seq_len=tokens) for tokens in lengths] for one in bases}
-    answers = search_loads([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
+    scenes = {pair: [replace(pair, seq_len=tokens) for tokens in lengths] for pair in bases}
+    answers = search_loads([scene for pair_scenes in scenes.values() for scene in pair_scenes], SCHEDULERS, tick)
     x, y = Axis(label="tokens", names=[str(tokens) for tokens in lengths]), Axis(label="STP over baseline")
     panels, body, rows = [], [], []
-    for one, varied in scenes.items():
+    for pair, pair_scenes in scenes.items():
         over = {
-            s: [answers[scene, s].stp / answers[scene, BASELINE].stp for scene in varied]
-            for s in (BASELINE, WOVEN, PLUS, OURS)
+            scheduler: [answers[scene, scheduler].stp / answers[scene, BASELINE].stp for scene in pair_scenes]
+            for scheduler in (BASELINE, WOVEN, PLUS, OURS)
         }
         curves = [
-            Curve(range(len(lengths)), values, s.name, pictures.POLICIES[s.name], mark)
-            for mark, (s, values) in zip("^soD", over.items(), strict=True)
+            Curve(range(len(lengths)), values, scheduler.name, pictures.POLICIES[scheduler.name], mark)
+            for mark, (scheduler, values) in zip("^soD", over.items(), strict=True)
         ]
-        panels.append(Panel(curves, one.name, x, y))
+        panels.append(Panel(curves, pair.name, x, y))
         for index, tokens in enumerate(lengths):
-            cells = (f"{answers[varied[index], s].rate:.0f}" for s in SCHEDULERS)
-            body.append((one.name, str(tokens), *cells))
+            cells = (f"{answers[pair_scenes[index], scheduler].rate:.0f}" for scheduler in SCHEDULERS)
+            body.append((pair.name, str(tokens), *cells))
         rows.append(
             Row(
-                "sequence length", f"layerweaver+ over baseline, {one.name}, {lengths[-1]} tokens", None,
+                "sequence length", f"layerweaver+ over baseline, {pair.name}, {lengths[-1]} tokens", None,
                 over[PLUS][-1], "x",
                 f"not printed; {over[PLUS][0]:.3f} at {lengths[0]} tokens; layerweaver {over[WOVEN][-1]:.3f}, weft+ "
                 f"{over[OURS][-1]:.3f} at {lengths[-1]}",
@@ -124,7 +125,7 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
         )  # fmt: skip
     title = "Sequence length of the language models"
     picture = pictures.picture(out, "sensitivity-tokens", title, panels, size=(10.5, 4.2), columns=len(bases))
-    header = ("streams", "tokens", *(f"{s.name} requests/s" for s in SCHEDULERS))
+    header = ("streams", "tokens", *(f"{scheduler.name} requests/s" for scheduler in SCHEDULERS))
     return Exhibit(tuple(rows), (Table("Sequence length: sustainable load", header, tuple(body)),), (picture,))
 
 
@@ -135,22 +136,22 @@ def stretch(
     stretches: Sequence[int] = STRETCHES,
     combinations: Sequence[tuple[tuple[str, str], Ratio]] = STRETCHED,
 ) -> Exhibit:
-    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of that alone."""
+    """Vary weft+'s option "stretch": the estimated duration of the rest of a woven query, in percent of it alone."""
     scenes = [StreamPair(pair, ratio, base.seq_len, base.duration_s) for pair, ratio in combinations]
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches
     }
     answers = search_loads(scenes, (PLUS, *variants.values()), tick)
-    over = {
+    ratios_of = {
         value: [answers[scene, variant].stp / answers[scene, PLUS].stp for scene in scenes]
         for value, variant in variants.items()
     }
-    dots = [
+    points = [
         Curve(range(len(scenes)), ratios, f"stretch {value}", colour, mark, "", size=7)
-        for (value, ratios), colour, mark in zip(over.items(), pictures.MODELS, pictures.MARKS, strict=False)
+        for (value, ratios), colour, mark in zip(ratios_of.items(), pictures.MODELS, pictures.MARKS, strict=False)
     ]
     x = Axis(names=[scene.name for scene in scenes], low=-0.5, high=len(scenes) - 0.5)
-    panel = Panel([*dots, ReferenceLine(1)], x=x, y=Axis(label="STP of weft+ over layerweaver+"))
+    panel = Panel([*points, ReferenceLine(1)], x=x, y=Axis(label="STP of weft+ over layerweaver+"))
     title = "weft+: how long a woven rest is taken to last (%)"
     picture = pictures.picture(out, "sensitivity-stretch", title, [panel], size=(9, 4.4))
     rows = tuple(
@@ -158,10 +159,10 @@ def stretch(
             "stretch", f"weft+ with stretch {value} over layerweaver+, geomean", None, geomean(ratios), "x",
             f"not in the paper; least {min(ratios):.3f}, most {max(ratios):.3f} over {len(scenes)} points",
         )
-        for value, ratios in over.items()
+        for value, ratios in ratios_of.items()
     )  # fmt: skip
     body = tuple(
-        (scene.name, *(f"{ratios[index]:.3f}" for ratios in over.values())) for index, scene in enumerate(scenes)
+        (scene.name, *(f"{ratios[index]:.3f}" for ratios in ratios_of.values())) for index, scene in enumerate(scenes)
     )
     header = ("streams", *(f"stretch {value}" for value in stretches))
     return Exhibit(rows, (Table("weft+ over layerweaver+ by its stretch: sustainable STP", header, body),), (picture,))

@@ -1,10 +1,10 @@
 """libnumber (Oh et al., PACT 2018; chapter III of Oh's dissertation): number formats tuned layer by layer.
 
-Figures II.5, III.4 to III.6 and Tables III.4 and III.5 for the four networks that can be trained from data in packages.
-Searches take minutes and need the full data, so what they found is *recorded* (``benchmarks/number_formats.py``).
-Sizes, speeds and throughputs are *computed* from it now, and every configuration is *scored again* on held-out
-images of the project. The large networks appear with the formats that the chapter prints, without a claim about
-their accuracy.
+Figures II.5 and III.4 to III.6 and Tables III.4 and III.5, for the four networks that can be trained from data in
+packages. Searches take minutes and need the full data, so their results are *recorded*
+(``benchmarks/number_formats.py``). Sizes, speeds and throughputs are *computed* from the record now, and every
+configuration is *scored again* on held-out images of the project. For the large networks only the printed formats are
+used, without a claim about their accuracy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from weft_papers.libnumber.lab import PAPER
 
 COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
 FEWEST_QUERIES = 5  # below, filling and draining the pipeline dominates the throughput of the woven pairs
-AGAIN = "python training/fetch.py --to DATA; python benchmarks/number_formats.py --data DATA --again"
+TUNE_AGAIN = "python training/fetch.py --to DATA; python benchmarks/number_formats.py --data DATA --again"
 
 
 def reproduce(
@@ -41,7 +41,7 @@ def reproduce(
     progress: Progress | None = None,
     measured: Path | None = None,
 ) -> Reproduction:
-    """Run everything again but the searches, and draw the pictures into *out*.
+    """Reproduce all parts, except the searches, and draw the pictures into the folder *out*.
 
     queries: of each model in the simulated runs. measured: a result file of ``benchmarks/number_formats.py`` to read
     instead of the recorded one. Raises InputError for other options.
@@ -83,7 +83,7 @@ def _settings(record: recorded.SearchRecord, queries: int) -> dict[str, Any]:
         "recorded_settings": dict(record.settings),
         "networks": {name: net.training for name, net in record.nets.items()},
         "images": {name: dict(net.images) for name, net in record.nets.items()},
-        "tune_again": AGAIN,
+        "tune_again": TUNE_AGAIN,
         "queries": queries,
     }
 

@@ -1,7 +1,7 @@
-"""Live: the recorded configurations scored again, on held-out images of the project.
+"""Measured now: the accuracy of the recorded configurations on the held-out images that ship with weft.
 
-They are some of the validation images, so the scores lie near the recorded ones, within what so few images tell; a
-configuration that was written down wrongly, or a kernel that rounds otherwise, would not.
+These are some of the validation images, so a score must agree with the recorded one within the sampling error of so few
+images. It would not if a configuration were recorded wrongly, or if a kernel rounded differently.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weft_tune.quantised.evaluator import OnnxEvaluator
 FIGURE = "checked now"
 METHODS = (OURS, RISTRETTO, STRIPES)
 DEVIATIONS = 4.0
-"""Standard deviations by which a score on fewer images may differ."""
+"""The number of standard deviations by which a score on fewer images may differ from the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class Check:
 
     @property
     def tolerance(self) -> float:
-        """The difference from the recorded accuracy that so few images explain, by the binomial distribution."""
+        """The largest difference from the recorded accuracy that counts as agreement, by the binomial distribution."""
+        # The floor, a variance of 1e-4, keeps a recorded accuracy of 100 % from having no tolerance at all.
         deviation = math.sqrt(max(1e-4, self.recorded * (1 - self.recorded)) / self.images)
         return DEVIATIONS * deviation
 
@@ -105,12 +106,12 @@ def checks(out: Path, checked: Sequence[Check]) -> Exhibit:
     """Report the checks: the share that agrees with the record, a table and a picture; empty without checks."""
     if not checked:
         return Exhibit()
-    good = sum(check.agrees for check in checked)
+    agreeing = sum(check.agrees for check in checked)
     furthest = max(checked, key=lambda check: abs(check.score - check.recorded) / check.tolerance)
     row = Row(
-        FIGURE, "recorded configurations whose score is met on the shipped images", None, 100 * good / len(checked),
+        FIGURE, "recorded configurations whose score is met on the shipped images", None, 100 * agreeing / len(checked),
         "%",
-        f"scored now, {good} of {len(checked)} within {DEVIATIONS:g} standard deviations; furthest: "
+        f"scored now, {agreeing} of {len(checked)} within {DEVIATIONS:g} standard deviations; furthest: "
         f"{TITLES[furthest.net.name]}, {furthest.name}: {100 * furthest.score:.2f} % on {furthest.images} images, "
         f"{100 * furthest.recorded:.2f} % on all",
     )  # fmt: skip
@@ -136,12 +137,12 @@ def _picture(out: Path, checked: Sequence[Check]) -> Figure:
     low = min(min(check.score, check.recorded) for check in checked)
     marks = [Curve([100 * low, 100], [100 * low, 100], None, RULE, width=1)]
     for kind in dict.fromkeys(_kind(check) for check in checked):
-        checks = [check for check in checked if _kind(check) == kind]
+        kind_checks = [check for check in checked if _kind(check) == kind]
         marks.append(
             Curve(
-                [100 * check.recorded for check in checks], [100 * check.score for check in checks],
+                [100 * check.recorded for check in kind_checks], [100 * check.score for check in kind_checks],
                 LABELS.get(kind, "float32"), COLOURS.get(kind, COLOURS["FLOAT 32"]), "o", "", size=4,
-                errors=[100 * check.tolerance for check in checks],
+                errors=[100 * check.tolerance for check in kind_checks],
             )
         )  # fmt: skip
     x, y = Axis(label="recorded, all validation images (%)"), Axis(label="now, shipped images (%)")

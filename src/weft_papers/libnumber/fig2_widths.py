@@ -1,4 +1,4 @@
-"""Figure II.5: accuracy over the width of fixed point (recorded), and how the weights are distributed (read now)."""
+"""Figure II.5: accuracy over the bits of fixed point (recorded), and histograms of the weights (computed now)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft_tune.weighted_layers import find_layers, load_flat
 
 FIGURE = "Fig. II.5"
 FULL = 0.995
-"""The part of the accuracy in float32 that counts as all of it."""
+"""A score counts as full accuracy from this fraction of the accuracy in float32."""
 
 
 def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
@@ -30,21 +30,21 @@ def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:
-    """The fewest bits with which, and with every larger number of bits, the accuracy is that of float32.
+    """The fewest bits from which on every number of bits has the full accuracy of float32 (see FULL).
 
-    scores: accuracy by number of bits.
+    scores: accuracy for each number of bits.
     """
     assert net.widths
     full_accuracy = [score >= FULL * net.test for score in scores]
-    below = [bits for bits, full in zip(net.widths.bits, full_accuracy, strict=True) if not full]
+    below = [bits for bits, is_full in zip(net.widths.bits, full_accuracy, strict=True) if not is_full]
     return max(below, default=0) + 1
 
 
 def target_weights(net: NetRecord) -> npt.NDArray[np.float32]:
-    """The weights of the layers that are tuned, in one row, from the project's model."""
-    wanted = {layer for target in net.network.targets for layer in target.layers}
+    """The weights of the tuned layers of the project's model, as one vector."""
+    names = {layer for target in net.network.targets for layer in target.layers}
     layers = find_layers(load_flat(model_path(net.name)))
-    return np.concatenate([layer.weight.ravel() for layer in layers if layer.name in wanted])
+    return np.concatenate([layer.weight.ravel() for layer in layers if layer.name in names])
 
 
 def _rows(paper: Paper, nets: Sequence[NetRecord]) -> list[Row]:
@@ -83,9 +83,9 @@ def _picture(out: Path, nets: Sequence[NetRecord]) -> Figure:
     weights_only: list[Drawable] = []
     both: list[Drawable] = []
     distributions: list[Drawable] = []
-    for place, net in enumerate(nets):
+    for index, net in enumerate(nets):
         assert net.widths
-        colour, mark = pictures.MODELS[place], pictures.MARKS[place]
+        colour, mark = pictures.MODELS[index], pictures.MARKS[index]
         for marks, scores in ((weights_only, net.widths.weights), (both, net.widths.both)):
             marks += [
                 Curve(net.widths.bits, [100 * score for score in scores], TITLES[net.name], colour, mark),

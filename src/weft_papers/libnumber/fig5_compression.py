@@ -1,7 +1,7 @@
-"""Figure III.5: how small each method makes the four networks at both margins, on validation images and on test images.
+"""Figure III.5: sizes of the four networks under every method at both margins of accuracy.
 
-Recorded configurations; every size is computed from them again. Where a method's own answer misses the margin, the
-smallest of its repaired ones stands in its place, and the table says so.
+The configurations are recorded; sizes are computed from them now. If a method's own formats miss the margin, the
+smallest of its repaired ones are used instead, and the table says so. Accuracies are of validation and of test images.
 
 Table III.4 has the configurations themselves, beside those that the chapter prints for the same networks.
 """
@@ -84,22 +84,22 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
     for method in (RISTRETTO, RELAXED, STRIPES):
         rows += _against(paper, record, margin, method)
     if margin == MARGINS[0] and (relaxed := over_nets(record, RELAXED, margin, weight_reduction)):
-        theirs, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
+        printed, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
         reductions = ", ".join(f"{value:.2f}" for value in relaxed)
         why = f"the best of its ways: {reductions}; the chapter's is over eleven networks"
         quantity = f"parameters smaller by {LABELS[RELAXED]} at {percent(margin)}, by the mean size"
-        rows.append(Row(FIGURE, quantity, theirs, value, "x", beside(value, theirs, why)))
+        rows.append(Row(FIGURE, quantity, printed, value, "x", beside(value, printed, why)))
     return rows
 
 
-def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str, values: Sequence[float]) -> list[Row]:
-    """Rows with a reduction, averaged by mean size and as geometric mean; *what*: "parameters" or "storage"."""
-    theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
+def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, size: str, values: Sequence[float]) -> list[Row]:
+    """Rows with a reduction, averaged by mean size and as geometric mean; *size*: "parameters" or "storage"."""
+    printed, mean_reduction = paper[f"{size}_{100 * margin:g}"].value, by_mean_size(values)
     why = f"{_listed_nets(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
     return [
-        Row(FIGURE, f"{what} smaller at {percent(margin)}, by the mean size", theirs, value, "x",
-            beside(value, theirs, why)),
-        Row(FIGURE, f"{what} smaller at {percent(margin)}, geomean", None, geomean(values), "x",
+        Row(FIGURE, f"{size} smaller at {percent(margin)}, by the mean size", printed, mean_reduction, "x",
+            beside(mean_reduction, printed, why)),
+        Row(FIGURE, f"{size} smaller at {percent(margin)}, geomean", None, geomean(values), "x",
             "of our networks; the chapter does not say which mean it prints, the mean size fits Table III.4 best"),
     ]  # fmt: skip
 
@@ -114,10 +114,10 @@ def _loss_row(record: SearchRecord, margin: float) -> Row:
     """Row with the largest relative loss of accuracy on test images, which no search saw."""
     nets = [record.nets[net] for net in record.tuned(margin)]
     runs = [(net, net.find(OURS, margin)) for net in nets]
-    lost = [100 * (1 - run.test / net.test) for net, run in runs if run]
+    loss_percents = [100 * (1 - run.test / net.test) for net, run in runs if run]
     text = ", ".join(f"{TITLES[net.name]} {100 * net.test:.2f} to {100 * run.test:.2f} %" for net, run in runs if run)
     return Row(
-        FIGURE, f"accuracy lost on the untouched test images at {percent(margin)}, most", None, max(lost), "%",
+        FIGURE, f"accuracy lost on the untouched test images at {percent(margin)}, most", None, max(loss_percents), "%",
         f"relative, tuned on validation images: {text}; the chapter tunes and reports on the same images",
     )  # fmt: skip
 
@@ -136,15 +136,15 @@ def _against(paper: Paper, record: SearchRecord, margin: float, method: str, *, 
         return []
     failing = [net for net, _ in pairs if (answer := net.find(method, margin)) and not answer.feasible]
     failed = f"; its own answer fails for {', '.join(TITLES[net.name] for net in failing)}" if failing else ""
-    text = ", ".join(f"{TITLES[net]} {value:.1f}" for net, value in below.items())
+    values_text = ", ".join(f"{TITLES[net]} {value:.1f}" for net, value in below.items())
     key = {RISTRETTO: "storage_below_ristretto", STRIPES: "storage_below_stripes"}.get(method)
-    theirs = paper[key].value if key and margin == MARGINS[0] else None
+    printed = paper[key].value if key and margin == MARGINS[0] else None
     value = mean(below.values())
-    why = f"{text}{failed}"
-    way = " as published, repaired where it fails" if plain else ", the best of its ways"
-    name = LABELS[method] + (way if method != STRIPES else "")
+    why = f"{values_text}{failed}"
+    variant = " as published, repaired where it fails" if plain else ", the best of its ways"
+    name = LABELS[method] + (variant if method != STRIPES else "")
     quantity = f"storage below that of {name} at {percent(margin)}, mean"
-    return [Row(FIGURE, quantity, theirs, value, "%", beside(value, theirs, why) if theirs else why)]
+    return [Row(FIGURE, quantity, printed, value, "%", beside(value, printed, why) if printed else why)]
 
 
 def _table(record: SearchRecord, margin: float) -> Table:
@@ -166,10 +166,10 @@ def _table(record: SearchRecord, margin: float) -> Table:
 
 def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     """The cells of one run of a network."""
-    way = run.method.removesuffix(REPAIRED)
-    words = [LABELS[way], "repaired" if run.method != way else "", str(run.option or "")]
+    method = run.method.removesuffix(REPAIRED)
+    parts = [LABELS[method], "repaired" if run.method != method else "", str(run.option or "")]
     return (
-        TITLES[net.name], ", ".join(word for word in words if word), shown(net.network, run.configuration),
+        TITLES[net.name], ", ".join(word for word in parts if word), shown(net.network, run.configuration),
         f"{weight_reduction(net, run):.2f}", f"{storage_reduction(net, run):.2f}", f"{100 * run.validation:.2f}",
         f"{100 * run.test:.2f}", "yes" if run.feasible else "no", str(run.iterations),
     )  # fmt: skip
@@ -180,14 +180,14 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     panels, colours = [], {LABELS[method]: COLOURS[method] for method in METHODS}
     for margin in (margin for margin in MARGINS if record.tuned(margin)):
         labels = [*(TITLES[net] for net in record.tuned(margin)), "mean"]
-        for value, key, what in (
+        for value, key, quantity in (
             (weight_reduction, "parameters", "weights"),
             (storage_reduction, "storage", "weights and inputs"),
         ):
             series = {LABELS[method]: [*_size_percents(record, method, margin, value)] for method in METHODS}
             printed = paper[f"{key}_{100 * margin:g}"].value
             marks = [Bars(labels, series, colours), ReferenceLine(100 / printed, f"printed: 1/{printed:g}")]
-            heading = f"{what}, {percent(margin)} of the accuracy may go"
+            heading = f"{quantity}, {percent(margin)} of the accuracy may go"
             panels.append(Panel(marks, heading, y=Axis(label="% of float32")))
     title = f"{FIGURE}: size over float32 (lower is better); the line is the chapter's mean over eleven networks"
     size = (11.5, 1.8 * len(panels))
@@ -197,13 +197,14 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
 def _size_percents(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:
     """Size of each network in percent of float32, 0 if the method misses the margin; then the mean of the others."""
     runs = [(record.nets[net], record.nets[net].passing(method, margin)) for net in record.tuned(margin)]
-    parts = [100 / value(net, run) if run else 0.0 for net, run in runs]
-    kept = [part for part in parts if part]
-    return [*parts, mean(kept) if kept else 0.0]
+    percents = [100 / value(net, run) if run else 0.0 for net, run in runs]
+    passing = [size for size in percents if size]
+    return [*percents, mean(passing) if passing else 0.0]
 
 
 TABLE_4 = "Table III.4"
 THEIRS = {OURS: "libnumber", RISTRETTO: "Ristretto"}
+"""Our method -> the framework of Table III.4 that it is compared with."""
 
 
 def table_4(record: SearchRecord) -> Exhibit:
@@ -221,8 +222,9 @@ def mean_bits(net: NetRecord, method: str, margin: float) -> float | None:
 def printed_bits(net: NetRecord, framework: str) -> float:
     """The mean bits of a weight in the chapter's formats, with layers as large as ours."""
     targets = net.network.targets
-    given = parse_printed(printed_configurations()[TITLES[net.name]][framework], len(targets))
-    return sum(t.weights * bits for t, bits in zip(targets, given.weight_bits, strict=True)) / net.network.weights
+    printed = parse_printed(printed_configurations()[TITLES[net.name]][framework], len(targets))
+    total_bits = sum(target.weights * bits for target, bits in zip(targets, printed.weight_bits, strict=True))
+    return total_bits / net.network.weights
 
 
 def _rows_4(net: NetRecord) -> list[Row]:

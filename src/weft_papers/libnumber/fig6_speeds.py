@@ -1,13 +1,12 @@
-"""Figure III.6: what the recorded formats would gain on hardware, by three models that are computed anew.
+"""Figure III.6: speed-ups of the recorded formats on hardware, by three models of speed that are computed now.
 
 (a) The chapter synthesises for an FPGA; ours is a proxy: as many products at once as operands fit into a word.
 (b) Bit-serial hardware takes one cycle for each bit of an input: ideally, and with the waste of a real array.
 
-``weaving`` is tuning and weaving together, which the dissertation leaves to the future: a pair of models on one NPU.
-One model waits for its weights, the other for its products. Tuning the first leaves it less to fetch; both are then
-woven by weft's own policy. System throughput is counted against the models in the width of the device, alone, before
-and after, so that the numbers can be compared. MLP-C and Cuda-convnet have recorded formats that keep their accuracy;
-for BERT-large the width is a question only.
+``weaving`` combines tuning and weaving, which the dissertation leaves to future work: a memory-bound and a
+compute-bound model run together on one NPU under weft's own policy. Tuning the memory-bound one leaves it fewer bytes
+to fetch. System throughput before and after is relative to the untuned models alone, so that both can be compared.
+MLP-C and Cuda-convnet have recorded formats that keep their accuracy; for BERT-large the widths are hypothetical.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ from weft_tune.hardware import LayerWork, Speedup, bit_serial, bit_serial_ideal,
 from weft_tune.numbers.configuration import Configuration
 
 FIGURE = "Fig. III.6"
-ON_FPGA = (OURS, RISTRETTO, STRIPES)
-SERIALLY = (SERIAL, RISTRETTO, STRIPES)
+FPGA_METHODS = (OURS, RISTRETTO, STRIPES)
+SERIAL_METHODS = (SERIAL, RISTRETTO, STRIPES)
 SpeedModel = Callable[[Sequence[LayerWork], Configuration], Speedup]
+"""Predicts the speed-up of a network on some hardware from the work of its layers and their formats."""
 
 
 @lru_cache(maxsize=8)
@@ -49,7 +49,7 @@ def model_of(name: str) -> Model:
 def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     """Reproduce Fig. III.6: speed-ups of the recorded formats by models of an FPGA and of bit-serial hardware."""
     rows = [*_fpga_rows(paper, record), *_serial_rows(paper, record)]
-    tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
+    tables = [_table(record, FPGA_METHODS, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
     tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
     filled = [table for table in tables if table.rows]
@@ -75,14 +75,14 @@ def _configuration(net: NetRecord, method: str, margin: float) -> Configuration 
 
 def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
     """Method -> speed-ups, of the networks that all methods keep within the margin; empty if there is none."""
-    every = {method: speedups(record, method, margin, model) for method in methods}
-    shared = [net for net in record.tuned(margin) if all(net in speeds for speeds in every.values())]
-    return {method: [speeds[net] for net in shared] for method, speeds in every.items()} if shared else {}
+    by_method = {method: speedups(record, method, margin, model) for method in methods}
+    shared = [net for net in record.tuned(margin) if all(net in speeds for speeds in by_method.values())]
+    return {method: [speeds[net] for net in shared] for method, speeds in by_method.items()} if shared else {}
 
 
 def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     """Rows with our speed-up on the FPGA proxy, and over two other methods."""
-    speeds = _common(record, ON_FPGA, MARGINS[0], word_packing)
+    speeds = _common(record, FPGA_METHODS, MARGINS[0], word_packing)
     if not speeds:
         return []
     ours = geomean(speeds[OURS])
@@ -99,21 +99,21 @@ def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 
 def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for products."""
-    ideal, real = (_common(record, SERIALLY, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
+    """Rows with our speed-up on bit-serial hardware: ideal, with a real array's waste, and tuned for MACs."""
+    ideal, real = (_common(record, SERIAL_METHODS, SERIAL_MARGIN, model) for model in (bit_serial_ideal, bit_serial))
     if not ideal:
         return []
-    value, theirs = geomean(ideal[SERIAL]), paper["bit_serial"].value
+    speed_up, printed = geomean(ideal[SERIAL]), paper["bit_serial"].value
     others = ", ".join(f"{LABELS[method]} {geomean(ideal[method]):.2f}" for method in (RISTRETTO, STRIPES))
     rows = [
-        Row(f"{FIGURE}(b)", f"ideal bit-serial speed-up over 16 bits at {percent(SERIAL_MARGIN)}, geomean", theirs,
-            value, "x", beside(value, theirs, f"our networks, not the chapter's five; {others}")),
+        Row(f"{FIGURE}(b)", f"ideal bit-serial speed-up over 16 bits at {percent(SERIAL_MARGIN)}, geomean", printed,
+            speed_up, "x", beside(speed_up, printed, f"our networks, not the chapter's five; {others}")),
         Row(f"{FIGURE}(b)", "the same with the waste of a real array", None, geomean(real[SERIAL]), "x",
             "fully connected layers gain nothing there: their weights arrive no faster"),
     ]  # fmt: skip
-    if macs := speedups(record, f"{SERIAL} {MACS}", SERIAL_MARGIN, bit_serial_ideal):
+    if faster := speedups(record, f"{SERIAL} {MACS}", SERIAL_MARGIN, bit_serial_ideal):
         rows.append(
-            Row(f"{FIGURE}(b)", "ideal, tuned for products instead of storage, geomean", None, geomean(macs.values()),
+            Row(f"{FIGURE}(b)", "ideal, tuned for products instead of storage, geomean", None, geomean(faster.values()),
                 "x", "the objective is the user's to choose: sum(l.macs * l.input_bits for l in layers)")
         )  # fmt: skip
     return rows
@@ -136,9 +136,9 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     """Draw speed-ups by three hardware models, a bar per network and method."""
     panels = []
     for title, methods, margin, model, key in (
-        ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
-        ("(b) bit-serial, ideal, over 16 bits", SERIALLY, SERIAL_MARGIN, bit_serial_ideal, "bit_serial"),
-        ("(b) bit-serial, structural", SERIALLY, SERIAL_MARGIN, bit_serial, None),
+        ("(a) FPGA, packing proxy, over FLOAT 32", FPGA_METHODS, MARGINS[0], word_packing, "fpga"),
+        ("(b) bit-serial, ideal, over 16 bits", SERIAL_METHODS, SERIAL_MARGIN, bit_serial_ideal, "bit_serial"),
+        ("(b) bit-serial, structural", SERIAL_METHODS, SERIAL_MARGIN, bit_serial, None),
     ):
         bars = [_bars(record, methods, margin, model)] if record.tuned(margin) else []
         printed = [ReferenceLine(paper[key].value, f"printed {paper[key].value:g}")] if key else []
@@ -162,6 +162,7 @@ def _bars(record: SearchRecord, methods: Sequence[str], margin: float, model: Sp
 
 WEAVING = "weaving"
 COMPUTING, FETCHING = "cuda-convnet", "mlp-c"
+"""The compute-bound and the memory-bound model."""
 NPU = "tpuv3-like"
 WIDTHS = (16, 8, 6, 4)
 """Bits of a weight of BERT-large; the device has 16."""
@@ -170,11 +171,11 @@ POLICY = "weft"
 
 @dataclass(frozen=True, slots=True)
 class Woven:
-    """A pair of models woven on the device, the first computing and the second waiting for its weights."""
+    """A pair of models woven on the device: the first is compute-bound, the second memory-bound."""
 
     name: str
     weight_bytes: int
-    """The weights of the model that fetches."""
+    """Bytes of the weights of the memory-bound model."""
     rates: tuple[float, ...]
     """Queries a second of each model."""
     alone_s: tuple[float, ...]
@@ -186,7 +187,7 @@ class Woven:
 
 
 def weaving(out: Path, record: SearchRecord, queries: int) -> Exhibit:
-    """Report the throughput of woven pairs before and after the formats of the fetching model are tuned.
+    """Report the throughput of woven pairs before and after the formats of the memory-bound model are tuned.
 
     queries: of each model in a run.
     """
@@ -197,7 +198,7 @@ def weaving(out: Path, record: SearchRecord, queries: int) -> Exhibit:
     tables.append(
         _weaving_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", narrowed)
     )
-    rows = [_row(pairs[0], changed) for pairs in (tuned, narrowed) for changed in pairs[1:]]
+    rows = [_row(pairs[0], after) for pairs in (tuned, narrowed) for after in pairs[1:]]
     picture = _weaving_picture(out, tuned, narrowed)
     return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (picture,))
 
@@ -231,12 +232,12 @@ def _weave_tuned(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
 
 
 def _weave_narrowed(npu: Npu, queries: int) -> list[Woven]:
-    """Weave ResNet-50 and BERT-large, whose weights have the given widths; no accuracy is claimed."""
-    computing, fetching = load("resnet50"), load("bert-large")
+    """Weave ResNet-50 and BERT-large with weights of WIDTHS bits; no accuracy is claimed."""
+    resnet, bert = load("resnet50"), load("bert-large")
     pairs: list[Woven] = []
     for bits in WIDTHS:
-        layers = tuple(replace(layer, weight_bits=bits) if layer.weights else layer for layer in fetching.layers)
-        pair = computing, replace(fetching, layers=layers)
+        layers = tuple(replace(layer, weight_bits=bits) if layer.weights else layer for layer in bert.layers)
+        pair = resnet, replace(bert, layers=layers)
         pairs.append(_weave(f"BERT-large in {bits} bits", pair, npu, queries, pairs[0] if pairs else None))
     return pairs
 

@@ -31,23 +31,24 @@ from weft_tune.platform import Platform, parse_platform
 from weft_tune.tuner import BIAS_RULES, BiasRule, find_formats
 
 SERIAL_MARGIN = 0.01
-"""The margin of the comparison on bit-serial hardware, and of sensitivity studies."""
+"""The margin of the comparison on bit-serial hardware and of the sensitivity studies."""
 MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
 SHARES = (0.05, 0.1, 0.3, 0.5)
+"""Sizes of the small set, as shares of the images."""
 STARTS = (-1, 1)
-"""Where biases begin, counted from the chapter's."""
+"""First biases of the search, relative to the chapter's."""
 USUAL_RULE: BiasRule = inspect.signature(find_formats).parameters["bias"].default
 RULES: tuple[Option, ...] = tuple(rule for rule in BIAS_RULES if rule != USUAL_RULE)
 VARIED = ("lenet", "cuda-convnet")
-"""Networks on which everything is varied."""
+"""The networks of the sensitivity studies."""
 
 
 class Enumerated(NamedTuple):
-    """A search space that is small enough to try all of it."""
+    """A search space that is small enough to try all configurations."""
 
     formats: list[str]
     biases: range
-    """The biases tried for each tensor, counted from the first."""
+    """The biases tried for each tensor, relative to its first bias."""
 
 
 ENUMERATED = {
@@ -57,7 +58,7 @@ ENUMERATED = {
     ("cuda-convnet", 0.01): Enumerated(["FIXED 5..7"], range(4)),
 }
 COVERING = "covering"
-"""Option of Ristretto: inputs keep the integer bit by which Ristretto's code shortens them."""
+"""Option of Ristretto: inputs keep the integer bit that Ristretto's code takes from them."""
 MACS = "macs"
 """Option of the inputs-only search: the objective counts products, not bits that are stored."""
 MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
@@ -94,7 +95,7 @@ def jobs(net: str) -> list[SearchJob]:
 
 def settings(network: Network, job: SearchJob) -> dict[str, Any]:
     """Keyword arguments of the search for a job, without the margin."""
-    ways: dict[str, dict[str, Any]] = {
+    arguments: dict[str, dict[str, Any]] = {
         FAITHFUL: {"faithful": True},
         WHOLE: {"two_passes": False},
         BOTH: {"layerwise": "BOTH"},
@@ -108,11 +109,11 @@ def settings(network: Network, job: SearchJob) -> dict[str, Any]:
     }
     if job.method == RESTRICTED:
         return {"platform": enumerated(network.name, job.margin)}
-    return ways.get(job.method, {})
+    return arguments.get(job.method, {})
 
 
 def enumerated(net: str, margin: float) -> Platform:
-    """A platform with few enough formats to try all of them."""
+    """The platform with the formats of an enumerated space (see ENUMERATED)."""
     return parse_platform({"name": "enumerated", "formats": ENUMERATED[net, margin].formats}, "enumerated")
 
 
@@ -129,7 +130,7 @@ def sixteen_bits(network: Network) -> Configuration:
 
 
 def started(network: Network, shift: float) -> Network:
-    """Start the search with every bias *shift* higher, as if all values were multiplied by ``2 ** -shift``."""
+    """The network with all value ranges times ``2 ** -shift``, so that a search starts with biases *shift* higher."""
     factor = 2.0**-shift
     targets = [
         replace(target, weight_max=target.weight_max * factor, input_max=target.input_max * factor)

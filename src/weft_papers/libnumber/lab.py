@@ -1,4 +1,4 @@
-"""What the parts share: the four networks, the methods, and how small a configuration makes a network."""
+"""What the parts share: the four networks, the methods, and the sizes of networks under a configuration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from weft_tune.objective import total_bits
 
 PAPER = "libnumber"
 MARGINS = (0.07, 0.01)
+"""The relative losses of accuracy that a configuration may have."""
 LENET = "lenet"
 TITLES = {"mlp-m": "MLP-M", "mlp-c": "MLP-C", "lenet": "LeNet", "cuda-convnet": "Cuda-convnet"}
 NETS = tuple(TITLES)
-"""The chapter's networks that can be trained from data in packages."""
+"""The chapter's networks that can be trained from data in packages, in the chapter's order."""
 
+# Methods. Of ours: the default, all candidates scored in full, no small set, input formats by layer too, inputs only.
 OURS, FAITHFUL, WHOLE, BOTH, SERIAL = "weft", "faithful", "full set only", "layer-wise inputs", "inputs only"
 RISTRETTO, RELAXED, STRIPES = "Ristretto", "relaxed Ristretto", "Stripes"
 INT8, INT8_CHANNELS = "int8", "int8 per channel"
+# Variants of ours: other sizes of the small set, other rules for biases, other first biases.
 SMALL, BIAS_RULE, START = "small set", "bias rule", "first bias"
+# All configurations of an enumerated space, and our search restricted to that space.
 EXHAUSTIVE, RESTRICTED = "exhaustive", "restricted"
 REPAIRED = " repaired"
-"""Suffix of a baseline's name: its own answer missed the margin and was widened until it kept it."""
+"""Suffix of a baseline's name: its own formats missed the margin, so they were widened until they kept it."""
 LABELS = {
     OURS: "weft tune",
     BOTH: "weft tune, inputs layer by layer too",
@@ -74,7 +78,7 @@ def plain_sizes(network: Network) -> Sizes:
 
 
 def by_mean_size(reductions: Iterable[float]) -> float:
-    """Average reductions as the reduction of the mean relative size, which fits the chapter's averages best."""
+    """Average reductions by harmonic mean (the reduction of the mean size), which fits the chapter's averages best."""
     return 1 / mean(1 / reduction for reduction in reductions)
 
 
@@ -91,7 +95,7 @@ def shown(network: Network, configuration: Configuration, *, bias: bool = False)
 
 
 class Printed(NamedTuple):
-    """A configuration of Table III.4: widths and types, no biases."""
+    """A configuration as Table III.4 prints it: types and widths such as "E3", without biases."""
 
     inputs: str
     weights: tuple[str, ...]

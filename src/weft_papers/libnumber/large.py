@@ -1,7 +1,7 @@
 """The chapter's large networks: sizes and speeds of the configurations that Table III.4 prints, without their accuracy.
 
-They cannot be scored here, since their data is not available; but what a printed configuration stores and computes
-follows from the architecture. GoogleNet and DarkNet are left out: the table has a format too few for each.
+They cannot be scored here, because their data is not available. But the sizes and speeds of a printed configuration
+follow from the architecture. GoogleNet and DarkNet are left out: the table prints one format too few for each.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Conv(NamedTuple):
     kernel: int
     stride: int = 1
     pad: int | None = None
-    """The padding; without it, the size is kept at stride 1."""
+    """The padding on each side; None: as much as keeps the size of the picture at stride 1."""
     pool: tuple[int, int] | None = None
-    """The size and the stride of the pool behind it."""
+    """The size and the stride of the pooling behind it; None: no pooling."""
 
 
-POOL, HALF = (3, 2), (2, 2)
+POOL, HALF = (3, 2), (2, 2)  # size and stride of pools
 NIN = (
     Conv(96, 11, 4, 0), Conv(96, 1), Conv(96, 1, pool=POOL),
     Conv(256, 5), Conv(256, 1), Conv(256, 1, pool=POOL),
@@ -68,7 +68,7 @@ TINY_YOLO = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Large:
-    """A network with printed formats; its sizes and speeds follow from the architecture."""
+    """A network with the formats that Table III.4 prints for it."""
 
     title: str
     network: Network
@@ -94,18 +94,18 @@ def convnet(name: str, side: int, convolutions: Sequence[Conv]) -> Model:
     """Make a network without branches whose input is a picture of *side* by *side* pixels with three channels."""
     layers, channels = [], 3
     for number, conv in enumerate(convolutions, 1):
-        pad = (conv.kernel - 1) // 2 if conv.pad is None else conv.pad
-        out = (side + 2 * pad - conv.kernel) // conv.stride + 1
+        padding = (conv.kernel - 1) // 2 if conv.pad is None else conv.pad
+        out_side = (side + 2 * padding - conv.kernel) // conv.stride + 1
         taps = conv.kernel**2
-        gemm = Gemm(out**2, channels * taps, conv.filters, kernel=taps)
+        gemm = Gemm(out_side**2, channels * taps, conv.filters, kernel=taps)
         layers.append(
             Layer(f"conv{number}", "conv", "Conv", gemm, channels * taps * conv.filters,
-                  input_elements=channels * side**2, output_elements=conv.filters * out**2)
+                  input_elements=channels * side**2, output_elements=conv.filters * out_side**2)
         )  # fmt: skip
-        side, channels = out, conv.filters
+        side, channels = out_side, conv.filters
         if conv.pool:
             size, stride = conv.pool
-            side = -(-(side - size) // stride) + 1
+            side = -(-(side - size) // stride) + 1  # rounded up, as Caffe pools
     return Model(name, tuple(layers))
 
 
@@ -141,11 +141,11 @@ def network_of(model: Model) -> Network:
 
 def printed(network: Network, text: str) -> Configuration:
     """The configuration that Table III.4 prints, biases left at their defaults: they change neither size nor speed."""
-    given = parse_printed(text, len(network.targets))
+    parsed = parse_printed(text, len(network.targets))
     formats: dict[str, AnyFormat] = {}
-    for target, weight in zip(network.targets, given.weights, strict=True):
+    for target, weight in zip(network.targets, parsed.weights, strict=True):
         formats |= dict.fromkeys(target.objects("weight"), _format(weight))
-        formats |= dict.fromkeys(target.objects("input"), _format(given.inputs))
+        formats |= dict.fromkeys(target.objects("input"), _format(parsed.inputs))
     return Configuration(formats)
 
 
@@ -157,23 +157,23 @@ def _format(text: str) -> AnyFormat:
 @lru_cache(maxsize=1)
 def large_networks() -> tuple[Large, ...]:
     """The chapter's large networks with the formats that Table III.4 prints for them."""
-    every = printed_configurations()
+    configurations_of = printed_configurations()
     networks = []
     for title, make in MODELS.items():
         model = make()
         network = network_of(model)
-        configurations = {framework: printed(network, text) for framework, text in every[title].items()}
+        configurations = {framework: printed(network, text) for framework, text in configurations_of[title].items()}
         networks.append(Large(title, network, work_of(model, network), configurations))
     return tuple(networks)
 
 
 def small_networks(record: SearchRecord) -> list[Large]:
     """The recorded networks with the formats that Table III.4 prints for them."""
-    every = printed_configurations()
+    configurations_of = printed_configurations()
     return [
         Large(
             TITLES[name], net.network, (),
-            {framework: printed(net.network, text) for framework, text in every[TITLES[name]].items()},
+            {framework: printed(net.network, text) for framework, text in configurations_of[TITLES[name]].items()},
         )
         for name, net in record.nets.items()
     ]  # fmt: skip
@@ -182,19 +182,17 @@ def small_networks(record: SearchRecord) -> list[Large]:
 def printed_sizes(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     """Rows for the chapter's averages, recomputed from its own table, and for the speed-ups of the large networks."""
     large = large_networks()
-    every = [*large, *small_networks(record)]
-    return Exhibit((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),
+    networks = [*large, *small_networks(record)]
+    return Exhibit((*_size_rows(paper, networks), *_speed_rows(paper, large)), (_table(networks), _speeds(large)),
                 (_picture(out, large),))  # fmt: skip
 
 
-def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
+def _size_rows(paper: Paper, networks: Sequence[Large]) -> list[Row]:
     """Rows with the chapter's averages of sizes, recomputed from the printed formats."""
-    weights, both = (
-        [network.reduction(LIBNUMBER) for network in every],
-        [network.storage(LIBNUMBER) for network in every],
-    )
-    below = {network.title: network.below_ristretto for network in every}
-    source = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
+    weights = [network.reduction(LIBNUMBER) for network in networks]
+    both = [network.storage(LIBNUMBER) for network in networks]
+    below = {network.title: network.below_ristretto for network in networks}
+    source = f"recomputed from Table III.4 for {len(networks)} of the eleven networks"
     rows = [
         _row(paper, "parameters smaller", "parameters_7", by_mean_size(weights), "x",
              f"{source} as the mean size; geometric mean {geomean(weights):.2f}, mean {mean(weights):.2f}; layers of "
@@ -212,17 +210,17 @@ def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
     return rows
 
 
-def _row(paper: Paper, what: str, key: str, value: float, unit: str, why: str) -> Row:
+def _row(paper: Paper, quantity: str, key: str, value: float, unit: str, why: str) -> Row:
     """Row with a recomputed average beside the published number *key*."""
     theirs = paper[key].value
-    return Row(FIGURE, f"{what} by the printed formats", theirs, value, unit, beside(value, theirs, why))
+    return Row(FIGURE, f"{quantity} by the printed formats", theirs, value, unit, beside(value, theirs, why))
 
 
 def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
     """Rows with the FPGA speed-up of the printed formats, and over Ristretto's."""
-    ours, theirs = ([word_packing(network.work, network.configurations[framework]).network for network in large]
+    ours, ristretto = ([word_packing(network.work, network.configurations[framework]).network for network in large]
                     for framework in (LIBNUMBER, RISTRETTO))  # fmt: skip
-    gain = 100 * (geomean(ours) / geomean(theirs) - 1)
+    gain = 100 * (geomean(ours) / geomean(ristretto) - 1)
     names = ", ".join(network.title for network in large)
     return [
         Row("Fig. III.6(a)", "FPGA speed-up of the printed formats, geomean", paper["fpga"].value, geomean(ours), "x",
@@ -230,11 +228,11 @@ def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
                    f"of 32 bits; {names}")),
         Row("Fig. III.6(a)", "the same over Ristretto's printed formats", paper["fpga_over_ristretto"].value, gain, "%",
             f"not synthesis either: 32 // 8 = 32 // 7 = 4, so that few bits fewer gain nothing; {geomean(ours):.2f} "
-            f"and {geomean(theirs):.2f}"),
+            f"and {geomean(ristretto):.2f}"),
     ]  # fmt: skip
 
 
-def _table(every: Sequence[Large]) -> Table:
+def _table(networks: Sequence[Large]) -> Table:
     """Table of the sizes of the printed configurations."""
     body = tuple(
         (
@@ -243,7 +241,7 @@ def _table(every: Sequence[Large]) -> Table:
             *(f"{network.storage(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)),
             f"{network.below_ristretto:.1f}",
         )
-        for network in every
+        for network in networks
     )  # fmt: skip
     header = ("network", "weights M", "inputs M", "libnumber: weights x", "Ristretto: weights x",
               "libnumber: storage x", "Ristretto: storage x", "below Ristretto %")  # fmt: skip

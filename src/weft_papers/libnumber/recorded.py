@@ -1,7 +1,6 @@
-"""What was tuned on the full data, and kept: the file that ``benchmarks/number_formats.py`` writes.
+"""Results of searches on the full data, read from the file that ``benchmarks/number_formats.py`` writes.
 
-Configurations are kept as their text and all scores as they were found. Sizes, ratios and speeds are not in there: the
-parts compute them again.
+The file has configurations as text, and scores. Sizes, ratios and speeds are not in it: the parts compute them.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from weft_tune.result import Kept, Trial, Tuning
 FORMAT = 1  # version of the file; benchmarks/number_formats.py writes it
 SHIPPED = "results.json"
 Option = float | str | None
+"""Value of the setting that distinguishes several runs of a method; None: the default run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class ScoredRun:
     margin: float
     configuration: Configuration
     validation: float
-    """The accuracy on all images that it was tuned on."""
+    """The accuracy on all validation images, on which the search was run."""
     test: float
-    """The accuracy on images that no search saw."""
+    """The accuracy on the test images, which no search sees."""
     base: float
     """The score on the validation images that the margin is relative to."""
     feasible: bool
@@ -44,7 +44,6 @@ class ScoredRun:
     """Images that were evaluated, of the small and the full set together."""
     seconds: float
     option: Option = None
-    """Value of the setting that distinguishes several runs of a method; None: the default run."""
     note: str = ""
 
     @property
@@ -53,7 +52,7 @@ class ScoredRun:
 
 
 class Widths(NamedTuple):
-    """Accuracy over the width of fixed point, Figure II.5(a)."""
+    """Accuracy over the number of bits of fixed point, for Figure II.5(a)."""
 
     bits: tuple[int, ...]
     weights: tuple[float, ...]
@@ -86,25 +85,25 @@ class NetRecord:
     """The accuracy in float32."""
     test: float
     images: Mapping[str, int]
-    """How many images each set has: small, full (both validation images) and test."""
+    """The number of images in each set: "small" and "full" (validation images), and "test"."""
     widths: Widths | None
     int8: Mapping[str, Int8]
     runs: tuple[ScoredRun, ...]
     path: Tuning | None
-    """One search with all its trials, where it was kept."""
+    """A search with all its trials; None: not recorded."""
 
     def find(self, method: str, margin: float, option: Option = None) -> ScoredRun | None:
         """The run of a method at a margin with an option, or None if it was not recorded."""
         return next((run for run in self.runs if run.key == (method, margin, option)), None)
 
     def passing(self, method: str, margin: float, *, plain: bool = False) -> ScoredRun | None:
-        """The smallest configuration of a method that keeps the margin, or None; any variant, repaired or not.
+        """The run of a method, in any variant, with the smallest configuration that keeps the margin; None without one.
 
-        plain: only the variant that was published, repaired if it fails.
+        plain: only the published variant. If its own formats miss the margin, the repaired ones count.
         """
         runs = [run for run in self.runs if run.margin == margin and run.method in (method, method + REPAIRED)]
-        ways = [run for run in runs if run.feasible and not (plain and run.option)]
-        return min(ways, key=self.bits, default=None)
+        passing_runs = [run for run in runs if run.feasible and not (plain and run.option)]
+        return min(passing_runs, key=self.bits, default=None)
 
     def bits(self, run: ScoredRun) -> int:
         """The bits of all weights and of the activations of one sample."""
@@ -178,7 +177,7 @@ def _parse_tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
     return Tuning(network=network, trials=trials, path=path, **values)
 
 
-# and back
+# Writing
 
 
 def run_json(run: ScoredRun) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What the chapter leaves open, one at a time: the margin, the small set, where biases begin and how they are raised.
+"""Sensitivity to settings that the chapter leaves open: the margin, the small set, the first bias, and the bias rule.
 
-All recorded; sizes are computed again.
+The searches are recorded, with one setting varied at a time; sizes are computed now.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 FIGURE = "sensitivity"
 STUDIES = {SMALL: "share of the images in the small set", START: "bias at the start, from the chapter's",
            BIAS_RULE: "how biases are raised"}  # fmt: skip
+"""Method of the recorded searches -> the setting that it varies, in words."""
 
 
 def sensitivity(out: Path, record: SearchRecord) -> Exhibit:
@@ -39,17 +40,17 @@ def by_margin(net: NetRecord) -> list[ScoredRun]:
 
 def varied(record: SearchRecord, net: NetRecord, study: str, margin: float) -> dict[str, ScoredRun]:
     """Value of a study's setting -> the recorded search, with the default value among them; empty without a study."""
-    usual = net.find(OURS, margin)
+    default_run = net.find(OURS, margin)
     runs = {_value(run): run for run in net.options(study, margin)}
-    names = {
+    default_values = {
         SMALL: f"{record.settings.get('small_share', 0.2):g}",
         START: "+0",
         BIAS_RULE: str(record.settings.get("bias", "chapter")),
     }
-    if not runs or usual is None:
+    if not runs or default_run is None:
         return {}
-    every = runs | {names[study]: usual}
-    return dict(sorted(every.items(), key=lambda entry: entry[0] if study == BIAS_RULE else float(entry[0])))
+    all_runs = runs | {default_values[study]: default_run}
+    return dict(sorted(all_runs.items(), key=lambda entry: entry[0] if study == BIAS_RULE else float(entry[0])))
 
 
 def _value(run: ScoredRun) -> str:
@@ -75,30 +76,32 @@ def _margin_rows(net: NetRecord) -> list[Row]:
 def _varied_rows(record: SearchRecord, net: NetRecord) -> list[Row]:
     """Rows with the least storage reduction over the values of each study."""
     rows = []
-    for study, what in STUDIES.items():
+    for study, setting in STUDIES.items():
         for margin in MARGINS:
             if runs := varied(record, net, study, margin):
-                sizes = {value: storage_reduction(net, run) for value, run in runs.items()}
-                text = ", ".join(f"{value}: {size:.2f} ({runs[value].samples} images)" for value, size in sizes.items())
+                reductions = {value: storage_reduction(net, run) for value, run in runs.items()}
+                text = ", ".join(
+                    f"{name}: {size:.2f} ({runs[name].samples} images)" for name, size in reductions.items()
+                )
                 rows.append(
-                    Row(FIGURE, f"least storage gain over {what}, {TITLES[net.name]}, {percent(margin)}", None,
-                        min(sizes.values()), "x", f"at {text}")
+                    Row(FIGURE, f"least storage gain over {setting}, {TITLES[net.name]}, {percent(margin)}", None,
+                        min(reductions.values()), "x", f"at {text}")
                 )  # fmt: skip
     return rows
 
 
 def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
     """The table cells of all recorded variations of a network."""
-    studies = [("margin", percent(run.margin), run) for run in by_margin(net)]
-    for study, what in STUDIES.items():
+    variations = [("margin", percent(run.margin), run) for run in by_margin(net)]
+    for study, setting in STUDIES.items():
         for margin in MARGINS:
-            studies += [(what, value, run) for value, run in varied(record, net, study, margin).items()]
+            variations += [(setting, value, run) for value, run in varied(record, net, study, margin).items()]
     return [
         (
-            TITLES[net.name], what, value, percent(run.margin), shown(net.network, run.configuration, bias=True),
+            TITLES[net.name], setting, value, percent(run.margin), shown(net.network, run.configuration, bias=True),
             f"{storage_reduction(net, run):.2f}", f"{100 * run.test:.2f}", str(run.iterations), str(run.samples),
         )
-        for what, value, run in studies
+        for setting, value, run in variations
     ]  # fmt: skip
 
 
@@ -107,14 +110,14 @@ def _picture(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
     y = Axis(label="storage smaller (x)")
     points = [({100 * run.margin: run for run in by_margin(net)}, net) for net in nets]
     panels = [Panel(_curves(points), "the margin", Axis(label="margin (%)"), y)]
-    for study, what in STUDIES.items():
+    for study, setting in STUDIES.items():
         searches = [varied(record, net, study, SERIAL_MARGIN) for net in nets]
         names = sorted({value for runs in searches for value in runs}) if study == BIAS_RULE else None
         points = [
             ({float(names.index(value) if names else value): run for value, run in runs.items()}, net)
             for runs, net in zip(searches, nets, strict=True)
         ]
-        panels.append(Panel(_curves(points), f"at {percent(SERIAL_MARGIN)}", Axis(label=what, names=names), y))
+        panels.append(Panel(_curves(points), f"at {percent(SERIAL_MARGIN)}", Axis(label=setting, names=names), y))
     title = "Our search with one thing changed (recorded)"
     return pictures.picture(out, "sensitivity", title, panels, size=(13, 3.7), columns=4)
 

@@ -1,7 +1,8 @@
-"""Table III.5 and Figure III.4: how many configurations a search scores, out of how many; and one search step by step.
+"""Table III.5 and Figure III.4: configurations that a search scores, and the steps of one search.
 
-Recorded searches: what the small set saves, how good the end is. The sizes of the spaces are computed: 42 formats for
-the weights of each layer and for all inputs. Step by step: LeNet's two convolutions at 1 %, recorded with every trial.
+Table III.5 sets the number of scored configurations beside the size of the search space: 42 formats for the weights of
+each layer and for all inputs. Its rows also have the saving by the small set of images, and the distance of the result
+from the optimum. Figure III.4 has LeNet's two convolutions at 1 %, recorded with every trial.
 """
 
 from __future__ import annotations
@@ -82,17 +83,17 @@ def _iteration_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     rows = []
     for name in record.tuned(margin):
         run = record.nets[name].find(OURS, margin)
-        theirs = paper[f"iterations_{name}"].value
+        printed = paper[f"iterations_{name}"].value
         assert run is not None
-        at_one, plain = record.nets[name].find(OURS, MARGINS[1]), record.nets[name].find(BIAS_RULE, margin, "chapter")
-        tail = f"; {at_one.iterations} at {percent(MARGINS[1])}" if at_one else ""
-        tail += f"; {plain.iterations} by the chapter's steps alone, to which ours adds some" if plain else ""
+        tight, plain = record.nets[name].find(OURS, MARGINS[1]), record.nets[name].find(BIAS_RULE, margin, "chapter")
+        notes = f"; {tight.iterations} at {percent(MARGINS[1])}" if tight else ""
+        notes += f"; {plain.iterations} by the chapter's steps alone, to which ours adds some" if plain else ""
         why = (
             f"{run.samples} images in all, {run.samples / record.nets[name].images['full']:.1f} times the validation "
-            f"images{tail}; the count depends on where the search begins and on ties"
+            f"images{notes}; the count depends on where the search begins and on ties"
         )
         quantity = f"configurations scored, {TITLES[name]}, {percent(margin)}"
-        rows.append(Row(FIGURE, quantity, theirs, run.iterations, "", beside(run.iterations, theirs, why)))
+        rows.append(Row(FIGURE, quantity, printed, run.iterations, "", beside(run.iterations, printed, why)))
     return rows
 
 
@@ -108,16 +109,16 @@ def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRe
 
 
 def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    """Rows with the images that our search saves against searching the full set only, and faithfully."""
+    """Rows with the images that our search saves: by the small set, and by abandoning candidates that cannot win."""
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
-    for allowed_loss in MARGINS:
-        if pairs := _pairs(record, FAITHFUL, allowed_loss):
-            parts = [ours.samples / other.samples for _, ours, other in pairs]
-            alike = sum(ours.configuration == other.configuration for _, ours, other in pairs)
-            text = ", ".join(f"{TITLES[net.name]} {part:.2f}" for (net, _, _), part in zip(pairs, parts, strict=True))
+    for margin in MARGINS:
+        if pairs := _pairs(record, FAITHFUL, margin):
+            ratios = [ours.samples / other.samples for _, ours, other in pairs]
+            equal = sum(ours.configuration == other.configuration for _, ours, other in pairs)
+            text = ", ".join(f"{TITLES[net.name]} {part:.2f}" for (net, _, _), part in zip(pairs, ratios, strict=True))
             rows.append(
-                Row(FIGURE, f"images of the fast search over the faithful one's at {percent(allowed_loss)}, geomean",
-                    None, geomean(parts), "x", f"{text}; {alike} of {len(pairs)} end in the same configuration")
+                Row(FIGURE, f"images of the fast search over the faithful one's at {percent(margin)}, geomean",
+                    None, geomean(ratios), "x", f"{text}; {equal} of {len(pairs)} end in the same configuration")
             )  # fmt: skip
     return rows
 
@@ -130,14 +131,14 @@ def _small_set_rows(paper: Paper, record: SearchRecord, margin: float) -> list[R
     gains = {net.name: other.samples / ours.samples for net, ours, other in pairs}
     text = ", ".join(f"{TITLES[name]} {gain:.2f}" for name, gain in gains.items())
     sizes_text = ", ".join(f"{net.bits(ours) / net.bits(other):.3f}" for net, ours, other in pairs)
-    value, theirs = mean(gains.values()), paper["small_set_mean"].value
+    mean_gain, printed = mean(gains.values()), paper["small_set_mean"].value
     why = (
         f"images evaluated by a search on the full set only, over ours: {text}; hopeless candidates stop early in "
         f"both, which leaves less to save; sizes over the other's: {sizes_text}"
     )
     return [
-        Row(FIGURE, f"saved by the small set at {percent(margin)}, mean", theirs, value, "x",
-            beside(value, theirs, why)),
+        Row(FIGURE, f"saved by the small set at {percent(margin)}, mean", printed, mean_gain, "x",
+            beside(mean_gain, printed, why)),
         Row(FIGURE, f"saved by the small set at {percent(margin)}, most", paper["small_set_most"].value,
             max(gains.values()), "x", "counted in images; the chapter's is of its running time"),
     ]  # fmt: skip
@@ -149,17 +150,17 @@ def _optimum_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     for name in (net for net in NETS if net in record.nets):
         net = record.nets[name]
         for margin in MARGINS:
-            best, ours = net.find(EXHAUSTIVE, margin), net.find(RESTRICTED, margin)
-            if not (best and best.feasible and ours):
+            optimum, ours = net.find(EXHAUSTIVE, margin), net.find(RESTRICTED, margin)
+            if not (optimum and optimum.feasible and ours):
                 continue
-            least, bits = (sizes(net.network, run.configuration).both for run in (best, ours))
-            theirs = 0.0 if name == "lenet" else paper["cifar_optimum"].value
+            optimum_bits, bits = (sizes(net.network, run.configuration).both for run in (optimum, ours))
+            printed = 0.0 if name == "lenet" else paper["cifar_optimum"].value
             rows.append(
                 Row(
-                    "III.3.C", f"larger than the optimum, {TITLES[name]}, {percent(margin)}", theirs,
-                    100 * (bits / least - 1), "%",
-                    f"{bits} and {least} bits; {best.note} by their size, up to the first that passes "
-                    f"({best.iterations} scored), against a search of {ours.iterations}; the search may go on to "
+                    "III.3.C", f"larger than the optimum, {TITLES[name]}, {percent(margin)}", printed,
+                    100 * (bits / optimum_bits - 1), "%",
+                    f"{bits} and {optimum_bits} bits; {optimum.note} by their size, up to the first that passes "
+                    f"({optimum.iterations} scored), against a search of {ours.iterations}; the search may go on to "
                     "biases that were not enumerated",
                 )
             )  # fmt: skip
@@ -171,12 +172,12 @@ def _table(paper: Paper, record: SearchRecord) -> Table:
     titles = {title.lower().replace(" ", "-"): title for title in printed_configurations()}
     body = []
     for name in networks(paper):
-        layers, theirs = int(paper[f"layers_{name}"].value), int(paper[f"iterations_{name}"].value)
+        layers, printed = int(paper[f"layers_{name}"].value), int(paper[f"iterations_{name}"].value)
         net = record.nets.get(name)
         ours = [net.find(OURS, margin) if net else None for margin in MARGINS]
         cells = [str(run.iterations) if run else "" for run in ours]
         ratio = f"{ours[0].iterations / space(layers):.2e}" if ours[0] else ""
-        body.append((titles[name], str(layers), f"{space(layers):.2e}", str(theirs), *cells, ratio))
+        body.append((titles[name], str(layers), f"{space(layers):.2e}", str(printed), *cells, ratio))
     header = ("network", "layers", "space", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS), "ratio")
     return Table(f"{FIGURE}: configurations scored", header, tuple(body))
 
@@ -223,10 +224,10 @@ def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
 
 
 def _rows(paper: Paper, search: Tuning) -> list[Row]:
-    """Rows on LeNet's search: its threshold, and the result and the length of the coarse search."""
+    """Rows on LeNet's search: its threshold, the bits after the coarse search, and the trials of that."""
     coarse = [trial for trial in search.trials if trial.phase == 1 and trial.step == "coarse"]
-    chosen = [trial for trial in coarse if trial.chosen]
-    bits = min((form.bits for trial in chosen[-1:] for form in trial.configuration.values()), default=32)
+    chosen_trials = [trial for trial in coarse if trial.chosen]
+    bits = min((form.bits for trial in chosen_trials[-1:] for form in trial.configuration.values()), default=32)
     threshold = search.thresholds["full"]
     return [
         Row(FIGURE_4, "threshold of LeNet at 1 %", paper["lenet_threshold"].value, threshold, "",

@@ -1,8 +1,8 @@
 """MTS (Wang et al., SECON 2022): Fig. 2 and 6 to 9 run again, weight-shared models stitched into one graph.
 
-The paper prints ratios, its bars are drawn. Ours come from three sources, and every row says which: *counted* on the
-graphs or in closed form, *recorded* on an H200 beside the rivals of today (``recorded``), *measured now* on this
-machine's CPU. What the paper's own formulas say about its form, and it does not, is ``closed.limits``.
+The paper prints ratios; its bars are only drawn. Our numbers come from three sources, and every row names its source:
+*counted* on the graphs or in closed form, *recorded* on an H200 beside today's methods (``recorded``), *measured now*
+on this machine's CPU. ``closed.limits`` has what follows from the paper's formulas about its form but is not said.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def reproduce(
     progress: Progress | None = None,
     measured: Path | None = None,
 ) -> Reproduction:
-    """Run everything again and draw the pictures into *out*.
+    """Reproduce all parts and draw the pictures into the folder *out*.
 
-    queries: five for each timed round on the CPU. measured: a result file of ``benchmarks/stitch_gpu.py`` to read
+    queries: five are one timed round on the CPU. measured: a result file of ``benchmarks/stitch_gpu.py`` to read
     instead of the one recorded on an H200. Raises InputError for other options.
     """
     if (cost, seq_len) != (COST, SEQ_LEN):

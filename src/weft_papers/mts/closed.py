@@ -1,14 +1,14 @@
-"""MACs and weights in closed form: by the sharing ratio alone, and to the last one from the widths of real nets.
+"""MACs and weights in closed form: from the sharing ratio alone, and exactly from the widths of an architecture.
 
-With a part *a* of every layer's channels shared by all T tasks, against the T models one by one (unit: T C^2):
-the paper's matrix (IV-C) multiplies and stores (a + T (1 - a))^2; an exact form multiplies 1 and stores
-a^2 + T (1 - a^2). ``layers`` and ``work`` do the same with the integer widths of an architecture, its unshared
-classifier and its shared picture; what real graphs count must equal that.
+Let all T tasks share a fraction *a* of the C channels of every layer. T models one by one store T C^2 weights, and
+their products per position are as many. In units of C^2, the paper's matrix (IV-C) stores (a + T (1 - a))^2 weights and
+multiplies each T times, for the rows of every task; an exact form stores a^2 + T (1 - a^2) and makes T products.
+``layers`` and ``work`` compute the same with the integer widths of an architecture, its unshared classifier and its
+shared picture; the counts of real graphs must equal them.
 
-``limits`` is where the paper's form stops paying, from its own formulas (IV-C), over the sharing ratio and the number
-of tasks. The paper concludes O(T^2) weights and O(T^3) FLOPs. What follows and is not said: T separate models are
-smaller as soon as T > (a / (1 - a))^2, groups of a / (1 - a) tasks are smallest, and even those store 4 a (1 - a) of
-each model.
+``limits`` reports where the paper's form stops paying, by its own formulas (IV-C). The paper concludes O(T^2) weights
+and O(T^3) FLOPs. It does not say what else follows: T separate models are smaller as soon as T > (a / (1 - a))^2,
+groups of a / (1 - a) tasks are smallest, and even those store 4 a (1 - a) of each model.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from weft_stitch.family import ChannelSpace
 
 
 def widened(sharing: float, tasks: float) -> float:
-    """Channels of a stitched layer over those of one model, if the part *sharing* of them is shared by all tasks."""
+    """Channels of a stitched layer over those of one model; *sharing*: fraction of them that all tasks share."""
     return sharing + tasks * (1 - sharing)
 
 
@@ -55,7 +55,7 @@ def half_macs(sharing: float, tasks: float) -> float:
 
 
 def unique_weights(sharing: float, tasks: float) -> float:
-    """Weights if each is stored once, over those of the models one by one."""
+    """The weights with each stored once, over those of the models one by one."""
     return sharing**2 / tasks + 1 - sharing**2
 
 
@@ -65,7 +65,7 @@ def break_even(sharing: float) -> float:
 
 
 def best_group(sharing: float) -> float:
-    """Number of tasks in a group with the fewest stitched weights per model: 4 a (1 - a) of one model's."""
+    """Number of tasks in the group with the fewest stitched weights per model, which are 4 a (1 - a) of a model's."""
     return sharing / (1 - sharing)
 
 
@@ -73,7 +73,7 @@ def best_group(sharing: float) -> float:
 
 
 class Dense(NamedTuple):
-    """A convolution of all tasks, with the channel spaces that it reads and writes."""
+    """A convolution in the models of all tasks, with the channel spaces that it reads and writes."""
 
     name: str
     taps: int
@@ -103,21 +103,23 @@ class FormWork(NamedTuple):
 
 @lru_cache(maxsize=256)
 def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
-    """The convolutions of an architecture without depthwise ones, from its plan; no weights are generated."""
+    """The convolutions of an architecture without depthwise ones, computed from its plan without generating weights."""
     recipe = setting.recipe
     plan, head_names = recipe.plan, heads(recipe)
-    side = {"image": plan.resolution}  # value -> height and width of its picture
-    dense = []
+    sides = {"image": plan.resolution}  # value -> height and width of its picture
+    convs = []
     for node in plan.nodes:
-        before = side[node.inputs[0]]
+        side = sides[node.inputs[0]]
         windowed = node.kind in ("conv", "max_pool", "avg_pool")
-        side[node.name] = node.window.output(before, 1)[0] if windowed else 1 if node.kind == "global_pool" else before
+        sides[node.name] = node.window.output(side, 1)[0] if windowed else 1 if node.kind == "global_pool" else side
         if node.kind == "conv":
             read = tuple(recipe.planted[space] for space in plan.carries[node.inputs[0]])
             (written,) = (recipe.planted[space] for space in plan.carries[node.name])
             height, width = node.window.kernel
-            dense.append(Dense(node.name, height * width, side[node.name] ** 2, read, written, node.name in head_names))
-    return tuple(dense)
+            convs.append(
+                Dense(node.name, height * width, sides[node.name] ** 2, read, written, node.name in head_names)
+            )
+    return tuple(convs)
 
 
 @lru_cache(maxsize=1024)
@@ -138,10 +140,10 @@ def _layer_work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
     outs = layer.written.widths
     stitched_in = sum(space.stitched_width for space in layer.read)
     stitched_out = layer.written.stitched_width
-    exact = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
-    # Per output pixel and tap of the kernel.
+    exact_macs = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
+    # MACs per output pixel and tap of the kernel; weights per tap.
     if form == "separate":
-        position_work = FormWork(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
+        position_work = FormWork(exact_macs, sum(into * out for into, out in zip(ins, outs, strict=True)))
     elif form == "grouped":
         position_work = FormWork(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
     elif form == "mts":
@@ -149,7 +151,7 @@ def _layer_work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
     else:
         shared_in = sum(space.shared_width for space in layer.read)
         own_ins = [into - shared_in for into in ins]
-        macs = exact
+        macs = exact_macs
         if form == "half" and shared_in and all(own_ins):
             own_macs = sum(rows * into * out for rows, into, out in zip(batches, own_ins, outs, strict=True))
             macs = rows * shared_in * stitched_out + own_macs
@@ -225,24 +227,24 @@ def _weight_curves(tasks: np.ndarray, sharing: float) -> list[Curve]:
 
     A ring marks where the paper's form is as large as the models one by one.
     """
-    colour, even = COLOURS_BY_SHARING[sharing], break_even(sharing)
+    colour, even_tasks = COLOURS_BY_SHARING[sharing], break_even(sharing)
     curves = [
         Curve(tasks, [mts_weights(sharing, count) for count in tasks], None, colour),
         Curve(tasks, [unique_weights(sharing, count) for count in tasks], None, colour, dash=DASHED, width=1.2),
     ]
-    ring = Curve([even], [1], None, colour, "o", size=7, hollow=True)
-    return [*curves, ring] if even <= tasks[-1] else curves
+    ring = Curve([even_tasks], [1], None, colour, "o", size=7, hollow=True)
+    return [*curves, ring] if even_tasks <= tasks[-1] else curves
 
 
 def _frontier() -> Panel:
     """Panel over the sharing ratio: tasks up to which the stitched matrix is smaller, and the best group size."""
     sharing = np.linspace(0.5, 0.95, 200)
-    even = np.array([break_even(ratio) for ratio in sharing])
+    even_tasks = np.array([break_even(ratio) for ratio in sharing])
     crosses = [Curve([ratio] * len(TASKS), TASKS, None, INK, "+", "", size=7) for ratio in SHARINGS]
     marks = [
-        Curve(sharing, even, None, COLOURS["mts in groups"]),
+        Curve(sharing, even_tasks, None, COLOURS["mts in groups"]),
         Curve(sharing, [best_group(ratio) for ratio in sharing], None, COLOURS["fused"], dash=DASHED),
-        Area(sharing, even, 400, COLOURS["mts"]),
+        Area(sharing, even_tasks, 400, COLOURS["mts"]),
         Texts([0.52], [50], ["larger than separate models"], align="left"),
         Texts([0.95], [1.25], ["dashed: smallest group"], align="right"),
     ]

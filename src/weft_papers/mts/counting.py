@@ -1,6 +1,6 @@
-"""Counted, not measured: MACs, weights and peak memory of every form over the number of tasks, on any machine.
+"""Counts, the same on any machine: MACs, weights and peak memory of every form over the number of tasks.
 
-Every number comes from the graph that would be run; MACs and weights must equal their closed forms to the last one.
+Every number is counted on the graph that would be run. MACs and weights must equal their closed forms exactly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft_stitch.cost import Counts
 
 FIGURE = "counted"
 ALL = ("separate", *FORMS)
-TITLED = {form: form for form in ALL} | {"grouped": "grouped (NetFuse)", "mts": "mts (paper, no grouping)"}
+LABELS = {form: form for form in ALL} | {"grouped": "grouped (NetFuse)", "mts": "mts (paper, no grouping)"}
 FORM_OF = {
     **dict.fromkeys(("eager", "sequential", "streams", "compile", "vmap"), "separate"),
     **dict.fromkeys(("grouped-eager", "grouped"), "grouped"),
@@ -35,7 +35,7 @@ CHECKED = (
     EvaluatedModels("vgg16", 4, widths=(1.0, 1.5, 1.0, 1.5), resolution=64),
     EvaluatedModels("resnet18", 4, batches=(1, 2, 3, 1), resolution=64),
 )
-"""The models that are checked beside those drawn: other nets, sharings, widths and batches."""
+"""Further models whose counts are checked: other nets, sharings, widths and batches than those drawn."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def counts(
     checked: Sequence[EvaluatedModels] = CHECKED,
 ) -> Exhibit:
     """Report the counted graphs: agreement with the closed forms and the record, memory, and grouping."""
-    drawn = [one.setting._replace(tasks=tasks) for one in studies for tasks in one.tasks]
+    drawn = [study.setting._replace(tasks=tasks) for study in studies for tasks in study.tasks]
     equal, graphs = agreement([*drawn, *checked])
     rows = [
         Row(
@@ -112,7 +112,7 @@ def counts(
         *_memory_rows(paper, studies[0]),
         *_group_rows(paper, studies[0]),
     ]  # fmt: skip
-    return Exhibit(tuple(rows), tuple(_table(one) for one in studies), (_picture(out, studies),))
+    return Exhibit(tuple(rows), tuple(_table(study) for study in studies), (_picture(out, studies),))
 
 
 def _recorded_rows(record: BenchRecord) -> list[Row]:
@@ -122,12 +122,12 @@ def _recorded_rows(record: BenchRecord) -> list[Row]:
         return []
     equal = sum(row.weight_bytes == expected_bytes(row, FORM_OF[row.way]) for row in rows)
     fused = [row for row in record.rows if row.net in TITLES and row.way == "fused"]
-    padded = max((row.weight_bytes / expected_bytes(row, "fused") for row in fused), default=1.0)
+    padding = max((row.weight_bytes / expected_bytes(row, "fused") for row in fused), default=1.0)
     return [
         Row(
             FIGURE, "recorded weights that equal the closed forms", None, 100 * equal / len(rows), "%",
             f"{equal} of {len(rows)} rows, to the byte; fused is filled up for wide loads, by "
-            f"{100 * (padded - 1):.1f} % at most",
+            f"{100 * (padding - 1):.1f} % at most",
         )
     ]  # fmt: skip
 
@@ -139,44 +139,44 @@ def expected_bytes(row: MeasuredWay, form: str) -> int:
     return weights * (2 if row.dtype == HALF else 4)
 
 
-def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
+def _memory_rows(paper: Paper, study: FormStudy) -> list[Row]:
     """Rows with the memory of NetFuse over the paper's form, by number of tasks."""
     rows = []
-    for tasks in one.tasks:
-        theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
-        stitched = one.memory("mts", tasks)
+    for tasks in study.tasks:
+        printed = paper[f"netfuse_memory_resnet18_{tasks}"].value
+        mts_bytes = study.memory("mts", tasks)
         if tasks == max(TASKS):
-            stitched = grouped_cost(one.setting._replace(tasks=tasks), "mts", GROUPS).peak_bytes
-        ours = one.memory("grouped", tasks) / stitched
-        exact = one.memory("grouped", tasks) / one.memory("fused", tasks)
+            mts_bytes = grouped_cost(study.setting._replace(tasks=tasks), "mts", GROUPS).peak_bytes
+        ours = study.memory("grouped", tasks) / mts_bytes
+        fused_ratio = study.memory("grouped", tasks) / study.memory("fused", tasks)
         why = (
             "weights and live activations, without the streams of NetFuse and without workspaces, both of which Nsight "
-            f"counts; activations are {one.counts['mts', tasks].activation_bytes / 1e6:.1f} MB of mts and "
-            f"{one.counts['grouped', tasks].activation_bytes / 1e6:.1f} of grouped; fused: {exact:.2f}x"
+            f"counts; activations are {study.counts['mts', tasks].activation_bytes / 1e6:.1f} MB of mts and "
+            f"{study.counts['grouped', tasks].activation_bytes / 1e6:.1f} of grouped; fused: {fused_ratio:.2f}x"
         )
         note = f", in {GROUPS} groups" if tasks == max(TASKS) else ""
         rows.append(
-            Row(f"{FIGURE}, Fig. 6b", f"memory of NetFuse over MTS{note}, {tasks} ResNet18", theirs, ours, "x",
-                beside(ours, theirs, why))
+            Row(f"{FIGURE}, Fig. 6b", f"memory of NetFuse over MTS{note}, {tasks} ResNet18", printed, ours, "x",
+                beside(ours, printed, why))
         )  # fmt: skip
     return rows
 
 
-def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
+def _group_rows(paper: Paper, study: FormStudy) -> list[Row]:
     """Rows with the memory and MACs that three groups save over one stitched matrix of all tasks."""
-    most = one.setting._replace(tasks=max(one.tasks))
-    macs, peak_bytes = grouped_cost(most, "mts", GROUPS)
-    whole, alone = one.counts["mts", most.tasks], one.counts["separate", most.tasks]
-    memory, theirs = memory_bytes(whole) / peak_bytes, paper["grouping_memory"].value
-    apart = memory_bytes(one.counts[APART, most.tasks]) / grouped_cost(most, APART, GROUPS).peak_bytes
+    most_tasks = study.setting._replace(tasks=max(study.tasks))
+    macs, peak_bytes = grouped_cost(most_tasks, "mts", GROUPS)
+    whole, alone = study.counts["mts", most_tasks.tasks], study.counts["separate", most_tasks.tasks]
+    memory_ratio, printed = memory_bytes(whole) / peak_bytes, paper["grouping_memory"].value
+    apart = memory_bytes(study.counts[APART, most_tasks.tasks]) / grouped_cost(most_tasks, APART, GROUPS).peak_bytes
     why = (
         f"as equal groups as can be, a thousand classes in the matrix (eq. 8); with classifiers apart {apart:.2f}x; "
         "the paper does not say how many classes"
     )
     return [
         Row(
-            f"{FIGURE}, Fig. 6b", f"memory of MTS-no-Grouping over MTS in {GROUPS} groups, {most.tasks} ResNet18",
-            theirs, memory, "x", beside(memory, theirs, why),
+            f"{FIGURE}, Fig. 6b", f"memory of MTS-no-Grouping over MTS in {GROUPS} groups, {most_tasks.tasks} ResNet18",
+            printed, memory_ratio, "x", beside(memory_ratio, printed, why),
         ),
         Row(
             f"{FIGURE}, Fig. 6a", f"MACs of MTS-no-Grouping over MTS in {GROUPS} groups", None, whole.macs / macs, "x",
@@ -186,21 +186,21 @@ def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(one: FormStudy) -> Table:
+def _table(study: FormStudy) -> Table:
     """Table of the counts of one net: a line per number of tasks and form."""
     body = [
         (
-            str(tasks), form, f"{one.counts[form, tasks].macs / 1e6:.1f}", f"{one.macs(form, tasks):.2f}",
-            f"{one.counts[form, tasks].weight_bytes / 1e6:.2f}", f"{one.weights(form, tasks):.3f}",
-            f"{one.counts[form, tasks].activation_bytes / 1e6:.2f}", f"{one.memory(form, tasks) / 1e6:.2f}",
-            str(one.counts[form, tasks].launches),
+            str(tasks), form, f"{study.counts[form, tasks].macs / 1e6:.1f}", f"{study.macs(form, tasks):.2f}",
+            f"{study.counts[form, tasks].weight_bytes / 1e6:.2f}", f"{study.weights(form, tasks):.3f}",
+            f"{study.counts[form, tasks].activation_bytes / 1e6:.2f}", f"{study.memory(form, tasks) / 1e6:.2f}",
+            str(study.counts[form, tasks].launches),
         )
-        for tasks in one.tasks
+        for tasks in study.tasks
         for form in ALL
     ]  # fmt: skip
     header = ("tasks", "form", "MMACs", "MACs x", "weights MB", "weights x", "activations MB", "memory MB", "launches")
-    setting = one.setting
-    title = f"counted: {one.title}, pruned {setting.pruning:g}, sharing {setting.sharing:g}, float32"
+    setting = study.setting
+    title = f"counted: {study.title}, pruned {setting.pruning:g}, sharing {setting.sharing:g}, float32"
     return Table(title, header, tuple(body))
 
 
@@ -208,14 +208,14 @@ def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
     """Draw MACs, weights and memory of every form over the number of tasks, a row of panels per net."""
     shown = []
     for study in studies:
-        for what, value in (
+        for label, value_of in (
             ("MACs over separate models", study.macs),
             ("weights over separate models", study.weights),
             ("weights + activations (MB)", study.memory_mb),
         ):
-            series = {form: {tasks: value(form, tasks) for tasks in study.tasks} for form in ALL}
-            panel = recorded.over_tasks(study.title, what, study.tasks, series, TITLED)
-            shown.append(replace(panel, y=Axis(label=what, low=0)) if value == study.weights else panel)
+            series = {form: {tasks: value_of(form, tasks) for tasks in study.tasks} for form in ALL}
+            panel = recorded.over_tasks(study.title, label, study.tasks, series, LABELS)
+            shown.append(replace(panel, y=Axis(label=label, low=0)) if value_of == study.weights else panel)
     title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
     size = (12, 3.3 * len(studies) + 0.6)
     return pictures.picture(out, "counted", title, shown, size=size, columns=3, legend_columns=7)

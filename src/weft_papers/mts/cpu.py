@@ -1,7 +1,7 @@
-"""Live, on this machine: pruned ResNet18s on one CPU thread under onnxruntime, one by one, in every form and planned.
+"""Measured now on this machine: pruned ResNet18s on one CPU thread, one by one, in every form, and as planned.
 
-The paper has no CPU. Its form loses there, as every MAC costs; what is gained comes from the planner's choice, most of
-it from convolutions in slabs, which the separate models can have too and do in a row of their own.
+The paper has no CPU results. Its form is slower there, because a CPU pays for every MAC. The planner's choice of forms
+is faster, mostly by convolutions in slabs; separate models can use slabs as well, and are also measured with them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from weft_stitch.slabs import slabs
 
 FIGURE = "CPU"
 TASKS = (2, 4, 8)
-RUN = ("grouped", "mts", "half", "split")
+FORMS = ("grouped", "mts", "half", "split")
 SEQUENTIAL, SLABBED, PLANNED = "sequential", "sequential, slabs", "planned"
-TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form: COLOURS[form] for form in RUN}
+TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form: COLOURS[form] for form in FORMS}
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Heat:
 def heat(setting: EvaluatedModels, rounds: int) -> Heat:
     """Plan and lower the models in every way, and time all ways in turn for *rounds* rounds on one thread."""
     family, sharing = models(setting)
-    chosen = plan(family, sharing, Modelled(), slabs=True)
-    alone = [plain_graph(net) for net in family.nets]
-    graphs = {SEQUENTIAL: alone, SLABBED: [slabs(graph) for graph in alone]}
-    graphs |= {form: [lowered(setting, form)] for form in RUN}
-    graphs[PLANNED] = [lower_plan(family, sharing, chosen)]
-    return Heat(setting, chosen, graphs, race(graphs, rounds=rounds, threads=1))
+    planned = plan(family, sharing, Modelled(), slabs=True)
+    separate = [plain_graph(net) for net in family.nets]
+    graphs = {SEQUENTIAL: separate, SLABBED: [slabs(graph) for graph in separate]}
+    graphs |= {form: [lowered(setting, form)] for form in FORMS}
+    graphs[PLANNED] = [lower_plan(family, sharing, planned)]
+    return Heat(setting, planned, graphs, race(graphs, rounds=rounds, threads=1))
 
 
 def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
@@ -78,24 +78,24 @@ def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
 
 def on_cpu(out: Path, results: Sequence[Heat]) -> Exhibit:
     """Report the times on this machine's CPU."""
-    return Exhibit(tuple(row for one in results for row in _rows(one)), (_table(results),), (_picture(out, results),))
+    return Exhibit(tuple(row for heat in results for row in _rows(heat)), (_table(results),), (_picture(out, results),))
 
 
-def _rows(one: Heat) -> list[Row]:
+def _rows(heat: Heat) -> list[Row]:
     """Rows with the speed-ups of the planned graph and of the paper's form over the models one by one."""
-    tasks, rounds = one.setting.tasks, len(one.times[SEQUENTIAL].seconds)
-    weights = sum(graph.weight_bytes for graph in one.graphs[PLANNED])
-    alone = sum(graph.weight_bytes for graph in one.graphs[SEQUENTIAL])
+    tasks, rounds = heat.setting.tasks, len(heat.times[SEQUENTIAL].seconds)
+    planned_bytes = sum(graph.weight_bytes for graph in heat.graphs[PLANNED])
+    separate_bytes = sum(graph.weight_bytes for graph in heat.graphs[SEQUENTIAL])
     return [
         Row(
-            FIGURE, f"planned over the models one by one, {tasks} ResNet18", None, one.gain(PLANNED), "x",
-            f"measured now, median of {rounds} rounds in turn: {1e3 * one.times[PLANNED].median_s:.1f} and "
-            f"{1e3 * one.times[SEQUENTIAL].median_s:.1f} ms; {one.chosen}; slabs alone give the separate models "
-            f"{one.gain(SLABBED):.2f}x; weights {weights / alone:.2f}x",
+            FIGURE, f"planned over the models one by one, {tasks} ResNet18", None, heat.gain(PLANNED), "x",
+            f"measured now, median of {rounds} rounds in turn: {1e3 * heat.times[PLANNED].median_s:.1f} and "
+            f"{1e3 * heat.times[SEQUENTIAL].median_s:.1f} ms; {heat.chosen}; slabs alone give the separate models "
+            f"{heat.gain(SLABBED):.2f}x; weights {planned_bytes / separate_bytes:.2f}x",
         ),
         Row(
-            FIGURE, f"the paper's form over the models one by one, {tasks} ResNet18", None, one.gain("mts"), "x",
-            f"measured now: {one.macs('mts'):.2f} times the MACs, and a CPU thread is full with one model",
+            FIGURE, f"the paper's form over the models one by one, {tasks} ResNet18", None, heat.gain("mts"), "x",
+            f"measured now: {heat.macs('mts'):.2f} times the MACs, and a CPU thread is full with one model",
         ),
     ]  # fmt: skip
 
@@ -104,11 +104,11 @@ def _table(results: Sequence[Heat]) -> Table:
     """Table of times and weights of every way."""
     body = [
         (
-            str(one.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
-            f"{one.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in one.graphs[name]) / 1e6:.2f}",
+            str(heat.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
+            f"{heat.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in heat.graphs[name]) / 1e6:.2f}",
         )
-        for one in results
-        for name, times in one.times.items()
+        for heat in results
+        for name, times in heat.times.items()
     ]  # fmt: skip
     header = ("tasks", "way", "median ms", "least ms", "faster x", "weights MB")
     return Table(f"{FIGURE}: pruned ResNet18s under onnxruntime, one thread, on this machine", header, tuple(body))

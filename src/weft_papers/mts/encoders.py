@@ -1,9 +1,9 @@
-"""Beyond the paper: fine-tuned encoders as one body, which shares whole weights instead of channels.
+"""Beyond the paper: fine-tuned encoders with a common body (backbone), which shares whole weights, not channels.
 
-The paper's form is for convolutions. Here nodes stay as they are and run once for all models that share them, as in
-PetS (Zhou et al., USENIX ATC 2022); adapters become small products beside the shared one, as LoRA servers have them.
-Rivals are the models one by one, batched products of all weights (NetFuse) and what a LoRA server does: the base's
-products for all rows, and two small ones for each model's. Recorded on a CPU.
+The paper's form is for convolutions. Here a node that several models share runs once for all of them, as in PetS (Zhou
+et al., USENIX ATC 2022); adapters become small products beside the shared one, as in LoRA servers. The rivals are the
+models one by one, batched products of all weights (NetFuse), and a LoRA server: the base's products for all rows, and
+two small products for the rows of each model. Recorded on a CPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALONE, BODY, BATCHED, LORA, ONE = "one after another", "body", "batched products
 TINTS = {BODY: "#009e73", BATCHED: "#e69f00", LORA: "#0072b2", ONE: "#b9c0c8"}
 RANK = 16  # of the adapters that benchmarks/stitch_encoders.py makes
 LOW_RANK = "rank 16, low-rank parts"
-THREADS = "2"
+THREADS = "2"  # number of threads of the rows; the table has the others too
 
 
 def read() -> Mapping[str, Any]:
@@ -101,8 +101,8 @@ def _picture(out: Path, record: Mapping[str, Any]) -> Figure:
 def macs(architecture: str, length: int, rank: int = 0) -> float:
     """MACs of a body with one row of each model, over those of the models one by one.
 
-    Counts products and attention of every layer. The last layer is computed for one token, but for its keys and values.
-    rank: of the adapter parts beside queries and values; 0 without them.
+    Counts products and attention of every layer. The body computes the last layer for one token only, except its keys
+    and values. length: tokens. rank: of the adapter parts beside queries and values; 0 without them.
     """
     layers, width, *_ = ENCODERS[architecture]
     layer_macs = 12 * width**2 * length + 2 * width * length**2

@@ -1,7 +1,7 @@
-"""Fig. 2: how little of a GPU one net uses, and what streams give. The paper draws both and prints no number.
+"""Fig. 2: how little of a GPU one net uses, and the gain by streams. The paper draws both and prints no number.
 
-Ours are recorded: the share of the GPU's peak that ResNet50 reaches one picture at a time and in a batch, and dense
-layers one after another and side by side in streams, both without the cost of launching them from Python.
+Ours are recorded: the share of the GPU's peak that ResNet50 reaches with one picture at a time and in a batch, and the
+latency of dense layers one after another and in parallel streams, without the cost of launching them from Python.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FIGURE = "Fig. 2"
 PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
 """The peak of an H200's dense tensor cores, float32 as TF32: half of what NVIDIA's sheet prints for sparse ones."""
 FLOPS_PER_MAC = 2  # a product and a sum
-USED = ("sequential", "streams", "fused", "batch")
-LAYER = ("eager", "sequential", "streams", "fused")
+NET_WAYS = ("sequential", "streams", "fused", "batch")
+LAYER_WAYS = ("eager", "sequential", "streams", "fused")
 
 
 def peak_percent(sweep: CountSweep, way: str, tasks: int) -> float:
@@ -46,13 +46,13 @@ def _use_rows(sweep: CountSweep) -> list[Row]:
     """Row with the share of the peak that one ResNet50 at a time uses; none without measurements."""
     if not sweep.where("sequential", "batch"):
         return []
-    most = max(sweep.where("sequential", "batch"))
-    alone, batch = peak_percent(sweep, "sequential", most), peak_percent(sweep, "batch", most)
+    tasks = max(sweep.where("sequential", "batch"))
+    alone, batch = peak_percent(sweep, "sequential", tasks), peak_percent(sweep, "batch", tasks)
     return [
         Row(
-            f"{FIGURE}a", f"peak peak_percent by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
-            f"recorded; a batch of {most} through one net uses {batch:.1f} %; the paper draws an RTX 2080 Ti as little "
-            "peak_percent, a faster GPU is less so still",
+            f"{FIGURE}a", f"peak used by one ResNet50 at a time, {sweep.dtype}", None, alone, "%",
+            f"recorded; a batch of {tasks} through one net uses {batch:.1f} %; the paper draws an RTX 2080 Ti as "
+            "little used, a faster GPU is less so still",
         )
     ]  # fmt: skip
 
@@ -61,14 +61,14 @@ def _layer_rows(sweep: CountSweep) -> list[Row]:
     """Row with the speed-up of streams over one layer after another; none without measurements."""
     if not sweep.where("sequential", "streams"):
         return []
-    most = max(sweep.where("sequential", "streams"))
-    eager = f"; eager {sweep.ms('eager', most):.3g} ms" if sweep.has("eager", most) else ""
+    tasks = max(sweep.where("sequential", "streams"))
+    eager = f"; eager {sweep.ms('eager', tasks):.3g} ms" if sweep.has("eager", tasks) else ""
     return [
         Row(
-            f"{FIGURE}b", f"streams over one after another, {most} dense layers", None,
-            sweep.over("sequential", "streams", most), "x",
-            f"recorded, both in one CUDA graph: {1e3 * sweep.ms('sequential', most):.3g} and "
-            f"{1e3 * sweep.ms('streams', most):.3g} us{eager}; the paper draws hardly a gain, launched from the host",
+            f"{FIGURE}b", f"streams over one after another, {tasks} dense layers", None,
+            sweep.over("sequential", "streams", tasks), "x",
+            f"recorded, both in one CUDA graph: {1e3 * sweep.ms('sequential', tasks):.3g} and "
+            f"{1e3 * sweep.ms('streams', tasks):.3g} us{eager}; the paper draws hardly a gain, launched from the host",
         )
     ]  # fmt: skip
 
@@ -79,7 +79,7 @@ def _use_table(sweeps: Sequence[CountSweep]) -> Table:
         (sweep.dtype, str(tasks), way, f"{sweep.ms(way, tasks):.3f}", f"{peak_percent(sweep, way, tasks):.2f}")
         for sweep in sweeps
         for tasks in sweep.tasks
-        for way in USED
+        for way in NET_WAYS
         if sweep.has(way, tasks)
     ]
     header = ("dtype", "tasks", "way", "ms", "% of peak")
@@ -105,12 +105,12 @@ def _picture(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figu
             f"a: {title(sweep)}",
             "% of the peak",
             sweep.tasks,
-            recorded.of_ways(sweep, USED, partial(peak_percent, sweep)),
+            recorded.of_ways(sweep, NET_WAYS, partial(peak_percent, sweep)),
         )
         for sweep in sweeps
     ]
     if layer.tasks:
-        series = recorded.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks))
+        series = recorded.of_ways(layer, LAYER_WAYS, lambda way, tasks: 1e3 * layer.ms(way, tasks))
         shown.append(recorded.over_tasks("b: one dense layer of 1024 each", "latency (us)", layer.tasks, series))
     heading, size = f"{FIGURE}: how much of an H200 the models use (recorded)", (max(9, 4.4 * len(shown)), 4)
     return pictures.picture(out, "fig2-use", heading, shown, size=size, columns=len(shown), legend_columns=5)

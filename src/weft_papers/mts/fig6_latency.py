@@ -1,9 +1,8 @@
 """Fig. 6 and 7: latency and memory of 4 to 32 models, on a phone's board and on an edge server's GPU.
 
-Fig. 6 has pruned ResNet18s and VGG16s on a Jetson TX2, Fig. 7 whole ResNet50s on an RTX 2080 Ti; ours are recorded on
-an H200, Fig. 7 in single and half precision. The paper's ways run eagerly; here each runs in one CUDA graph, so that
-launches do not slow any of them. The paper's grouping is applied to the measured latencies of its form, as its
-Algorithm 1 says.
+Fig. 6 has pruned ResNet18s and VGG16s on a Jetson TX2, Fig. 7 unpruned ResNet50s on an RTX 2080 Ti. Ours are recorded
+on an H200, Fig. 7 in single and half precision. The paper runs its methods eagerly; here each runs in one CUDA graph,
+so that kernel launches slow none of them. The paper's Algorithm 1 groups the models, on measured latencies of its form.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def _speed_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 def _netfuse_rows(paper: Paper, gains: Mapping[int, float]) -> list[Row]:
     """Rows with the mean and the largest speed-up over NetFuse; *gains*: by number of tasks."""
-    ours, most = geomean(gains.values()), max(gains, key=gains.__getitem__)
+    ours, tasks = geomean(gains.values()), max(gains, key=gains.__getitem__)
     usual, best = paper[f"netfuse_{NET}"].value, paper["netfuse_best"].value
     why = (
         f"geometric mean of {listed(list(gains.values()), 2)} at {'/'.join(map(str, gains))}; the paper's NetFuse runs "
@@ -69,30 +68,30 @@ def _netfuse_rows(paper: Paper, gains: Mapping[int, float]) -> list[Row]:
     return [
         Row(f"{FIGURE}a", "MTS over NetFuse, ResNet18", usual, ours, "x", beside(ours, usual, why)),
         Row(
-            f"{FIGURE}a", "MTS over NetFuse, ResNet18, at most", best, gains[most], "x",
-            beside(gains[most], best, f"at {most} tasks; the paper also says about {usual:g}x"),
+            f"{FIGURE}a", "MTS over NetFuse, ResNet18, at most", best, gains[tasks], "x",
+            beside(gains[tasks], best, f"at {tasks} tasks; the paper also says about {usual:g}x"),
         ),
     ]  # fmt: skip
 
 
 def _sequential_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
     """Row with the speed-up of the paper's form over the models one after another."""
-    ours, theirs = sweep.over("sequential", IN_GROUPS, tasks), paper[f"speedup_{NET}_{tasks}"].value
+    ours, printed = sweep.over("sequential", IN_GROUPS, tasks), paper[f"speedup_{NET}_{tasks}"].value
     eager = f"; against eager {sweep.over('eager', IN_GROUPS, tasks):.1f}x" if sweep.has("eager", tasks) else ""
     why = (
         f"H200 instead of TX2; both in one CUDA graph, {sweep.ms('sequential', tasks):.3g} and "
         f"{sweep.ms(IN_GROUPS, tasks):.3g} ms{eager}; small kernels one after another fill neither GPU, and a larger "
         "one less"
     )
-    return Row(f"{FIGURE}a", f"MTS over Sequential, {tasks} ResNet18", theirs, ours, "x", beside(ours, theirs, why))
+    return Row(f"{FIGURE}a", f"MTS over Sequential, {tasks} ResNet18", printed, ours, "x", beside(ours, printed, why))
 
 
 def _one_stream_row(paper: Paper, sweep: CountSweep, tasks: int) -> Row:
     """Row with the speed-up of the paper's form over NetFuse in one stream."""
-    ours, theirs = sweep.over("grouped", IN_GROUPS, tasks), paper[f"one_stream_{NET}_{tasks}"].value
+    ours, printed = sweep.over("grouped", IN_GROUPS, tasks), paper[f"one_stream_{NET}_{tasks}"].value
     why = "the grouped convolution, one kernel for all groups in cuDNN of today; on a TX2 it was as slow as Sequential"
     quantity = f"MTS over NetFuse-no-Concurrency, {tasks} ResNet18"
-    return Row(f"{FIGURE}a", quantity, theirs, ours, "x", beside(ours, theirs, why))
+    return Row(f"{FIGURE}a", quantity, printed, ours, "x", beside(ours, printed, why))
 
 
 def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
@@ -100,7 +99,7 @@ def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     rows = []
     for tasks in sweep.where("grouped", IN_GROUPS):
         ours = sweep.bytes("grouped", tasks) / sweep.bytes(IN_GROUPS, tasks)
-        theirs = paper[f"netfuse_memory_{NET}_{tasks}"].value
+        printed = paper[f"netfuse_memory_{NET}_{tasks}"].value
         workspace = (sweep.rows["grouped", tasks].workspace_bytes or 0) / MB
         why = (
             f"peaks of the allocator, {sweep.bytes('grouped', tasks) / MB:.0f} and "
@@ -109,43 +108,43 @@ def _memory_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
         )
         if sweep.has("fused", tasks):
             why += f"; fused: {sweep.bytes('grouped', tasks) / sweep.bytes('fused', tasks):.2f}x"
-        rows.append(_memory_row("NetFuse", tasks, theirs, ours, why))
-    most = max(sweep.where("sequential", IN_GROUPS), default=0)
-    if (key := f"sequential_memory_{NET}_{most}") in paper:
-        ours = sweep.bytes("sequential", most) / sweep.bytes(IN_GROUPS, most)
+        rows.append(_memory_row("NetFuse", tasks, printed, ours, why))
+    most_tasks = max(sweep.where("sequential", IN_GROUPS), default=0)
+    if (key := f"sequential_memory_{NET}_{most_tasks}") in paper:
+        ours = sweep.bytes("sequential", most_tasks) / sweep.bytes(IN_GROUPS, most_tasks)
         why = "one after another in one CUDA graph, whose pool the models share"
-        rows.append(_memory_row("Sequential", most, paper[key].value, ours, why))
+        rows.append(_memory_row("Sequential", most_tasks, paper[key].value, ours, why))
     return rows
 
 
-def _memory_row(whose: str, tasks: int, theirs: float, ours: float, why: str) -> Row:
-    """Row with the memory of a rival (*whose*) over that of the paper's form."""
-    quantity = f"memory of {whose} over MTS, {tasks} ResNet18"
-    return Row(f"{FIGURE}b", quantity, theirs, ours, "x", beside(ours, theirs, why))
+def _memory_row(rival: str, tasks: int, printed: float, ours: float, why: str) -> Row:
+    """Row with the memory of *rival* over that of the paper's form."""
+    quantity = f"memory of {rival} over MTS, {tasks} ResNet18"
+    return Row(f"{FIGURE}b", quantity, printed, ours, "x", beside(ours, printed, why))
 
 
 def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
-    """Rows with the groups that Algorithm 1 forms of the largest number of tasks, and with their gain."""
-    most = max(TASKS)
-    if not sweep.has("mts", most):
+    """Rows with the groups that Algorithm 1 makes of the largest number of tasks, and with their gain."""
+    tasks = max(TASKS)
+    if not sweep.has("mts", tasks):
         return []
-    grouping = sweep.grouping(most)
+    grouping = sweep.grouping(tasks)
     sizes = shape(grouping.groups)
-    latency, memory = sweep.over("mts", IN_GROUPS, most), sweep.bytes("mts", most) / sweep.bytes(IN_GROUPS, most)
+    latency, memory = sweep.over("mts", IN_GROUPS, tasks), sweep.bytes("mts", tasks) / sweep.bytes(IN_GROUPS, tasks)
     their_latency, their_memory = paper["grouping_latency"].value, paper["grouping_memory"].value
     return [
         Row(
-            f"{FIGURE}a", f"groups of {most} ResNet18", GROUPS, len(grouping.groups), "",
+            f"{FIGURE}a", f"groups of {tasks} ResNet18", GROUPS, len(grouping.groups), "",
             f"{sizes} by dynamic programming over measured latencies, sizes between interpolated, one model included, "
             "which Algorithm 1 forgets; a larger GPU is full later",
         ),
         Row(
-            f"{FIGURE}a", f"MTS-no-Grouping over MTS, {most} ResNet18", their_latency, latency, "x",
+            f"{FIGURE}a", f"MTS-no-Grouping over MTS, {tasks} ResNet18", their_latency, latency, "x",
             beside(latency, their_latency, f"{sizes}; the paper's summary says "
                    f"{paper['grouping_latency_best'].value:g}x without a place"),
         ),
         Row(
-            f"{FIGURE}b", f"memory of MTS-no-Grouping over MTS, {most} ResNet18", their_memory, memory, "x",
+            f"{FIGURE}b", f"memory of MTS-no-Grouping over MTS, {tasks} ResNet18", their_memory, memory, "x",
             beside(memory, their_memory, f"weights of all groups, activations of the largest; the paper's summary says "
                    f"{paper['grouping_memory_best'].value:g}x without a place"),
         ),
@@ -221,8 +220,8 @@ def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
         return []
     speed = {count: sweep.over("sequential", IN_GROUPS, count) for count in tasks}
     share = {count: 100 * sweep.bytes(IN_GROUPS, count) / sweep.bytes("grouped", count) for count in tasks}
-    netfuse = [sweep.over(IN_GROUPS, "grouped", count) for count in tasks]
-    best, most = max(speed, key=speed.__getitem__), max(tasks)
+    slower = [sweep.over(IN_GROUPS, "grouped", count) for count in tasks]
+    best, largest = max(speed, key=speed.__getitem__), max(tasks)
     their_speed, their_share = paper[f"speedup_{EDGE_NET}"].value, paper[f"netfuse_memory_{EDGE_NET}"].value
     eager = f"; against eager {sweep.over('eager', IN_GROUPS, best):.1f}x" if sweep.has("eager", best) else ""
     counts = "/".join(map(str, tasks))
@@ -233,13 +232,13 @@ def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
                    f"{eager}; the paper launches from Python, and says not at how many tasks"),
         ),
         Row(
-            f"{FIGURE_7}a", f"MTS slower than NetFuse, {title(sweep)}, {most} tasks", None, netfuse[-1], "x",
-            f"the paper says slightly slower; ours {listed(netfuse, 2)} at {counts}, grouped convolutions of cuDNN",
+            f"{FIGURE_7}a", f"MTS slower than NetFuse, {title(sweep)}, {largest} tasks", None, slower[-1], "x",
+            f"the paper says slightly slower; ours {listed(slower, 2)} at {counts}, grouped convolutions of cuDNN",
         ),
         Row(
-            f"{FIGURE_7}b", f"memory of MTS over NetFuse's, {title(sweep)}, {most} tasks", their_share, share[most],
-            "%",
-            beside(share[most], their_share, f"peak of the allocator, {listed(list(share.values()))} % at {counts}"),
+            f"{FIGURE_7}b", f"memory of MTS over NetFuse's, {title(sweep)}, {largest} tasks", their_share,
+            share[largest], "%",
+            beside(share[largest], their_share, f"peak of the allocator, {listed(list(share.values()))} % at {counts}"),
         ),
     ]  # fmt: skip
 
@@ -249,11 +248,11 @@ def _weights_row() -> Row:
     setting = EvaluatedModels(EDGE_NET, 32, pruning=0.0)
     separate = closed.work(setting, "separate").weights
     mts, exact = (100 * closed.work(setting, form).weights / separate for form in ("mts", "split"))
-    group = closed.work(setting._replace(tasks=8), "mts").weights * 4
+    grouped = closed.work(setting._replace(tasks=8), "mts").weights * 4
     return Row(
         f"{FIGURE_7}b", "weights of MTS over NetFuse's, 32 ResNet50, counted", None, mts, "%",
-        f"closed form, 1000 classes that nobody shares included; in groups of 8 {100 * group / separate:.1f} %, every "
-        f"weight once {exact:.1f} %; the paper's 37 % is memory, so nearly all of it weights",
+        f"closed form, 1000 classes that nobody shares included; in groups of 8 {100 * grouped / separate:.1f} %, "
+        f"every weight once {exact:.1f} %; the paper's 37 % is memory, so nearly all of it weights",
     )  # fmt: skip
 
 

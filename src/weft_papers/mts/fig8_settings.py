@@ -1,9 +1,9 @@
 """Fig. 8 and 9: other sharing ratios, and tasks that differ.
 
-Fig. 8 has ratios of .9 to .6 on pruned ResNet18s; the paper prints no number, only which way they go. Fig. 9 has VGG16s
-of two widths and ResNet18s of batches 1 to 3, up to 2.5x over NetFuse in the paper. NetFuse fills narrower nets up to
-the widest and runs unequal batches in groups one after another; stitched forms take both as they are. What that costs
-in MACs is counted here; latencies are recorded.
+Fig. 8 has ratios of .9 to .6 on pruned ResNet18s; the paper prints no numbers, only the trend. Fig. 9 has VGG16s of
+two widths and ResNet18s of batches 1 to 3, up to 2.5x over NetFuse in the paper. NetFuse pads narrower nets to the
+widest and runs unequal batches in groups one after another; stitched forms need neither. MACs are counted here,
+latencies are recorded.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ NET = "resnet18"
 DRAWN = ("sequential", "streams", "grouped", "mts", IN_GROUPS, "fused")
 
 Sweeps = Mapping[float, CountSweep]
+"""Sharing ratio -> the measurements at that ratio."""
 
 
 def figure_8(out: Path, record: BenchRecord) -> Exhibit:
@@ -42,17 +43,17 @@ def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
 
 def _counted_rows() -> list[Row]:
     """Rows with counted MACs and weights of the paper's form at the smallest sharing ratio."""
-    most = max(TASKS)
-    counts = [_ratios(sharing, most) for sharing in SHARINGS]
+    most_tasks = max(TASKS)
+    counts = [_ratios(sharing, most_tasks) for sharing in SHARINGS]
     ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
     return [
         Row(
-            FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most} ResNet18", None,
+            FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most_tasks} ResNet18", None,
             counts[-1][0] / counts[0][0], "x",
             f"counted: {listed([ratio[0] for ratio in counts])} times those of the models one by one at {ratios}",
         ),
         Row(
-            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most} ResNet18", None, counts[-1][1], "x",
+            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most_tasks} ResNet18", None, counts[-1][1], "x",
             f"counted, over the models one by one: {listed([ratio[1] for ratio in counts], 2)} at {ratios}; every "
             f"weight once: {listed([ratio[2] for ratio in counts], 2)}; a thousand classes are in the paper's matrix",
         ),
@@ -66,16 +67,16 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
     low, high = min(sweeps), max(sweeps)
     rows = []
     for tasks in [count for count in TASKS if all(sweep.has("mts", count) for sweep in sweeps.values())]:
-        times = [sweep.ms(IN_GROUPS, tasks) for sweep in sweeps.values()]
+        times_ms = [sweep.ms(IN_GROUPS, tasks) for sweep in sweeps.values()]
         groups = ", ".join(shape(sweep.grouping(tasks).groups) for sweep in sweeps.values())
-        falls = "it does" if times == sorted(times) else "not always"
-        exact = [sweep.ms("fused", tasks) for sweep in sweeps.values() if sweep.has("fused", tasks)]
+        verdict = "it does" if times_ms == sorted(times_ms) else "not always"
+        fused_ms = [sweep.ms("fused", tasks) for sweep in sweeps.values() if sweep.has("fused", tasks)]
         rows.append(
             Row(
                 FIGURE, f"latency of MTS at sharing {low:g} over {high:g}, {tasks} ResNet18", None,
-                times[-1] / times[0], "x",
-                f"recorded: {listed(times, 3)} ms at {'/'.join(f'{count:g}' for count in sweeps)}, groups {groups}; "
-                f"the paper: it falls with more sharing, here {falls}; fused: {listed(exact, 3)} ms",
+                times_ms[-1] / times_ms[0], "x",
+                f"recorded: {listed(times_ms, 3)} ms at {'/'.join(f'{count:g}' for count in sweeps)}, groups {groups}; "
+                f"the paper: it falls with more sharing, here {verdict}; fused: {listed(fused_ms, 3)} ms",
             )
         )  # fmt: skip
     return rows
@@ -111,7 +112,7 @@ def _recorded_table(sweeps: Sweeps) -> Table:
 
 
 def _picture(out: Path, sweeps: Sweeps) -> Figure:
-    """A column for each number of tasks, over the ratio: latency above, memory below."""
+    """Draw latency (above) and memory (below) over the sharing ratio, a column for each number of tasks."""
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
     x = Axis(label="sharing ratio", low=max(SHARINGS) + 0.02, high=min(SHARINGS) - 0.02, ticks=SHARINGS)
     shown = [
@@ -147,17 +148,18 @@ BATCHES = (1, 2, 3)
 CASES = {"widths": "vgg16", "batches": "resnet18"}
 """What differs between the models -> the network."""
 PARTS = {"widths": "a", "batches": "b"}
+"""What differs between the models -> part of Fig. 9."""
 
 
 def setting(mixed: str, tasks: int) -> EvaluatedModels:
-    """Models of mixed "widths" (every second task wider) or "batches" (1, 2, 3, 1 and so on).
+    """Models of mixed "widths" (every second one wider) or "batches" (1, 2, 3, 1 and so on).
 
-    The paper does not say how many there are of each.
+    The paper does not say how many models have each width or batch.
     """
-    alike = EvaluatedModels(CASES[mixed], tasks)
+    equal = EvaluatedModels(CASES[mixed], tasks)
     if mixed == "widths":
-        return alike._replace(widths=tuple(WIDTHS[task % len(WIDTHS)] for task in range(tasks)))
-    return alike._replace(batches=tuple(BATCHES[task % len(BATCHES)] for task in range(tasks)))
+        return equal._replace(widths=tuple(WIDTHS[task % len(WIDTHS)] for task in range(tasks)))
+    return equal._replace(batches=tuple(BATCHES[task % len(BATCHES)] for task in range(tasks)))
 
 
 def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
@@ -174,7 +176,7 @@ def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
 def _gains(sweep: CountSweep) -> dict[int, float]:
     """Speed-up of the paper's form over NetFuse, by number of tasks.
 
-    Its groups are as mixed as all tasks, because only those latencies were measured.
+    The mix of tasks in a group is that of all tasks, because only such sets were measured.
     """
     return {tasks: sweep.over("grouped", IN_GROUPS, tasks) for tasks in sweep.where("grouped", IN_GROUPS)}
 
@@ -184,26 +186,26 @@ def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
     gains = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
     if not gains:
         return []
-    (mixed, tasks), theirs = max(gains, key=gains.__getitem__), paper["mixed_best"].value
+    (mixed, tasks), printed = max(gains, key=gains.__getitem__), paper["mixed_best"].value
     ours = gains[mixed, tasks]
     models = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
     why = f"{models}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
-    return [Row(FIGURE_9, "MTS over NetFuse, at most", theirs, ours, "x", beside(ours, theirs, why))]
+    return [Row(FIGURE_9, "MTS over NetFuse, at most", printed, ours, "x", beside(ours, printed, why))]
 
 
 def _mixed_rows(mixed: str, sweep: CountSweep, plain: CountSweep) -> list[Row]:
     """Row with the speed-up over NetFuse for mixed tasks over that for equal ones (*plain*)."""
     gains = _gains(sweep)
-    both = [tasks for tasks in gains if tasks in _gains(plain)]
-    if not both:
+    common = [tasks for tasks in gains if tasks in _gains(plain)]
+    if not common:
         return []
-    before = [_gains(plain)[tasks] for tasks in both]
-    more = [gains[tasks] / gain for tasks, gain in zip(both, before, strict=True)]
+    equal_gains = [_gains(plain)[tasks] for tasks in common]
+    ratios = [gains[tasks] / gain for tasks, gain in zip(common, equal_gains, strict=True)]
     return [
         Row(
-            f"{FIGURE_9}{PARTS[mixed]}", f"MTS over NetFuse, mixed {mixed} over equal ones, {both[0]} tasks", None,
-            more[0], "x", f"recorded, {title(sweep)}: {listed([gains[tasks] for tasks in both], 2)} mixed and "
-            f"{listed(before, 2)} equal at {'/'.join(map(str, both))} tasks; the paper: more notable when mixed",
+            f"{FIGURE_9}{PARTS[mixed]}", f"MTS over NetFuse, mixed {mixed} over equal ones, {common[0]} tasks", None,
+            ratios[0], "x", f"recorded, {title(sweep)}: {listed([gains[tasks] for tasks in common], 2)} mixed and "
+            f"{listed(equal_gains, 2)} equal at {'/'.join(map(str, common))} tasks; the paper: more notable when mixed",
         )
     ]  # fmt: skip
 
@@ -225,13 +227,13 @@ def _counted_table_9() -> Table:
     body = []
     for mixed, net in CASES.items():
         for tasks in TASKS:
-            one = setting(mixed, tasks)
-            alone = closed.work(one, "separate")
+            mixed_models = setting(mixed, tasks)
+            alone = closed.work(mixed_models, "separate")
             for form in ("grouped", "mts", "half", "split"):
-                mine = closed.work(one, form)
+                form_work = closed.work(mixed_models, form)
                 body.append(
-                    (mixed, TITLES[net], str(tasks), form, f"{mine.macs / alone.macs:.2f}",
-                     f"{mine.weights / alone.weights:.3f}")
+                    (mixed, TITLES[net], str(tasks), form, f"{form_work.macs / alone.macs:.2f}",
+                     f"{form_work.weights / alone.weights:.3f}")
                 )  # fmt: skip
     header = ("mixed", "net", "tasks", "form", "MACs x", "weights x")
     return Table(f"{FIGURE_9}: counted, over the models one by one", header, tuple(body))
@@ -241,8 +243,8 @@ def _picture_9(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
     """Draw latency and memory of mixed tasks over their number."""
     shown = []
     for mixed, sweep in sweeps.items():
-        what = f"{title(sweep)}, mixed {mixed}"
-        shown += [recorded.latency(sweep, f"{PARTS[mixed]}: {what}"), recorded.memory(sweep, what)]
+        heading_text = f"{title(sweep)}, mixed {mixed}"
+        shown += [recorded.latency(sweep, f"{PARTS[mixed]}: {heading_text}"), recorded.memory(sweep, heading_text)]
     heading = f"{FIGURE_9}: tasks that differ, sharing .9, recorded on an H200 (the paper: a Jetson TX2)"
     size = (10, 3.9 * len(sweeps) + 0.8)
     return pictures.picture(out, "fig9-mixed", heading, shown, size=size, columns=2, legend_columns=5)

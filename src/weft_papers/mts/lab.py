@@ -1,8 +1,8 @@
 """Common to all parts: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
 
-Models come from the generator with the paper's pruning and sharing, weights drawn at random: neither counts nor times
-depend on their values. Classifiers share nothing; the paper's form has them in its matrix all the same, as equation 8
-says, which at a thousand classes is most of it: ``APART`` is the same form with a classifier for each task.
+The models are generated with the paper's pruning and sharing ratios. Their weights are random, because neither counts
+nor times depend on the values. Classifiers share no channels. The paper's form still stitches them into its matrix
+(equation 8), where a thousand classes take most of the space; ``APART`` is that form with one classifier per task.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.reading.alignment import align
 
 TASKS = (4, 8, 16, 32)
+"""Numbers of models; in the paper, every model is a task."""
 SHARINGS = (0.9, 0.8, 0.7, 0.6)
 PRUNED, SHARED = 0.9, 0.9
+"""The usual pruning ratio and sharing ratio of the channels."""
 TITLES = {"resnet18": "ResNet18", "vgg16": "VGG16", "resnet50": "ResNet50"}
 
-APART = "mts + own classifiers"
+APART = "mts + own classifiers"  # a form, see above
 FORMS = ("grouped", "mts", APART, "half", "split", "fused")
 """The forms of a stitched graph; ``separate`` is each model alone."""
 LABELS = {
@@ -44,7 +46,7 @@ LABELS = {
     "fused": "fused (ours)",
     "batch": "batch through one net",
 }
-"""Forms and ways to run models, by their names in recorded rows; ``mts in groups`` is made of ``mts``."""
+"""Form or way to run models, as named in recorded rows -> label. ``mts in groups`` is computed from rows of ``mts``."""
 COLOURS = {
     "separate": "#66727f",
     "eager": "#b9c0c8",
@@ -75,7 +77,9 @@ class EvaluatedModels(NamedTuple):
     pruning: float = PRUNED
     sharing: float = SHARED
     widths: tuple[float, ...] | None = None
+    """Factor on the channels of each task's model; None: all alike."""
     batches: tuple[int, ...] | None = None
+    """Pictures of each task; None: one."""
     resolution: int | None = None
     """Side of the input picture; None: the architecture's own. The same holds for *classes*."""
     classes: int | None = None
@@ -96,7 +100,7 @@ def models(setting: EvaluatedModels) -> tuple[Family, Sharing]:
 
 
 def lowered(setting: EvaluatedModels, form: str) -> Graph:
-    """The stitched graph with all layers in one form; ``APART`` computes classifiers task by task."""
+    """The stitched graph with all layers in one form; with ``APART``, the classifiers are split by task."""
     family, sharing = models(setting)
     if form != APART:
         return lower(family, sharing, form)
@@ -116,7 +120,7 @@ def heads(recipe: FamilyRecipe) -> frozenset[str]:
 def counted(setting: EvaluatedModels, form: str) -> Counts:
     """Counts of the lowered graph.
 
-    ``separate`` is the models one by one: only the largest activation memory counts.
+    ``separate`` adds up the models one by one; of their activation memory only the largest counts.
     """
     if form != "separate":
         return count(lowered(setting, form))
@@ -146,11 +150,12 @@ class GroupedCost(NamedTuple):
 def grouped_cost(setting: EvaluatedModels, form: str, groups: int) -> GroupedCost:
     """Count the cost if the tasks are stitched in *groups* groups of nearly equal size.
 
-    The groups run one after another: weights of all count, but only the largest activation memory.
+    The groups run one after another, so the weights of all groups count, but only the largest activation memory.
     """
-    small, larger_groups = divmod(setting.tasks, groups)
-    sizes = {small + 1: larger_groups, small: groups - larger_groups}  # size of a group -> number of such groups
-    by_size = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}
-    macs = sum(sizes[size] * group.macs for size, group in by_size.items())
-    stored_bytes = sum(sizes[size] * (group.weight_bytes + group.table_bytes) for size, group in by_size.items())
+    # Nearly equal: *larger_count* groups have one task more than the others.
+    smaller_size, larger_count = divmod(setting.tasks, groups)
+    counts = {smaller_size + 1: larger_count, smaller_size: groups - larger_count}  # size of a group -> how many
+    by_size = {size: counted(setting._replace(tasks=size), form) for size, count in counts.items() if count}
+    macs = sum(counts[size] * group.macs for size, group in by_size.items())
+    stored_bytes = sum(counts[size] * (group.weight_bytes + group.table_bytes) for size, group in by_size.items())
     return GroupedCost(macs, stored_bytes + max(group.activation_bytes for group in by_size.values()))

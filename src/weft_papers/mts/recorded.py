@@ -1,10 +1,8 @@
-"""What was measured on a GPU, and kept: rows of the benchmark of stitching, one for each way to run some models.
+"""Measurements recorded on a GPU: rows of ``benchmarks/stitch_gpu.py``, one for each way to run some models.
 
-The file is what ``benchmarks/stitch_gpu.py`` writes. Every way but the eager ones runs in one CUDA graph; ``batch`` is
-as many pictures through ONE net, the physical reference.
-
-Fig. 2 and 6 to 9 have in common what follows from rows: our exact form against its rivals, the table of rows, and
-panels of a quantity over the number of tasks, with a line for each way to run them.
+Every way but the eager ones runs in one CUDA graph; ``batch`` is as many pictures through ONE net, the physical
+reference. The module also has what Fig. 2 and 6 to 9 make of the rows: the comparison of our exact form with its
+rivals, the table of rows, and panels of a quantity over the number of tasks, with a line for each way to run them.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from weft_papers.mts.lab import APART, COLOURS, LABELS, MARKS, RIVALS, SHARED, T
 from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolate
 
 SHIPPED = "h200.json"
-IN_GROUPS = "mts in groups"
+IN_GROUPS = "mts in groups"  # the paper's form with its grouping; computed, not recorded
 WAYS = tuple(way for way in LABELS if way not in ("separate", IN_GROUPS, APART, "half"))
 HALF, SINGLE = "float16", "float32"
 UNKNOWN = GroupCost(1e9, 0, 0)
-"""The cost of a group without a measurement: a number too large to be chosen."""
+"""The cost of a group size that was not measured: so large that no grouping contains it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class MeasuredWay:
 
     @property
     def cost(self) -> GroupCost:
-        """Seconds, weights and activations; the latter are the peak without the weights."""
+        """Seconds, bytes of weights, and bytes of activations, which are the peak without the weights."""
         return GroupCost(self.ms / 1e3, self.weight_bytes, max(0, self.peak_bytes - self.weight_bytes))
 
     @property
@@ -74,7 +72,7 @@ class MeasuredWay:
 
 @dataclass(frozen=True, eq=False)
 class CountSweep:
-    """The measurements of models of one kind, over the number of tasks and by way to run them."""
+    """The measurements of one net at one data type, over the number of tasks and by way to run them."""
 
     net: str
     dtype: str
@@ -114,7 +112,7 @@ class CountSweep:
         return self.cost(way, tasks).bytes
 
     def over(self, way: str, other: str, tasks: int) -> float:
-        """How many times longer *way* takes than *other*."""
+        """The time of *way* over that of *other*."""
         return self.ms(way, tasks) / self.ms(other, tasks)
 
     def fastest(self, ways: tuple[str, ...], tasks: int) -> str:
@@ -122,20 +120,20 @@ class CountSweep:
         return min((way for way in ways if self.has(way, tasks)), key=lambda way: self.ms(way, tasks))
 
     def grouping(self, tasks: int) -> Grouping:
-        """Group equal models by the paper's Algorithm 1, on measured latencies of ``mts``, those between interpolated.
+        """Group equal models by the paper's Algorithm 1, on measured and interpolated latencies of ``mts``.
 
-        If no model was measured alone, its time is taken from all of them run one after another. No group is larger
-        than the largest that was measured.
+        If a single model was not measured, its time is that of all of them run one after another over their number. No
+        group is larger than the largest that was measured.
         """
         if tasks not in self._groupings:
             samples = {size: row.cost for (way, size), row in self.rows.items() if way == "mts"}
             if 1 not in samples and ("sequential", tasks) in self.rows:
-                whole = self.rows["sequential", tasks].cost
-                samples[1] = GroupCost(whole.seconds / tasks, whole.weight_bytes / tasks, whole.activation_bytes)
-            most = max(samples)
+                total = self.rows["sequential", tasks].cost
+                samples[1] = GroupCost(total.seconds / tasks, total.weight_bytes / tasks, total.activation_bytes)
+            largest = max(samples)
             self._groupings[tasks] = group(
                 [self.net] * tasks,
-                lambda models: interpolate(samples, len(models)) if len(models) <= most else UNKNOWN,
+                lambda models: interpolate(samples, len(models)) if len(models) <= largest else UNKNOWN,
             )
         return self._groupings[tasks]
 
@@ -151,8 +149,8 @@ class BenchRecord:
 
     def sweep(self, net: str, dtype: str = SINGLE, sharing: float = SHARED, mixed: str = "") -> CountSweep:
         """The rows of one net; no rows if it was not measured."""
-        wanted = (net, dtype, sharing, mixed)
-        rows = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == wanted]
+        key = (net, dtype, sharing, mixed)
+        rows = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == key]
         return CountSweep(net, dtype, {(row.way, row.tasks): row for row in rows})
 
 
@@ -176,8 +174,8 @@ def _parse_measurement(raw: Mapping[str, Any]) -> MeasuredWay:
 
 
 MB = 1e6  # the paper's unit: decimal megabytes
-THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
-"""Way -> dash of its line, for ways that are drawn as references."""
+DASHES = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
+"""Way -> dash of its line; other ways have solid lines."""
 UNSTORED = ("eager", "grouped-eager", "batch")
 """Ways without a measurement of memory."""
 Series = Mapping[str, Mapping[int, float]]
@@ -187,7 +185,7 @@ Series = Mapping[str, Mapping[int, float]]
 def curve(way: str, points: Mapping[float, float] | Mapping[int, float], label: str) -> Curve:
     """The curve of a way in its colour and mark."""
     order = 3 if way in ("fused", IN_GROUPS) else 2
-    return Curve([*points], [*points.values()], label, COLOURS[way], MARKS[way], THIN.get(way, "-"), order=order)
+    return Curve([*points], [*points.values()], label, COLOURS[way], MARKS[way], DASHES.get(way, "-"), order=order)
 
 
 def over_tasks(
@@ -195,9 +193,9 @@ def over_tasks(
 ) -> Panel:
     """A panel with a curve for each way or form over the number of tasks, both axes logarithmic.
 
-    what: label of the y axis.
+    what: label of the y axis. series: way or form -> number of tasks -> value.
     """
-    curves = [curve(way, points, labels[way]) for way, points in series.items()]
+    curves = [curve(way, values, labels[way]) for way, values in series.items()]
     return Panel(curves, title, tasks_axis(tasks), Axis(label=what, scale="log"))
 
 
@@ -251,38 +249,39 @@ def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
         return []
     best = {count: sweep.fastest(RIVALS, count) for count in tasks}
     gains = [sweep.over(best[count], OURS, count) for count in tasks]
-    shares = [
+    percents = [
         100 * sweep.cost(OURS, count).weight_bytes / sweep.cost(best[count], count).weight_bytes for count in tasks
     ]
     rivals = ", ".join(
-        f"{LABELS[way]} at {_all([count for count in tasks if best[count] == way])}"
+        f"{LABELS[way]} at {_joined([count for count in tasks if best[count] == way])}"
         for way in dict.fromkeys(best.values())
     )
     rows = [
         Row(
             figure, f"ours (fused) over the fastest rival, {title(sweep)}, least", None, min(gains), "x",
-            f"recorded at {_all(tasks)} tasks: {listed(gains, 2)}; the fastest: {rivals}",
+            f"recorded at {_joined(tasks)} tasks: {listed(gains, 2)}; the fastest: {rivals}",
         ),
         Row(
-            figure, f"weights of ours over that rival's, {title(sweep)}, most tasks", None, shares[-1], "%",
-            f"recorded: {listed(shares)} %; every weight is stored once, no block of zeros",
+            figure, f"weights of ours over that rival's, {title(sweep)}, most tasks", None, percents[-1], "%",
+            f"recorded: {listed(percents)} %; every weight is stored once, no block of zeros",
         ),
     ]  # fmt: skip
     if all(sweep.has("batch", count) for count in tasks):
-        over = [sweep.over(OURS, "batch", count) for count in tasks]
+        ratios = [sweep.over(OURS, "batch", count) for count in tasks]
         rows.append(
-            Row(figure, f"ours (fused) over a plain batch through one net, {title(sweep)}, most", None, max(over), "x",
-                f"recorded: {listed(over, 2)}; the batch is the physical reference: it has one net's weights only")
+            Row(figure, f"ours (fused) over a plain batch through one net, {title(sweep)}, most", None, max(ratios),
+                "x", f"recorded: {listed(ratios, 2)}; the batch is the physical reference: it has one net's weights "
+                "only")
         )  # fmt: skip
     return rows
 
 
-def _all(tasks: Sequence[int]) -> str:
+def _joined(tasks: Sequence[int]) -> str:
     return "/".join(map(str, tasks))
 
 
 def table(figure: str, sweep: CountSweep, note: str = "") -> Table:
-    """Every recorded row, and the paper's form in groups."""
+    """Table of every recorded row, and of the paper's form in groups."""
     body = []
     for tasks in sweep.tasks:
         for way in sweep.ways():

@@ -1,8 +1,8 @@
-"""Other people's placements, from their published rules, to be judged as ours is.
+"""Published methods of placing models on machines, for comparison with ``weft place``.
 
-Each is a function of the problem. ``RIVALS`` use as few machines as they can; ``SPREADERS`` use all that there are. All
-keep to memory, deadlines and rules, are given the two loads of a machine where their own rules do not say how time adds
-up, and may divide a model's requests.
+Each is a function of the placing problem. ``RIVALS`` use as few machines as they can; ``SPREADERS`` use all machines.
+All respect memory, deadlines and placement rules, and may divide a model's requests between machines. Where a method
+does not define how the times of models on a machine add up, it is given weft's two loads (``PlacingProblem.rows``).
 """
 
 from __future__ import annotations

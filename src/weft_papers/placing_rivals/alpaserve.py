@@ -1,9 +1,9 @@
-"""AlpaServe's beam search and its integer programme (Li et al., OSDI 2023), beside the greedy of ``weft place``.
+"""AlpaServe's beam search and its integer programme (Li et al., OSDI 2023); ``weft place`` has its greedy search.
 
-The integer programme for replication, "SR-ILP", asks no judge: it maximises the least, over models, of the rate that
-all its replicas could serve, each as if alone, over the rate that is asked, and then a little the sum of these; memory
-is the only limit. Here CP-SAT solves it, with constraints for models that may not share a machine; shares are then
-those at which the machines are least crowded.
+The integer programme for replication, "SR-ILP", needs no simulation. The capacity of a model is the rate that all its
+replicas could serve, each as if alone on its machine, over the requested rate. The programme maximises the smallest
+capacity and, with a small weight, the sum of all; memory is the only limit. Here CP-SAT solves it, with further
+constraints for models that may not share a machine. Requests are then divided so that the machines are least loaded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from weft_cluster.routing.placing_run import OnTime, fluid, lacking, replicate
 from weft_papers.placing_rivals.spreading import round_robin, serial_loads
 
 STEPS = 1000
-"""Integer units per unit of served rate, because CP-SAT takes integers; the sum weighs a ten-thousandth, as
-published."""
+"""Integer units per unit of capacity, because CP-SAT takes integers."""
 MOST_TIMES = 20.0
-"""Replicas beyond this multiple of a model's rate count no more: the objective would only reward copies that serve
-nothing."""
+"""Cap on the capacity of one replica, in multiples of the model's rate: more would only reward idle replicas."""
 MIB = 2**20  # memory is counted in MiB: CP-SAT takes integers, and sums of bytes come near 64 bits
 
 
@@ -64,18 +62,18 @@ def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[
     """Constrain the models on a machine to its memory; *present*: (machine, model) -> whether the model is there."""
     kind = int(problem.kind_of[machine])
     sizes = np.ceil(problem.bytes[kind] / MIB).astype(int).tolist()
-    here = [model for model in range(len(sizes)) if (machine, model) in present]
-    cp.add(sum(sizes[model] * present[machine, model] for model in here) <= int(problem.room_bytes[kind] // MIB))
+    allowed = [model for model in range(len(sizes)) if (machine, model) in present]
+    cp.add(sum(sizes[model] * present[machine, model] for model in allowed) <= int(problem.room_bytes[kind] // MIB))
 
 
 def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
-    """Forbid pairs of models where one cannot wait for a segment of the other."""
+    """Forbid pairs of models on a machine of which one has too little slack for a segment of the other."""
     kind = int(problem.kind_of[machine])
-    segment, slack = problem.segment_s[kind], problem.slack_s[kind]
-    here = [model for model in range(len(slack)) if (machine, model) in present]
-    for one, other in combinations(here, 2):
-        if segment[one] > slack[other] or segment[other] > slack[one]:
-            cp.add(present[machine, one] + present[machine, other] <= 1)
+    segment_s, slack_s = problem.segment_s[kind], problem.slack_s[kind]
+    allowed = [model for model in range(len(slack_s)) if (machine, model) in present]
+    for first, second in combinations(allowed, 2):
+        if segment_s[first] > slack_s[second] or segment_s[second] > slack_s[first]:
+            cp.add(present[machine, first] + present[machine, second] <= 1)
 
 
 def _set_objective(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
@@ -86,20 +84,20 @@ def _set_objective(cp: Any, problem: PlacingProblem, present: dict[tuple[int, in
     loads, capacities = serial_loads(problem), []
     for model, demand in enumerate(problem.demands):
         homes = [machine for machine in range(len(problem.machines)) if (machine, model) in present]
-        parts = [int(STEPS * min(MOST_TIMES, 1 / loads[problem.kind_of[home], model])) for home in homes]
-        capacities.append(sum(part * present[home, model] for part, home in zip(parts, homes, strict=True)))
+        capacity_units = [int(STEPS * min(MOST_TIMES, 1 / loads[problem.kind_of[home], model])) for home in homes]
+        capacities.append(sum(units * present[home, model] for units, home in zip(capacity_units, homes, strict=True)))
         cp.add(sum(present[home, model] for home in homes) >= demand.replicas)
-    worst = cp.new_int_var(0, int(STEPS * MOST_TIMES * len(problem.machines)), "")
+    smallest = cp.new_int_var(0, int(STEPS * MOST_TIMES * len(problem.machines)), "")
     for capacity in capacities:
-        cp.add(worst <= capacity)
-    cp.maximize(10_000 * worst + sum(capacities))
+        cp.add(smallest <= capacity)
+    cp.maximize(10_000 * smallest + sum(capacities))  # weights as published
 
 
 def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) -> Filling:
     """AlpaServe's beam search: add replicas one by one, and keep the *width* best placements after each step.
 
-    A step adds one replica of a badly served model to one of the machines that differ. on_time_of: for a placement,
-    the share of each model's requests that are on time.
+    A step adds one replica of a badly served model to a machine; of machines that are alike, only one is tried.
+    on_time_of: returns the share of each model's requests that a placement serves on time.
     """
     rates = np.array([demand.rate for demand in problem.demands])
 
@@ -107,21 +105,21 @@ def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) ->
         # The number of replicas only breaks ties.
         return float(rates @ on_time_of(filling) / rates.sum()) + sum(map(len, filling.shares)) / 1e6
 
-    front = [Filling(problem)]
-    best = front[0]
-    while front:
+    best_fillings = [Filling(problem)]
+    best = best_fillings[0]
+    while best_fillings:
         # Placements that differ only in the order of the machines count once.
-        grown: dict[tuple[frozenset[int], ...], Filling] = {}
-        for filling in front:
+        candidates: dict[tuple[frozenset[int], ...], Filling] = {}
+        for filling in best_fillings:
             for model in lacking(filling, on_time_of(filling)):
                 for machine in _distinct(filling, model):
                     candidate = Filling(problem, filling.shares)
                     replicate(candidate, model, machine)
-                    grown.setdefault(
+                    candidates.setdefault(
                         tuple(sorted((frozenset(shares) for shares in candidate.shares), key=sorted)), candidate
                     )
-        front = sorted(grown.values(), key=score, reverse=True)[:width]
-        best = max([best, *front], key=score)
+        best_fillings = sorted(candidates.values(), key=score, reverse=True)[:width]
+        best = max([best, *best_fillings], key=score)
     return levelled(best)
 
 
@@ -129,5 +127,6 @@ def _distinct(filling: Filling, model: int) -> list[int]:
     """Machines that can take one more replica of *model*; of the empty machines of a kind, only the first."""
     homes = np.flatnonzero(new_homes(filling, model)).tolist()
     kinds = filling.problem.kind_of
-    seen = {(int(kinds[home]), home if filling.shares[home] else -1): home for home in reversed(homes)}
-    return sorted(seen.values())
+    # Key: the kind, and the machine if it has models. Reversed, so that the first empty machine of a kind stays.
+    representatives = {(int(kinds[home]), home if filling.shares[home] else -1): home for home in reversed(homes)}
+    return sorted(representatives.values())

@@ -1,8 +1,8 @@
 """Nexus (Shen et al., SOSP 2019, algorithm 1): whole machines for busy models, "squishy" packing of what remains.
 
-A model that shares a machine runs once per duty cycle, with the requests that came meanwhile as its batch. Cycles that
-join take the shorter of their lengths, batches shrink with it, and all of them must fit in the cycle. Time is the only
-resource. A batch takes what its requests take one after another, as for all methods here; a cycle is filled up to the
+A model that shares a machine runs one batch per duty cycle: the requests that arrived during the cycle. When two cycles
+are merged, the shorter length is kept, so batches shrink, and all batches must fit in the cycle. Time is the only
+resource. As for all methods here, a batch takes as long as its requests one after another; a cycle is filled up to the
 machine's cap.
 """
 
@@ -32,7 +32,7 @@ class _Cycle:
 def squishy(problem: PlacingProblem) -> Filling:
     """Nexus, algorithm 1: ``ScheduleSaturate``, then ``ScheduleResidue`` by falling occupancy.
 
-    A residue goes into the running cycle that is fullest with it, else to a fresh machine; without either it is left.
+    A residue joins the cycle that is fullest with it, else goes to an empty machine; without either it is not placed.
     """
     filling, cycles = Filling(problem), [_Cycle() for _ in problem.machines]
     residues = _saturate(problem, filling, cycles)
@@ -43,6 +43,7 @@ def squishy(problem: PlacingProblem) -> Filling:
         # Models with fewer allowed machines first, then by the share of time their own cycle would be busy.
         model, rate = residue
         duty_s = _duty(problem, float(seconds[reference, model]), model, rate)
+        # 1e-9: rounding must not add a request to a batch.
         return bool(free[model]), -ceil(rate * duty_s - 1e-9) * float(seconds[reference, model]) / duty_s
 
     for model, rate in sorted(residues, key=order):
@@ -52,9 +53,9 @@ def squishy(problem: PlacingProblem) -> Filling:
             for home in homes
         }
         shared = [machine for machine in homes if cycles[machine].rates and joined[machine].fullness <= 1]
-        fresh = [machine for machine in homes if not cycles[machine].rates]
-        if shared or fresh:
-            best = max(shared, key=lambda machine: joined[machine].fullness) if shared else fresh[0]
+        empty = [machine for machine in homes if not cycles[machine].rates]
+        if shared or empty:
+            best = max(shared, key=lambda machine: joined[machine].fullness) if shared else empty[0]
             cycles[best].duty_s = joined[best].duty_s
             cycles[best].rates[model] = rate
             filling.add(best, model, rate / problem.demands[model].rate)
@@ -70,37 +71,38 @@ def _seconds(problem: PlacingProblem) -> Floats:
 def _saturate(problem: PlacingProblem, filling: Filling, cycles: list[_Cycle]) -> list[tuple[int, float]]:
     """Give every model the machines that it fills alone, and return the residues: (model, requests per second).
 
-    The rest of a model is divided into as many residues as it still wants replicas. *cycles*: one per machine, updated.
+    The rest of a model is divided into one residue for each replica that is still missing. *cycles*: one per machine,
+    updated. A model that is tied to a machine (``demand.machine``) is a residue as a whole.
     """
     residues, loads = [], serial_loads(problem)
     for model, demand in enumerate(problem.demands):
-        rest = 1.0  # the share of the model's requests without a machine
+        remaining = 1.0  # the share of the model's requests without a machine
         while demand.machine is None:
             homes = np.flatnonzero(new_homes(filling, model) & ~filling.used)
             if not len(homes):
                 break
             kind = problem.kind_of[homes[0]]
             full_share = float(problem.cap[kind] / loads[kind, model])
-            if floor(rest / full_share) < 1:
+            if floor(remaining / full_share) < 1:
                 break
             filling.add(int(homes[0]), model, full_share)
-            cycles[homes[0]].rates[model], rest = full_share * demand.rate, rest - full_share
+            cycles[homes[0]].rates[model], remaining = full_share * demand.rate, remaining - full_share
             cycles[homes[0]].duty_s = 1 / demand.rate  # full: nothing joins it
         missing = max(1, demand.replicas - len(filling.where(model)))
-        if rest > 1e-9:
-            residues += [(model, rest * demand.rate / missing)] * missing
+        if remaining > 1e-9:
+            residues += [(model, remaining * demand.rate / missing)] * missing
     return residues
 
 
-def _duty(problem: PlacingProblem, second: float, model: int, rate: float) -> float:
+def _duty(problem: PlacingProblem, request_s: float, model: int, rate: float) -> float:
     """The longest duty cycle, in seconds, in which a batch of the requests of one cycle still meets the deadline.
 
-    second: seconds that a request takes. rate: requests per second.
+    request_s: seconds that a request takes. rate: requests per second.
     """
     deadline_s = problem.demands[model].deadline_s
-    # A batch of n waits up to n / rate for its last request and runs for n * second.
-    batch = max(1, floor(min(deadline_s / (second + 1 / rate), 1e6)))
-    return min(batch / rate, max(deadline_s - batch * second, second))
+    # A batch of n waits up to n / rate for its last request and runs for n * request_s. 1e6: a cap for tiny models.
+    batch = max(1, floor(min(deadline_s / (request_s + 1 / rate), 1e6)))
+    return min(batch / rate, max(deadline_s - batch * request_s, request_s))
 
 
 class _JoinedCycle(NamedTuple):

@@ -1,8 +1,8 @@
-"""Common to the rivals: additive loads, division of models, the search for the fewest machines; and common practice.
+"""Helpers of the rivals, and methods of common practice: round robin, packing by one resource, pools of similar models.
 
-All of them keep to memory, deadlines and rules as we do (``Filling.could_join``); they differ in what they believe
-about time, and in where they put things. Common practice is round robin by hand, packing by one resource, and pools of
-similar models. The last two use our own search for the fewest machines, with as much freedom to divide models.
+The helpers are additive loads, division of models, and the search for the fewest machines. All rivals respect memory,
+deadlines and placement rules as weft does (``Filling.could_join``); they differ in how they model time and where they
+place models. Packing by one resource and pools use weft's own search for the fewest machines.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Rival = Callable[[PlacingProblem], Filling]
 
 
 def serial_loads(problem: PlacingProblem) -> Floats:
-    """The share of a machine's time that a model takes if computing and fetching do not overlap; (kinds, models)."""
+    """Shares of a machine's time that models take if computing and fetching do not overlap; shape (kinds, models)."""
     return problem.compute + problem.memory + problem.other
 
 
 def free_to_go(problem: PlacingProblem) -> Bools:
-    """Whether each model may go to as many machines as any model; the others, being restricted, are placed first."""
-    places = problem.allowed.sum(axis=0)
-    return np.asarray(places >= places.max(initial=0), np.bool_)
+    """Whether each model is allowed on as many machines as any; the others are placed first. Shape (models,)."""
+    machine_counts = problem.allowed.sum(axis=0)
+    return np.asarray(machine_counts >= machine_counts.max(initial=0), np.bool_)
 
 
 def parts(problem: PlacingProblem, loads: Floats) -> Iterator[tuple[int, float]]:
@@ -51,9 +51,9 @@ def serves_all(filling: Filling) -> bool:
 
 
 def on_fewest(method: Rival) -> Rival:
-    """Turn a method that uses all machines into one that uses the fewest with which it serves everything.
+    """Turn a method that uses all machines into one that uses the fewest with which it serves all requests.
 
-    They are found by bisection; if all machines are not enough, the method's result on all is returned.
+    Their number is found by bisection; if all machines are not enough, the method's result on all is returned.
     """
 
     def search_fewest(problem: PlacingProblem) -> Filling:
@@ -74,6 +74,7 @@ def on_fewest(method: Rival) -> Rival:
 def one_resource(problem: PlacingProblem) -> Filling:
     """Pack by time only: models on a machine take turns, and their times add up."""
     loads = serial_loads(problem)
+    # Our packing fills machines by two loads (``rows``); with both equal, they act as one resource.
     return Filling(problem, _pack(replace(problem, rows=np.stack([loads, loads], axis=1))).shares)
 
 
@@ -99,11 +100,11 @@ def _pack(problem: PlacingProblem) -> Filling:
 
 def round_robin(problem: PlacingProblem) -> Filling:
     """Round robin: place each model on the next allowed machine, the largest first; divide those too large for one."""
-    filling, turn = Filling(problem), 0
+    filling, next_machine = Filling(problem), 0
     for model, share in parts(problem, serial_loads(problem)):
         homes = np.flatnonzero(new_homes(filling, model))
         if len(homes):
-            machine = int(homes[np.argmin((homes - turn) % len(problem.machines))])
+            machine = int(homes[np.argmin((homes - next_machine) % len(problem.machines))])
             filling.add(machine, model, share)
-            turn = machine + 1
+            next_machine = machine + 1
     return filling
