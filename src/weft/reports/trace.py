@@ -88,8 +88,11 @@ class Trace:
         """Spans in the order they were issued."""
         times_s = (self.fetch_start_s, self.fetch_end_s, self.compute_start_s, self.compute_end_s)
         columns = (self.stream, self.query, self.layer, *times_s, self.weight_bytes)
-        for stream, query, layer, *span_times_s, size in zip(*(column.tolist() for column in columns), strict=True):
-            yield Span(self.streams[stream], query, self.layers[stream][layer], *span_times_s, stream, size)
+        for stream, query, layer, fetch_s, fetched_s, compute_s, computed_s, size in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            names = self.streams[stream], query, self.layers[stream][layer]
+            yield Span(*names, fetch_s, fetched_s, compute_s, computed_s, stream, size)
 
     @classmethod
     def from_spans(

@@ -123,7 +123,7 @@ def _describe_part(part: LowRank, joined: JoinedBody, number: int, task: int) ->
     if part.before is not None or part.after is not None:
         return PartNote(kind=part.kind)
     stored = joined.low_rank_parts[number, task]
-    return PartNote(kind=part.kind, rank=part.rank, down=stored.down, up=stored.up, at=stored.index)
+    return PartNote(kind=part.kind, rank=part.rank, down=stored.down, up=stored.up, at=stored.number)
 
 
 def _describe_contents(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[ConstantNote, ...]:

@@ -30,13 +30,13 @@ def port_name(body: Body, task: int, port: str) -> str:
 
 
 class StackedPart(NamedTuple):
-    """Where a graph stores a low-rank part: constants with the factors of several models, and its index in both."""
+    """Where a graph stores a low-rank part: constants with the factors of several models, and its number in both."""
 
     down: str
     """Name of the constant [parts, in, rank]."""
     up: str
     """Name of the constant [parts, rank, out]."""
-    index: int
+    number: int
 
 
 class JoinedBody(NamedTuple):

@@ -25,7 +25,7 @@ class Position(NamedTuple):
     """One index along an axis."""
 
     axis: int
-    index: int
+    offset: int
 
 
 NeededPositions = dict[str, Position]
@@ -98,8 +98,8 @@ class _Narrower:
         if name in self._narrow:
             return name
         if (name, position) not in self._sliced:
-            sliced = self._sliced[name, position] = f"{name}_at_{position.index}_of_{position.axis}"
-            inputs = (name, self._numbers([position.index]))
+            sliced = self._sliced[name, position] = f"{name}_at_{position.offset}_of_{position.axis}"
+            inputs = (name, self._numbers([position.offset]))
             self._steps.append(GraphStep("Gather", inputs, (sliced,), {"axis": position.axis}, layer))
         return self._sliced[name, position]
 
@@ -126,7 +126,7 @@ class _Narrower:
             return dict.fromkeys(step.inputs, position) if whole_axis != position.axis else {}
         if step.op == "Transpose":
             order = step.attributes.get("perm", range(len(output_shape))[::-1])
-            return {step.inputs[0]: Position(order[position.axis], position.index)}
+            return {step.inputs[0]: Position(order[position.axis], position.offset)}
         fits = (
             step.op in _UNARY
             or (step.op in ("LayerNormalization", "Softmax") and whole_axis > position.axis)
