@@ -16,6 +16,7 @@ from weft.models.onnx_graph import OnnxModel, declared, least_ir_version, make_m
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
 OPSET, OPSET_OF_16_BITS = 20, 21
+"""Operator sets of written files; 21 is the first with 16-bit integers in QuantizeLinear."""
 IR_VERSION = 10
 """The version of the file format that onnxruntime reads since 1.18."""
 

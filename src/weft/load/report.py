@@ -43,6 +43,7 @@ SHOWN_CHARACTERS = 200
 MAX_ANSWER_BYTES = 1 << 24
 """Longest answer that is read for its class and exit; scores of classes take far less."""
 NO_CLASS, NO_EXIT = -1, 0
+"""What stands in columns of integers for an answer without a class, or without exits; exits count from 1."""
 
 # a remark is made if the p99 of the send lag is above both: seconds, and share of the median latency
 MOST_LAG_S = 1e-3

@@ -32,6 +32,7 @@ Numbers = Sequence[float] | npt.NDArray[Any]
 Dash = str | tuple[int, tuple[float, ...]]
 Share = bool | Literal["none", "all", "row", "col"]
 DASHED: Dash = (0, (4, 2))
+"""Offset, and lengths of dash and gap, in line widths as matplotlib takes them."""
 MEANS = ("geomean", "mean")
 """Labels of a last group of bars that is drawn at a distance from the others."""
 MANY = 1e4

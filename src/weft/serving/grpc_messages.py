@@ -30,6 +30,7 @@ MAX_NAME_BYTES = 4 * MAX_ID_CHARS
 """Limit on the bytes of an id, a model's name and its version."""
 
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5
+"""Wire types of protobuf; 3 and 4, groups, are no longer in use."""
 _FIXED_BYTES = {_I64: 8, _I32: 4}
 
 _Request = proto.CLASSES["ModelInferRequest"]

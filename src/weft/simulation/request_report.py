@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+"""Percentiles of latency in reports."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ class RunLength(NamedTuple):
 
 
 SHORT, USUAL, LONG = RunLength(500, 60), RunLength(1200, 120), RunLength(4000, 300)
+"""For the search among options; to judge a load; to compare the best options, where 1 % late are 40 requests."""
 
 
 def prolong(workload: Workload, length: RunLength) -> Workload:

@@ -21,6 +21,7 @@ from weft.workloads import Saturated
 
 COMPUTE_THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0, 1.2)
 MEMORY_THRESHOLDS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
+"""Values that are tried, closer together where results change most: near 0 and 1."""
 
 
 class GridPoint(NamedTuple):

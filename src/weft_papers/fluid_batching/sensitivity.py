@@ -38,6 +38,7 @@ from weft_papers.layerweaver.lab import geomean
 BANDWIDTHS = (80, 90, 95, 100, 105, 110, 120)
 """Percent of the calibrated one."""
 DECISIONS_US = (0, 10, 25, 50)
+"""Time that one decision of the policy takes."""
 TOLERATED, TOLERATED_POINTS = 0.1, 3.0
 """Tolerances on the printed mean latency (relative) and violations (percentage points): half widths of the bands."""
 WIDEST = 2.2

@@ -68,7 +68,7 @@ FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
 BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 0.39, "encoder-b16": 0.33}
 """Orion's best-effort models and their loads: ResNet50, MobileNetV2, BERT, and an encoder in place of Transformer-XL;
 ResNet101 is left out."""
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2, 3)  # of the arrivals
 WARM_S = 0.05  # simulated warm-up, not counted: queues fill within a few durations of the longest model
 FAR_MS = 1e5
 """A deadline that is never missed."""

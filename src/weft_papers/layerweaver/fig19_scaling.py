@@ -26,7 +26,7 @@ from weft_papers.layerweaver.lab import (
     throughputs,
 )
 
-BATCHES = (1, 2, 4, 8, 16)
+BATCHES = (1, 2, 4, 8, 16)  # on the axis of the figure
 STARVED = 0.02
 """A model counts as starved if it gets less than this fraction of an equal share of the time."""
 

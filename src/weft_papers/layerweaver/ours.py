@@ -23,9 +23,9 @@ from weft_papers.layerweaver.lab import (
     profile,
 )
 
-TOKENS = (16, 32, 48, 64)
+TOKENS = (16, 32, 48, 64)  # sequence lengths of the language models
 SMALL_MIB = 12.0  # a weight buffer smaller than the preset's, where cutting layers into chunks matters
-CUT_TOKENS = (16, 32, 64)
+CUT_TOKENS = (16, 32, 64)  # the same, where layers are cut
 RIVALS: tuple[tuple[str, Options], ...] = (("round-robin", ()), ("aimt", ()), ("layerweaver", FAILSAFE_OFF))
 ROLLOUTS_ONLY: Options = (("trial", False),)  # without the trial that chooses among alternatives before the run
 MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), ("mix 1:1", (1.0, 1.0)))

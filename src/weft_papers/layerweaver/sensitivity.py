@@ -32,6 +32,7 @@ from weft_papers.layerweaver.lab import (
     throughputs,
 )
 
+# values that are varied, from a fraction of the preset to several times the preset
 TOKENS = (8, 16, 32, 48, 64, 96, 128, 256, 384)
 ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
 BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)

@@ -28,6 +28,7 @@ from weft_papers.layerweaver_plus.lab import (
     search_loads,
 )
 
+# values that are tried of the batch timeout, the largest batch, the sequence length and "stretch" in percent
 TIMEOUTS_MS = (0.0, 1.0, 2.0, 5.0)
 BATCHES = (4, 8, 16, 32, 64)
 TOKENS = (16, 64, 128, 384)

@@ -23,7 +23,7 @@ from weft_stitch.running.sessions import race
 from weft_stitch.slabs import slabs
 
 FIGURE = "CPU"
-TASKS = (2, 4, 8)
+TASKS = (2, 4, 8)  # numbers of models
 FORMS = ("grouped", "mts", "half", "split")
 SEQUENTIAL, SLABBED, PLANNED = "sequential", "sequential, slabs", "planned"
 TINTS = {SEQUENTIAL: "#66727f", SLABBED: "#b9c0c8", PLANNED: "#009e73"} | {form: COLOURS[form] for form in FORMS}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from weft.models.zoo.graph import GraphBuilder, GraphValue, Pair
 
 ROW, COLUMN = (1, 7), (7, 1)
+"""The two kernels by which the network replaces one of 7 by 7."""
 
 Steps = Sequence[tuple[int, Pair]]
 """Convolutions one after another: channels and kernel of each."""

@@ -14,8 +14,9 @@ from weft.base.errors import ModelError
 from weft.models.onnx_import.importer import TABLES
 from weft.models.zoo.graph import GraphBuilder, GraphValue
 
+# published sizes of the pretrained tokenizers and position tables
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2
-XLNET_VOCABULARY = 32000  # published sizes of the pretrained tokenizers and position tables
+XLNET_VOCABULARY = 32000
 MASKED = 1e4
 """Subtracted from the score of a masked token, so that its softmax is 0 in float32."""
 
