@@ -243,7 +243,7 @@ def _check_achieved(matrix: Matrix) -> None:
 def _five_steps(matrix: Matrix) -> _Parameters:
     """Read the parameters off the matrix, as PCCS's authors do, in five numbered steps.
 
-    Where a step looks for the first row or column that meets a condition and none does, it takes the last.
+    Where no row or column meets a step's condition, the end of the axis is taken.
     """
     own, external, lost = matrix.own_gb_s, matrix.external_gb_s, 100 - matrix.relative_speed_pct
     rows = len(own)
