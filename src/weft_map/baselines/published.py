@@ -138,7 +138,8 @@ def _place_stretches(
     chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]
 ) -> _State:
     """The state after the next stretches of the tasks *chosen* are placed on *units*, each as early as possible."""
-    free, ready, unit_of_task = [list(lane_free) for lane_free in state.free], list(state.ready), list(state.unit_of_task)
+    free = [list(lane) for lane in state.free]
+    ready, unit_of_task = list(state.ready), list(state.unit_of_task)
     for n, unit in zip(chosen, units, strict=True):
         i = len(mapping[n])
         if i == 0 and chains.waits[n]:

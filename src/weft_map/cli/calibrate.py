@@ -65,8 +65,8 @@ def _device(matrix: Matrix, fit: Fit, *, measured: bool) -> Soc:
     from weft_map.memory_contention import core_tflops, host_soc, physical_cores
 
     if measured:
-        return host_device(matrix, fit, instances=min(16, len(physical_cores())), peak_tflops=core_tflops())
-    return host_device(matrix, fit, name="calibrated", unit="unit")
+        return host_soc(matrix, fit, instances=min(16, len(physical_cores())), peak_tflops=core_tflops())
+    return host_soc(matrix, fit, name="calibrated", unit="unit")
 
 
 def _print_fit(matrix: Matrix, fit: Fit) -> None:
