@@ -136,6 +136,6 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 def on_gpu(evaluator: OnnxEvaluator, model: Path, device: str = "cuda") -> OnnxEvaluator:
     """The evaluator, computing with torch from now on."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    evaluator._engine.close()
-    evaluator._engine = Engine(model, evaluator._plan.batch, device)  # type: ignore[assignment]
+    evaluator._runner.close()
+    evaluator._runner = Engine(model, evaluator._plan.batch, device)  # type: ignore[assignment]
     return evaluator

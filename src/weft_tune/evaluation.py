@@ -91,8 +91,8 @@ class CallableEvaluator:
     def __init__(self, function: ScoreFunction, *, name: str | None = None, workers: int = 1) -> None:
         if workers < 1:
             raise TuneError(f"workers = {workers}: call the function at least once at a time")
-        plain = getattr(function, "__qualname__", type(function).__qualname__)
-        self._name = name if name is not None else f"{getattr(function, '__module__', '')}.{plain}"
+        function_name = getattr(function, "__qualname__", type(function).__qualname__)
+        self._name = name if name is not None else f"{getattr(function, '__module__', '')}.{function_name}"
         self._function, self._workers = function, workers
 
     @property
@@ -124,15 +124,15 @@ class CallableEvaluator:
             except EvaluationError as error:
                 return error
 
-        def publish(place: int, outcome: Score | EvaluationError) -> Score | EvaluationError:
+        def publish(index: int, outcome: Score | EvaluationError) -> Score | EvaluationError:
             if isinstance(outcome, Score) and scored is not None:
-                scored(place, outcome)
+                scored(index, outcome)
             return outcome
 
         if self._workers == 1:  # in this thread: some frameworks work in the main thread only
-            return [publish(place, attempt(configuration)) for place, configuration in enumerate(configurations)]
+            return [publish(index, attempt(configuration)) for index, configuration in enumerate(configurations)]
         with ThreadPoolExecutor(self._workers, "weft-callable") as pool:
-            jobs = {pool.submit(attempt, configuration): place for place, configuration in enumerate(configurations)}
+            jobs = {pool.submit(attempt, configuration): index for index, configuration in enumerate(configurations)}
             try:
                 for job in as_completed(jobs):
                     publish(jobs[job], job.result())
@@ -254,8 +254,8 @@ class Database:
         execute = self._connection.execute
         execute("BEGIN IMMEDIATE")
         tables = int(execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        mark, version = (int(execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
-        if tables and mark != APPLICATION:
+        owner, version = (int(execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
+        if tables and owner != APPLICATION:
             raise TuneError(f"{self._where}: a database of another program; give the scores a file of their own")
         if tables and version != VERSION:
             raise TuneError(f"{self._where}: scores of another version of weft ({version}); give another file")
