@@ -172,9 +172,8 @@ def quantise_int8(
 def classes(model: Path, inputs: Mapping[str, Array], *, batch: int = 256) -> Array:
     """The class that a quantised file predicts for each sample, by the largest value of its first output."""
     session = open_session(model, 1, optimise=False)
-    return np.concatenate(
-        [session.run(None, batch_inputs)[0].argmax(axis=-1) for batch_inputs in _equal_batches(inputs, batch)]
-    )
+    outputs = (session.run(None, batch_inputs)[0] for batch_inputs in _equal_batches(inputs, batch))
+    return np.concatenate([values.argmax(axis=-1) for values in outputs])
 
 
 def _equal_batches(inputs: Mapping[str, Array], batch: int) -> Iterator[dict[str, Array]]:
