@@ -119,7 +119,7 @@ def test_the_solution_is_proved_beats_every_baseline_and_says_what_it_assumes(ob
 
 
 def test_a_proof_that_assumes_something_says_so_and_a_strict_one_assumes_nothing(monkeypatch):
-    monkeypatch.setattr("weft_map.solver.RECHECK_STATES", 500)  # far less than this problem takes without the assumption
+    monkeypatch.setattr("weft_map.solver.RECHECK_STATES", 500)  # too few for this problem without the assumption
     quick, strict = (solve(synthetic(4, 3, 6), Options(strict=strict)).certificate for strict in (False, True))
     assert quick.proved and "nowhere later" in quick.assumes
     assert strict.proved and not strict.assumes and strict.states > quick.states
