@@ -30,7 +30,7 @@ from weft_tune.numbers.configuration import Configuration
 
 CONFIG, SUBSET = "{config}", "{subset}"
 """Placeholders of the configuration file, and of the word small or full."""
-OUTPUT_BYTES = 1 << 20
+TAIL_BYTES = 1 << 20
 """Bytes of a command's output that are kept, from its end: the score is searched in them."""
 ERROR_CHARACTERS = 4000
 """Characters of the output that an error carries, from its end: what fits on a screen or two."""
@@ -290,8 +290,8 @@ def _collect(
             if not data:
                 return
             output += data
-            if len(output) > 2 * OUTPUT_BYTES:  # rarely, as deleting moves the rest
-                del output[:-OUTPUT_BYTES]
+            if len(output) > 2 * TAIL_BYTES:  # rarely, as deleting moves the rest
+                del output[:-TAIL_BYTES]
         elif ended:
             return
         if time.monotonic() >= deadline_s and process.poll() is None:
