@@ -1,19 +1,19 @@
-"""Is ``abreast`` ever far behind another way to share a GPU? Random mixes of models on the simulated H200.
+"""Is the policy ``abreast`` ever much worse than another way to share a GPU? Random mixes on the simulated H200.
 
-A mix is two to five models of the device, at a load of .5 to 1.2 of what one at a time can do, each with a deadline of
-two to twenty times what it takes alone. The property: ``abreast`` as it is misses no more deadlines than 1.2 times what
-the best other rule misses and a percentage point. The other rules are every way to treat late requests under
-``abreast``, and other policies as they are and with late requests last, whichever misses fewest.
+A mix is two to five models of the device, at a load of 0.5 to 1.2 of what one model at a time can serve, each with a
+deadline of two to twenty times its stand-alone time. The property: ``abreast`` misses at most 1.2 times as many
+deadlines as the best rival, plus one percentage point. Rivals are every rule for late requests under ``abreast``, and
+the other policies, each as it is and with late requests last; the best rival is the one with the fewest misses.
 
-Every rule gets the same arrivals, seed by seed, and is compared with ``abreast`` in pairs. To save time, a rival gets
-no more seeds once the mean of these differences is known to be on one side of the limit with 95 % confidence, and a mix
-ends once the property is known to hold or to fail for it. Where ``abreast`` misses less than a point, no rival has to
-be run. What is not known after all seeds is open, and the mean decides.
+Every policy gets the same arrivals per seed and is compared with ``abreast`` in pairs. To save time, a rival gets no
+more seeds once the mean of these differences is on one side of the limit with 95 % confidence, and a mix ends once the
+property is known to hold or to fail. If ``abreast`` misses less than one percent, no rival runs. If the result is still
+open after all seeds, the mean decides.
 
     python benchmarks/abreast_margin.py --cores 16
     python benchmarks/abreast_margin.py --cores 2 --mixes 24 --seconds 1.5
 
-Simulated, so any machine will do; a second of one rule takes .5 to .9 seconds of a core.
+Everything is simulated, so any machine will do; one simulated second of one policy takes 0.5 to 0.9 s of a core.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The worst of clients, and the small models they come for: eighteen kinds, each with what it may see.
+"""Eighteen kinds of misbehaving clients, the small models that they need, and the answers that each may get.
 
-They leave half-way, send garbage, lie about shapes, stall, flood a queue, never read, send numbers that make a model
-large or run for ever, values that no network was trained for and shapes that nobody sent before, and load and unload a
-model all the time. ``Ledger`` is what they saw; ``soak`` holds it against what the server counted.
+They disconnect half-way, send garbage, declare wrong shapes, stall, flood a queue, never read, send numbers that make a
+model large or let it run for ever, values that no network was trained for and new shapes, and load and unload a model
+all the time. ``Ledger`` records their answers; ``soak`` compares it with the server's counters.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Routers of a simulated cluster: how many deadlines each misses, and what slow machines, old reports, failures and
-bursts cost; and how fast a cluster of 1000 machines is simulated.
+"""Routers of a simulated cluster: missed deadlines, and the cost of slow machines, stale reports, failures and bursts.
 
-Models are drawn as in a balanced mix: compute and memory shares of Orion's profiles on a V100 (EuroSys '24) and of
-memory-bound models, times lognormal around 12 ms, popularity by Zipf's law. ``weft place`` puts them on machines, at
-least twice each, with seed 0; what is simulated is drawn with other seeds.
+It also measures how fast a cluster of 1000 machines is simulated. Models are drawn as in a balanced mix: compute and
+memory shares of Orion's profiles on a V100 (EuroSys '24) and of memory-bound models, times lognormal around 12 ms,
+popularity by Zipf's law. ``weft place`` assigns them to machines, at least two replicas each, with seed 0; arrivals are
+drawn with other seeds.
 
     python benchmarks/cluster_routing.py [--only routers,age,failures,bursts,speed] [--requests 100000]
 """

@@ -1,7 +1,7 @@
-"""The classifiers under number formats on a GPU: what ``number_formats.py --cuda`` searches with.
+"""Scores of the classifiers under number formats on a GPU, for ``number_formats.py --cuda``.
 
-A search over thousands of images takes minutes on a processor and seconds here. Sums are added up in another order than
-in ONNX Runtime, so a score may differ by an image; what a search finds is therefore scored again by ONNX Runtime.
+A search over thousands of images takes minutes on a CPU and seconds on a GPU. Sums are added in another order than in
+ONNX Runtime, so a score may differ by one image; therefore ONNX Runtime scores the result of a search again.
 """
 
 from __future__ import annotations

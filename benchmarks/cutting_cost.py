@@ -1,7 +1,7 @@
-"""What it costs to run a model in segments: processor time of all segments against plain ONNX Runtime.
+"""The cost of running a model in segments: CPU time of all segments relative to plain ONNX Runtime.
 
-One thread, batch 1, the default grain. Variants are interleaved, the fastest of the repeats counts; time is that of
-the thread, so that others on the machine matter little. Writes benchmarks/results/cutting_cost.json.
+One thread, batch 1, the default grain. Variants are interleaved and the fastest repeat counts; time is the CPU time of
+the thread, so that other processes matter little. Writes benchmarks/results/cutting_cost.json.
 
     python benchmarks/cutting_cost.py
 """

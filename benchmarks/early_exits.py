@@ -1,8 +1,8 @@
-"""Early exits, served for real: deadlines missed when batches are refilled at the exits, against adaptive batching.
+"""Early exits on a real server: missed deadlines when batches are refilled at the exits, against adaptive batching.
 
-A network with exits that this project trained, on real test images; a real server in a process of its own with one
-lane and batches of up to 8; Poisson arrivals at 85 % of what adaptive batching computes at most. The same arrivals
-and images under every policy, policies interleaved; all answers must be those of the images computed alone.
+A network with exits that this project trained, on real test images; the server runs in its own process with one lane
+and batches of up to 8; arrivals are Poisson at 85 % of the throughput of adaptive batching. All policies get the same
+arrivals and images and are interleaved; every answer must equal that of the image computed alone.
 """
 
 from __future__ import annotations

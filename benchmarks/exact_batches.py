@@ -1,14 +1,14 @@
-"""Whether neighbours in a batch can change an answer: requests over all special models, with hostile ones among them.
+"""Can other rows of a batch change an answer? Requests over all special models, some of them with hostile values.
 
-A real server, HTTP over loopback with binary tensors, and waves of requests of one row each for one model at a time,
-several models at once. Some rows are ordinary, the others hold what may hurt: huge values, NaN, infinities, zeros.
-Every answer is compared with what the row gives in a batch of the same size whose other rows are ordinary, bit by bit,
-at any of its places; ordinary rows of float32 also with what they give alone. Models that must not be batched are
-served beside them: their answers are those of the row alone. The models are those of the tests:
+A real server gets waves of one-row requests for one model at a time, several models at once, over HTTP on loopback with
+binary tensors. Some rows are ordinary, the others hold huge values, NaN, infinities or zeros. Every answer is compared
+bit by bit with the answer of the same row in a batch of the same size whose other rows are ordinary, at any position;
+ordinary float32 rows also with the answer of the row alone. Models that must not be batched are served as well: their
+answers must equal those of the row alone. The models are those of the tests:
 
     python benchmarks/exact_batches.py
 
-``--resume`` goes on with what was recorded, policy by policy.
+``--resume`` continues with the recorded results, policy by policy.
 """
 
 from __future__ import annotations

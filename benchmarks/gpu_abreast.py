@@ -1,16 +1,15 @@
-"""What `gpu_weaving.py` simulates, on a real GPU: weft's engine and policies over captured segments of torch's models.
+"""The experiments of `gpu_weaving.py` on a real GPU: weft's engine and policies over captured segments of torch models.
 
-Needs one NVIDIA GPU that can be cut, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Every row is
-kept in the results as soon as it is measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU that can be partitioned, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Each row
+is written to the results as soon as it is measured, and is not measured again by a later run:
 
     PYTHONPATH=src python benchmarks/gpu_abreast.py [--only REGEX] [--segment-ms 0.5] [--most-s 500] [--results FILE]
     PYTHONPATH=src python benchmarks/gpu_abreast.py --simulate [--results FILE]
 
-The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `hosts` are
-the GPU as it was measured with segments of that length, and `--simulate` adds what the simulator says of the same rows,
-on a machine without a GPU. `us` are microseconds of processor time for a decision, `idle` the part of the time in which
-no lane had anything to compute, `step us` the microseconds that the engine was busy for each segment it started: the
-simulated engine is busy for as long.
+The rows are those of gpu_weaving.py, relative to the stand-alone rates and durations of the models in the same run;
+`hosts` describes the GPU as measured with segments of that length. `--simulate` adds the simulator's prediction for the
+same rows and needs no GPU. `us`: microseconds of CPU time per decision; `idle`: share of the time in which no lane had
+work; `step us`: microseconds of the engine per started segment, which the simulated engine takes as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Servers on a GPU, clients that ask them, and results that are kept row by row: what the scripts gpu_*.py share.
+"""Shared by the scripts gpu_*.py: servers on a GPU, clients that send requests, and results that are stored row by row.
 
-A server is a process of its own, and so is every client. Run as a script, this is weft's server over a repository.
+The server and every client run in processes of their own. Run as a script, this is weft's server over a repository.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Fine-tuned encoders as one body on a GPU, behind weft's server: answers, memory, times, and models that come and go.
+"""Fine-tuned encoders stitched into one body on a GPU, behind weft's server: answers, memory, times, loading.
 
-Encoders of 12 layers, 768 wide, with merged adapters of rank 16 (``weft models generate encoder``) are stitched with
-``tolerance = 1e-6`` and served in half precision by processes of their own; every client is another one.
+Encoders of 12 layers, width 768, with merged adapters of rank 16 (``weft models generate encoder``) are stitched with
+``tolerance = 1e-6`` and served in half precision. Servers and clients run in processes of their own.
 
-    python benchmarks/gpu_bodies.py --make         # the files: no GPU is needed, some minutes on few cores
+    python benchmarks/gpu_bodies.py --make         # writes the files: no GPU is needed, some minutes on few cores
     python benchmarks/gpu_bodies.py [--only answers]
     python benchmarks/gpu_bodies.py --architecture tiny-encoder --device cuda:twin --seconds 1 --results tiny.json
 
-Rows: ``answers``, how far answers to mixed requests are off those of each model's own file on the CPU; ``memory``, what
-the body holds of the device, and one of the models served by itself; ``together/TOKENS`` and ``in turn/TOKENS``,
-requests of all models at once, and one after another; ``alone/TOKENS``, the same of the one by itself; ``coming`` and
-``going``, a model added and one taken out while all others are asked.
+Rows: ``answers``: the difference of answers to mixed requests from those of each model's own file on the CPU;
+``memory``: device memory of the body, and of one of the models served by itself; ``together/TOKENS`` and ``in
+turn/TOKENS``: requests of all models at once, and one after another; ``alone/TOKENS``: requests of the model that is
+served by itself; ``coming`` and ``going``: a model is added or removed while all others get requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Encoders in plain torch, the ways that ``gpu_encoders.py`` sets a body beside; a LoRA server's kernels are Triton.
+"""Encoders in plain torch, the rivals of a stitched body in ``gpu_encoders.py``; kernels of a LoRA server in Triton.
 
-Every way is an ``Encoder``: the same steps, but for how it multiplies, normalises and answers.
+Each rival is an ``Encoder`` with the same steps; they differ in products, normalisations and outputs.
 """
 
 from __future__ import annotations

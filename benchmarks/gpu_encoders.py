@@ -1,8 +1,8 @@
-"""Fine-tuned encoders as one body on a GPU, beside the other ways to run them: time, weights and difference of each.
+"""Fine-tuned encoders as one stitched body on a GPU, compared with other methods: time, weights and error of each.
 
-Models are a 12-layer encoder of width 768 with weights drawn at random, tuned by a part of rank 16 in every product, or
-by a head alone; one request of each model, in fp16. All ways of a configuration get the same tokens, are one CUDA graph
-each and take turns. Differences are to the models alone in float32. Rows are written as soon as they are known.
+Models are a 12-layer encoder of width 768 with random weights, fine-tuned by adapters of rank 16 in every product, or
+in the head alone; one request of each model, in fp16. All methods of a configuration get the same tokens, are one CUDA
+graph each and take turns. Errors are relative to the models run alone in float32. Rows are written at once.
 
     python benchmarks/gpu_encoders.py
     python benchmarks/gpu_encoders.py --tasks 4 32 --tokens 16 --resume

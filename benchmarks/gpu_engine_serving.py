@@ -1,9 +1,9 @@
-"""Engines of a server on a GPU: rows per second of the same models in ONNX Runtime and compiled, beside the bare graph.
+"""Engines of a server on a GPU: rows per second of the same models in ONNX Runtime and compiled, and of the bare graph.
 
-Every model is served twice by one server, in ONNX Runtime and compiled by torch's compiler while the server answers.
-Then clients ask both in turns, with one row over binary HTTP and with one row and the largest batch from shared memory
-of the system and of the GPU. `ready_s` is the time until the server can be asked, `compiled_s` the time after that
-until the compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
+One server serves every model twice: in ONNX Runtime, and compiled by torch's compiler while the server answers. Clients
+then send requests to both in turns, with one row over binary HTTP, and with one row and the largest batch in shared
+memory of the system and of the GPU. `ready_s`: time until the server is ready; `compiled_s`: further time until the
+compiled model runs. The bare graph is the same packages replayed without a server, after the server's end.
 
     python benchmarks/gpu_engine_serving.py [--only PART-OF-A-NAME] [--seconds 2] [--results FILE] [--keep]
 

@@ -1,17 +1,16 @@
-"""Engines for the same ONNX files on one GPU: rows per second of each, all of a row in one run.
+"""Engines for the same ONNX files on one GPU: rows per second of each engine, all rows of a batch in one run.
 
-`onnxruntime` is its CUDA provider in a CUDA graph, as weft serves it; `eager` and `compiled` are the file as a module
-of torch, with and without `torch.compile`; `package` is what weft's compiler process leaves (AOTInductor), loaded
+`onnxruntime` is its CUDA provider in a CUDA graph, as weft serves it; `eager` and `compiled` are the file as a torch
+module, without and with `torch.compile`; `package` is the output of weft's compiler process (AOTInductor), loaded
 again; `module eager` and `module compiled` are the module that the file was exported from. All are captured, and run in
 turns for about ten seconds; `error` is the largest difference from ONNX Runtime in float32 on the CPU, relative to the
-largest output. Needs one NVIDIA GPU, torch, triton and gcc; `onnxruntime` needs onnxruntime-gpu, and is left out
-without it.
+largest output. Needs one NVIDIA GPU, torch, triton and gcc; without onnxruntime-gpu, `onnxruntime` is left out.
 
     PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--rivals REGEX] [--most-s 500] [--results FILE]
 
-Packages are compiled first, several at a time (`--jobs`); `--folder` keeps them for the next start. Every row is kept
-in the results as soon as it is measured, and not measured again when this is started once more.
-`--device cuda:twin --only tiny` tries the logic on a processor.
+Packages are compiled first, several at a time (`--jobs`); `--folder` keeps them for the next start. Each row is written
+to the results as soon as it is measured, and is not measured again by a later run.
+`--device cuda:twin --only tiny` tries the logic on a CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Models of torch in segments on the shares of a GPU, as an executor for weft's engine: no server, no other process.
+"""Torch models in segments on shares of a GPU, as an executor for weft's engine: no server, no other process.
 
-The engine runs on one thread, which starts captured segments on the streams of lanes and looks for their ends. A
-segment is captured once on the whole GPU, once with high priority and once on each part. What it leaves lies in memory
-that all of them share, so that a model can go on elsewhere.
+The engine runs on one thread, which starts captured segments on the streams of lanes and polls for their ends. A
+segment is captured once for the whole GPU, once with high priority and once for each partition. Its outputs are in
+memory that all captures share, so that a model can continue on another lane.
 """
 
 from __future__ import annotations

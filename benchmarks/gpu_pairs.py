@@ -1,13 +1,13 @@
-"""What two models do to each other on one GPU: alone, on shares of it, on streams, with priority, and beside probes.
+"""Contention between two models on one GPU: alone, on shares of it, on streams, with priority, and beside probes.
 
-Needs one NVIDIA GPU that can be cut and torch; no server runs. Every row is kept in the results as soon as it is
-measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU that can be partitioned and torch; no server runs. Each row is written to the results as soon as it
+is measured, and is not measured again by a later run:
 
     PYTHONPATH=src python benchmarks/gpu_pairs.py [--only PART-OF-A-NAME] [--most-s 55] [--results FILE]
 
-Rows: `alone/MODEL` milliseconds on the whole GPU and speeds against that on each share, how many kernels it has, what
-it draws, and its speed and that of a probe (a copy of device memory) on the two sides of 84+48; `pair/A/B` and
-`triple/A/B/C` the speeds of all that run, by how they share. A speed is the rate over the rate alone on the whole GPU.
+Rows: `alone/MODEL`: milliseconds on the whole GPU, relative speed on each share, number of kernels, power draw, and
+the speeds of the model and of a probe (a copy of device memory) on the two partitions of 84+48; `pair/A/B` and
+`triple/A/B/C`: the speeds of all models, by how they share the GPU. A speed is relative to the model alone on the GPU.
 """
 
 from __future__ import annotations

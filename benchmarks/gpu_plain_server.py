@@ -1,16 +1,16 @@
-"""weft on a GPU beside a plain server: requests per second, and how many more at the same 99th percentile.
+"""weft on a GPU compared with a plain server: requests per second, and the gain at the same 99th percentile.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md), and starlette and uvicorn with what those need; uvicorn
-uses the httptools and the uvloop that weft brings. Every row is kept in the results as soon as it is measured, and not
-measured again when this is started once more:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md), and starlette and uvicorn with their requirements;
+uvicorn uses the httptools and uvloop that weft installs. Each row is written to the results as soon as it is measured,
+and is not measured again by a later run:
 
     python benchmarks/gpu_plain_server.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE] [--device cuda:0]
 
-Both compute the same networks, ResNet50 and BERT-base of 128 tokens in fp16, in batches of up to 32 rows, and are asked
-for one row at a time over binary HTTP by clients in processes of their own, each as soon as it has its answer. Rows are
-`MODEL/SERVER/CONNECTIONS`; the servers are all there and take turns. `plain` is one session of ONNX Runtime behind
-Starlette, `tuned` is the same with a session for each size (peers/plain_onnx.py). For each of their points the ratio
-says what weft answers, straight between its own points, without a larger p99.
+Both compute the same networks, ResNet50 and BERT-base of 128 tokens in fp16, in batches of up to 32 rows. Clients in
+processes of their own send one row at a time over binary HTTP, in a closed loop. Rows are `MODEL/SERVER/CONNECTIONS`;
+all servers run at the same time and take turns. `plain` is one session of ONNX Runtime behind Starlette, `tuned` the
+same with a session for each size (peers/plain_onnx.py). For each point of these two, the ratio is weft's throughput at
+a p99 that is no larger, interpolated between weft's own points.
 """
 
 from __future__ import annotations

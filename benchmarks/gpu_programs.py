@@ -1,10 +1,10 @@
-"""What a program of torch costs as weft runs it on a GPU, beside the same module as one CUDA graph of torch's own.
+"""The cost of running a torch program in weft on a GPU, compared with the same module as one CUDA graph of torch.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md); `--device cuda:twin` tries the logic on the cores.
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md); `--device cuda:twin` tries the logic on a CPU.
 
     python benchmarks/gpu_programs.py [--rows 16] [--layers 24] [--seconds 3] [--results FILE]
 
-The module is an encoder of 197 tokens, 1024 wide, in fp16: bare, as a program in one piece, and cut at 0.25 ms.
+The module is an encoder of 197 tokens, width 1024, in fp16: bare, as a program in one piece, and cut at 0.25 ms.
 """
 
 from __future__ import annotations

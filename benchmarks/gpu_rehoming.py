@@ -1,8 +1,8 @@
-"""Whether what was captured on the whole GPU can be moved to a part of it, without capturing or opening it again.
+"""Can a graph that was captured on the whole GPU be moved to a partition, without capturing or opening it again?
 
-Kernels of a captured graph name the context they run in. In a copy of the graph they are given that of a part of the
-GPU (``runtime.cuda.partitions``). If the copy takes as long as what is captured on the part itself, a session needs no
-twin for every share. Needs one NVIDIA GPU, torch and cuda-bindings; prints what it finds, within seconds:
+Kernels of a captured graph name the context that they run in. In a copy of the graph that is replaced by the context of
+a partition (``runtime.cuda.partitions``). If the copy is as fast as a graph captured on the partition itself, a session
+needs no twin per share. Needs one NVIDIA GPU, torch and cuda-bindings; prints its results within seconds:
 
     PYTHONPATH=src python benchmarks/gpu_rehoming.py
 """

@@ -1,17 +1,18 @@
-"""What a server on a GPU comes to beside the bare device: rates, latencies, what cutting costs, and an urgent model.
+"""A server on a GPU compared with the bare device: throughput, latency, the cost of segments, and an urgent model.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Every row is kept in the results as soon as it is
-measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Each row is written to the results as soon as it is
+measured, and is not measured again by a later run:
 
     python benchmarks/gpu_serving.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE] [--ocr FILE]
 
-Rows: `bare/MODEL/ROWS` the captured model in one piece and in segments, replayed in a loop without a server;
-`attention/MODEL/ROWS` an encoder of 197 tokens beside torch's own attention; `served/MODEL/WIRE/ROWS` requests in a
-closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL` one-row requests at a fifth of what the device
-can do; `killed/MODEL` from the death of the worker to the next answer; `beside/URGENT/ROWS of OTHER` one-row requests
-at a fifth of what the device can do, on an idle GPU and, at the same times, while the other model is asked without end.
-Models compute in fp16, but the detector of texts, which finds some in noise then, in fp32. It is in the package
-rapidocr-onnxruntime, or in the file of `--ocr`; its pictures and its maps lie in shared memory.
+Rows: `bare/MODEL/ROWS`: the captured model in one piece and in segments, replayed in a loop without a server;
+`attention/MODEL/ROWS`: an encoder of 197 tokens compared with torch's own attention; `served/MODEL/WIRE/ROWS`: requests
+in a closed loop over binary HTTP, system or CUDA shared memory; `alone/MODEL`: one-row requests at a fifth of the
+device's throughput; `killed/MODEL`: time from the death of the worker to the next answer; `beside/URGENT/ROWS of
+OTHER`: one-row requests at a fifth of the device's throughput, on an idle GPU and, at the same times, while the other
+model gets requests without pause. Models compute in fp16, except the text detector, which in fp16 finds text in noise
+and so computes in fp32. It comes from the package rapidocr-onnxruntime or the file of `--ocr`; its images and outputs
+are in shared memory.
 """
 
 from __future__ import annotations

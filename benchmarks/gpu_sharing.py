@@ -1,15 +1,15 @@
-"""Models that share a GPU under weft's server: one by one, on streams, on the sides of a cut, and as `abreast` decides.
+"""Models that share a GPU under weft's server: in turns, on streams, on partitions, and as `abreast` decides.
 
-Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Every row is kept in the results as soon
-as it is measured, and not measured again when this is started once more:
+Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Each row is written to the results as soon
+as it is measured, and is not measured again by a later run:
 
     python benchmarks/gpu_sharing.py [--only PART-OF-A-NAME] [--grain-ms 0.5] [--seconds 3] [--results FILE]
 
-Rows: `A ROWS + B ROWS/POLICY`: requests without end for both, each with so many rows, over inputs in shared memory;
-`rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for each in turn,
-and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models
-were measured to be like. Segments are longer than the server
-cuts them by itself: every one costs its processors 0.3 ms.
+Rows: `A ROWS + B ROWS/POLICY`: requests without pause for both models, with that number of rows each, over inputs in
+shared memory; `rates` are the answers per second of each model relative to the model alone under `punctual`, which
+gives each the whole GPU in turn; `time` has the seconds that each ran on every share, by multiprocessors. `like/A ROWS
++ B ROWS`: the measured contention of the models. Segments are longer than the server's default, because each one costs
+0.3 ms of CPU time.
 """
 
 from __future__ import annotations

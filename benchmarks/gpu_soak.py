@@ -1,15 +1,15 @@
-"""Some minutes of everything at once on a GPU: nothing is lost, and memory does not grow.
+"""Several minutes of mixed requests on a GPU: no request is lost, and memory does not grow.
 
 Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md):
 
     python benchmarks/gpu_soak.py [--seconds 180] [--results FILE]
 
-Two models (ResNet50 and BERT-base in fp16) are asked without pause by clients that each do one thing: one row and eight
-over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and requests
-whose client hangs up. After a third of the time the worker is killed. A request is answered, refused (429, 503, 504), a
-client's fault that is told as such (400), on the worker that was killed without the time for another try, which is told
-(500), or lost. Memory is that of the device and of the server's process, sampled
-every second; compared are the fourth and the last sixth of the time, both of the second worker's life.
+Clients send requests for two models (ResNet50 and BERT-base in fp16) without pause; each client does one thing: one row
+or eight over HTTP, one row in system shared memory, half of them with strict deadlines, inputs of the wrong shape, and
+requests that it cancels. After a third of the time the worker is killed. A request ends as answered, refused (429, 503,
+504), rejected as the client's fault (400), failed with the killed worker without time for a retry (500), or lost. The
+memory of the device and of the server's process is sampled every second; the fourth and the last sixth of the time are
+compared, both in the life of the second worker.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""What stitched models take on a GPU as weft serves them, beside the kernel that was written for them.
+"""Stitched models on a GPU as weft serves them, compared with the kernel that was written for them.
 
-32 ResNet50 that share 90 % of their channels (``weft_stitch.making.generator``, without training) are stitched into
-one ONNX file with open rows, prepared as ``weft serve`` prepares it, and one round, a row of each model, is replayed in
-captured segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as
-``stitch_gpu.py`` measures it.
+32 ResNet50 that share 90 % of their channels (``weft_stitch.making.generator``, untrained) are stitched into one ONNX
+file with open rows and prepared as ``weft serve`` does; one round, a row of each model, is replayed in captured
+segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as ``stitch_gpu.py``
+measures it.
 
-Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are kept as soon as they are measured:
+Needs one NVIDIA GPU, torch, triton and onnxruntime-gpu (docs/gpu.md). Rows are written as soon as they are measured:
 
     python benchmarks/gpu_stitched.py [--form split] [--precision fp16] [--results FILE]
     python benchmarks/gpu_stitched.py --net tinynet --tasks 3 --device cuda:twin --precision fp32 --results tiny.json
 
-The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, in which form weft
-runs (``runs``: the form fused in torch, read from the file, or ONNX Runtime), how many segments there are and could not
-be captured, the longest of them, and how far the two answers are apart.
+The row ``stitched/NET/TASKS``: milliseconds of a round and bytes of weights of both, their ratio, the form that weft
+runs (``runs``: the form fused in torch, read from the file, or ONNX Runtime), the number of segments and of those that
+could not be captured, the longest segment, and the difference of the two answers.
 """
 
 from __future__ import annotations

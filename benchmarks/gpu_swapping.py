@@ -1,14 +1,13 @@
-"""What it costs that models leave a GPU's memory and come back: one of 100 MB, and 40 that share the memory of 10.
+"""The cost of evicting models from a GPU's memory and loading them again: one of 100 MB, and 40 in the memory of 10.
 
-Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Rows are kept as soon as they are measured:
+Needs one NVIDIA GPU, torch and onnxruntime-gpu (docs/gpu.md). Rows are written as soon as they are measured:
 
     python benchmarks/gpu_swapping.py [--seconds 20] [--results FILE]
 
-`return/resnet50`: a float32 ResNet50 leaves and comes back, beside the time that its bytes take over the bus, measured
-in the same run. `turns/40 in 10`: a server over 40 copies of a BERT of four layers (float16, 100 MB, 128 tokens, one
-row, in one segment), with as much of the device's memory as 10 of them hold. Eight clients ask without pause for a
-model drawn by Zipf's law, every second time with a strict deadline of 100 ms. Answers are compared with those of a calm
-server.
+`return/resnet50`: a float32 ResNet50 is evicted and loaded again, compared with the time of its bytes over the bus in
+the same run. `turns/40 in 10`: a server over 40 copies of a BERT of four layers (float16, 100 MB, 128 tokens, one row,
+one segment) whose device memory holds 10 of them. Eight clients send requests without pause to models drawn by Zipf's
+law, every second request with a strict deadline of 100 ms. Answers are compared with those of an idle server.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What sharing a GPU by deadlines comes to beside the rules that others have, on the simulated H200.
+"""Sharing a GPU by deadlines compared with the rules of other systems, on the simulated H200.
 
     python benchmarks/gpu_weaving.py [--only PART-OF-A-NAME] [--seconds 0.15] [--results FILE]
 
-Every row is kept in the results as soon as it is there, and not run again when this is started once more. Rows:
-`model` how far the model of pairs is from those it was not fitted to; `saturated/A+B` models that have endless work:
-the speed of each over that alone, and their sum; `urgent/U beside H/LOAD` requests of an urgent model at random times,
-due in twice what it takes alone, beside one that never stops: its p50 and p99 in times of its own length, and the speed
-of the other; `measured/U beside H` the same as it was measured on an H200 before there was weft, and simulated;
-`deadlines/LOAD` five models, due in 2, 5 and 10 times what they take, at a load of what one at a time can do: missed
-deadlines, over all and of the worst model, the mean of some seeds; `orion/U beside B` Orion's pairs at its load
-fractions. Orion's and REEF's rules know one urgent model, so they are not asked about others. `fifo`, `edf`,
-`punctual` and `priority` compute one at a time. `weft reproduce gpu` runs the same, for less long.
+Each row is written to the results as soon as it is known, and is not simulated again by a later run. Rows: `model`: the
+error of the contention model on pairs that it was not fitted to; `saturated/A+B`: models with endless work: the speed
+of each relative to it alone, and their sum; `urgent/U beside H/LOAD`: requests of an urgent model at random times, due
+in twice its stand-alone time, beside a model that never stops: p50 and p99 in stand-alone times, and the other model's
+speed; `measured/U beside H`: the same as measured on an H200 without weft, and simulated; `deadlines/LOAD`: five
+models, due in 2, 5 and 10 times their stand-alone time, at a load relative to one model at a time: missed deadlines,
+over all and of the worst model, mean over seeds; `orion/U beside B`: Orion's pairs at its load fractions. The rules of
+Orion and REEF know one urgent model, so they are left out elsewhere. `fifo`, `edf`, `punctual` and `priority` compute
+one model at a time. `weft reproduce gpu` runs the same for a shorter time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Requests over gRPC of 64 bytes to 64 MB, valid and refused, unary and in streams: what memory do they leave behind?
+"""Memory that gRPC requests leave behind: 64 bytes to 64 MB, valid and refused, unary and in streams.
 
-Sizes are log-uniform. The model answers with the shape of its input: ONNX Runtime keeps the memory of the largest
-intermediate value it has made, and that is not what is measured here. Memory is that of the server and its workers,
-before the first and after the last request, when nothing is under way.
+Sizes are log-uniform. The model answers with the shape of its input, because ONNX Runtime keeps the memory of its
+largest intermediate value, which is not what is measured here. Memory is that of the server and its workers, before the
+first and after the last request, when no request is in flight.
 
     python benchmarks/grpc_sizes.py [--gigabytes 10] [--mode T] [--save]
 """

@@ -1,14 +1,14 @@
-"""How well ``weft sustain --device host`` tells the largest load this machine serves: two models, one lane and two.
+"""The accuracy of ``weft sustain --device host``: predicted and measured largest load, two models, one lane or two.
 
-In every round ``weft serve`` is started and ``weft bench`` bisects the load for real: the largest one at which no
-stream misses more than 1 % of its deadlines. Before and after it the machine is measured (``weft profile --device
-host``) and the load predicted, which gives two predictions whose mean counts. Both get the same arrivals: with others
-of the same rates the same lane sustains 90 or 105 requests per second over eight seconds.
-The speed of a shared machine changes, at times twofold within a minute. A round whose two predictions lie further apart
-than ``STEADY`` saw another machine in its middle than at its ends, or may have: it is done again, whatever came out.
+In every round ``weft serve`` is started and ``weft bench`` bisects the real load: the largest one at which no stream
+misses more than 1 % of its deadlines. Before and after that, the machine is measured (``weft profile --device host``)
+and the load predicted; the mean of the two predictions counts. Prediction and measurement get the same arrivals: with
+other arrivals of the same rates, a lane sustains 90 or 105 requests per second over eight seconds.
+The speed of a shared machine may change twofold within a minute. If the two predictions of a round differ by more than
+``STEADY``, the machine may have changed in between, and the round is repeated, whatever its result.
 Printed are the medians over the rounds of the prediction and of the bisections, and their ratio.
-Every round that is done is kept in the results file; a second start goes on from there.
-Run on a machine that does nothing else: python benchmarks/host_sustain.py [--rounds 5] [--seconds 8]
+Every finished round is written to the results file; a later run continues from there.
+Run on an otherwise idle machine: python benchmarks/host_sustain.py [--rounds 5] [--seconds 8]
 """
 
 from __future__ import annotations

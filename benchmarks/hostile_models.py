@@ -1,4 +1,4 @@
-"""Small models whose cost is in the values they are sent, or in being opened: what an attacker would look for."""
+"""Small models whose cost depends on the input values, or that are expensive to open, as attackers would use them."""
 
 from __future__ import annotations
 

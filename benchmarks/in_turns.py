@@ -1,12 +1,11 @@
-"""Whether a change made weft slower: two checkouts of it, measured in turns.
+"""Did a change make weft slower? Two checkouts of it, measured in turns.
 
     git worktree add ../before COMMIT && (cd ../before && make .venv/ready)
     python benchmarks/in_turns.py --before ../before/.venv/bin/python [--only serving] [--save NAME]
 
-Decisions, requests and mapping run in one process per checkout, planning as a command with its measurements kept,
-serving as a server that answers a tiny network (``serving_overhead``). Counted is processor time. Each task is
-repeated, before and after taking turns; the least of the repeats is compared, which other processes move least, and
-the median is printed beside it.
+Decisions, requests and mapping run in one process per checkout, planning as a command with cached measurements, serving
+as a server with a tiny network (``serving_overhead``). CPU time is measured. The checkouts take turns at every task;
+the least of the repeats is compared, because other processes disturb it least; the median is printed as well.
 """
 
 from __future__ import annotations

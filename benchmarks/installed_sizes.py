@@ -1,9 +1,9 @@
-"""What an installation weighs: the core alone and with each extra, in virtual environments of their own, put to use.
+"""The size of an installation: the core alone and with each extra, in separate virtual environments, put to use.
 
 Each environment gets the wheel of this checkout by ``pip install weft[EXTRA]``. Its size is that of all its files but
-compiled Python (.pyc), before anything was run in it; pip itself stays outside. Then the commands of the extra run
-there on small inputs. Downloads some 150 MB for each environment, into a temporary folder that is removed at the end.
-``--save`` keeps what is recorded of other extras.
+compiled Python (.pyc), before anything was run in it; pip itself is not counted. Then the commands of the extra run
+there on small inputs. Downloads some 150 MB per environment, into a temporary folder that is removed at the end.
+``--save`` keeps the recorded sizes of other extras.
 
     python benchmarks/installed_sizes.py --save            # the core and every tool
     python benchmarks/installed_sizes.py core z3 ray       # these alone

@@ -1,8 +1,8 @@
-"""Whether the compiled loops are as fast as those of other checkouts: decisions, requests, refilled batches.
+"""Are the compiled loops as fast as those of other checkouts? Decisions, requests, refilled batches.
 
-A process for each checkout, all on the same core. They take turns at every measure, so that all see the same
-machine, which may be twice as fast a second later. ``fastest`` compares the fastest turns, ``ratio`` is the median over
-pairs of turns and counts: above 1 this checkout is slower. Writes benchmarks/results/kernel_speed.json.
+One process per checkout, all on the same core. They take turns at every measurement, so that all see the same machine,
+whose speed may double within a second. ``fastest`` compares the fastest turns; ``ratio``, the median over pairs of
+turns, is the result: above 1 this checkout is slower. Writes benchmarks/results/kernel_speed.json.
 
     git worktree add --detach ../before main
     python benchmarks/kernel_speed.py --before ../before

@@ -1,7 +1,7 @@
-"""What becomes of late requests, and what that costs the others: the rule ``weave`` beside ``keep`` and ``demote``.
+"""The rule ``weave`` for late requests compared with ``keep`` and ``demote``: their answers, and the cost for others.
 
 Layerweaver+'s nine pairs around the largest load that each policy sustains, and mixes of four streams below, at and
-above full load. What is measured is schedules, so any machine will do.
+above full load. Schedules are simulated, so any machine will do.
 
     python benchmarks/late_requests.py
 """

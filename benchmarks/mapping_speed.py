@@ -1,9 +1,9 @@
 """How fast the best mapping is found and proved, with CP-SAT and Z3 in the same run.
 
-Three questions, each on synthetic models (a fast unit, a slow one 1.2 to 2.2 times slower, the Xavier's contention):
-how long proofs take by size; how many times faster than Z3 on sizes Z3 finishes; what CP-SAT proves without contention.
-And one on the pairs of HaX-CoNN's Table 6: when the first improvement over the best baseline comes, and when the
-schedule is within 2 % of the best. Times are of a warm process, seconds of wall time, medians over the seeds.
+Three measurements on synthetic models (a fast unit, a slow one 1.2 to 2.2 times slower, the Xavier's contention): the
+time of proofs by size; the speed-up over Z3 for sizes that Z3 finishes; the proofs of CP-SAT without contention. And
+one on the pairs of HaX-CoNN's Table 6: the time to the first improvement over the best baseline, and to a schedule
+within 2 % of the best. Times are wall time in seconds of a warm process, medians over the seeds.
 
     make bench                                    (without Z3)
     pip install 'weft[z3]' && python benchmarks/mapping_speed.py --z3

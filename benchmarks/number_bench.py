@@ -1,7 +1,7 @@
-"""One network under every method, on its full validation images: what ``number_formats.py`` runs and keeps.
+"""One network under every tuning method, on its full validation images: the searches of ``number_formats.py``.
 
-A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search goes on where it was and
-no method profits from what another has scored. Test images are only looked at when a search is over.
+A ``SearchJob`` is one search. Each has a database of its own, so that an interrupted search continues and no method
+profits from the scores of another. Test images are used only after a search has ended.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tune the four classifiers on their full validation images with every method, and keep what was found.
+"""Tune the four classifiers on their full validation images with every method, and store the results.
 
     python training/fetch.py --to DATA
     python benchmarks/number_formats.py --data DATA
     python benchmarks/number_formats.py --data DATA --nets lenet --only weft Ristretto
 
-writes the file that ``weft reproduce libnumber`` shows, after every search. What is in it is not run again (unless
---again), and a search that was interrupted goes on from its database in --scratch. Searches see validation images only;
-what they find is scored on the test images once. All of it takes hours on two cores and minutes with --cuda
-(``cuda_scores.py``); after that, --score-again lets ONNX Runtime score what was found.
+writes the file that ``weft reproduce libnumber`` shows, after every search. Searches in that file are not run again
+(unless --again), and an interrupted search continues from its database in --scratch. Searches see validation images
+only; their results are scored on the test images once. All of it takes hours on two cores and minutes with --cuda
+(``cuda_scores.py``); after that, --score-again lets ONNX Runtime score the results.
 """
 
 from __future__ import annotations

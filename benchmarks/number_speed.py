@@ -1,7 +1,7 @@
-"""How fast values are rounded to a number format: 16 Mi float32, out of place, one thread, against a plain copy.
+"""The speed of rounding values to a number format: 16 Mi float32, out of place, one thread, against a plain copy.
 
-Rivals in the same run: numpy.copyto, and ml_dtypes' round trip through float8_e4m3fn. All variants take turns, the
-fastest of the repeats counts, in processor time, so that other work on the machine disturbs as little as it can.
+Rivals in the same run: numpy.copyto, and ml_dtypes' round trip through float8_e4m3fn. All variants take turns; the
+fastest of the repeats in CPU time counts, so that other processes disturb as little as possible.
 
     python benchmarks/number_speed.py
 """

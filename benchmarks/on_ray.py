@@ -1,14 +1,14 @@
-"""What weft on Ray costs and what it is good for, on a cluster of three nodes on this machine.
+"""The cost and the benefit of weft on Ray, on a cluster of three nodes on this machine.
 
-- cost: one small request at a time, in turns through a gate and straight to a server. Counted is the processor time
-  of the gate and the servers, from /proc, less what they use when nobody asks; and the latencies. Rounds alternate;
+- cost: one small request at a time, in turns through a gate (router) and straight to a server. Measured are latencies
+  and the CPU time of the gate and the servers, from /proc, less their CPU time without requests. Rounds alternate;
   shown is the median of them, and of the differences within a round.
-- routers: gates that go by expected finish (``slack``) and gates that go by requests in flight (``two-in-flight``: of
-  two that are drawn the one with fewer, which with one try is what Ray Serve's own router does), one and four of them,
-  before three servers of three models, one at half speed. Those servers sleep for what they would compute, and need no
-  Ray: three that compute would share the cores of one machine, and be slow for each other.
-- kills: a server's process is killed five times on the way, each time another one.
-- refused: how long a gate takes to refuse what cannot be on time anywhere.
+- routers: gates that choose by expected finish (``slack``) and gates that choose by requests in flight
+  (``two-in-flight``: of two random servers the one with fewer; with one try that is Ray Serve's own router), one gate
+  and four, in front of three servers of three models, one at half speed. These servers sleep instead of computing and
+  need no Ray: three that compute would share the cores of one machine and slow each other down.
+- kills: a server's process is killed five times while requests run, another one each time.
+- refused: the time until a gate refuses a request that no server can answer in time.
 
 Ray must be installed (``pip install 'weft[ray]'``).
 

@@ -1,8 +1,8 @@
-"""Servers in use, each with two models as its documentation says for this purpose: how to install, start and ask it.
+"""Inference servers of others, each with two models set up by its documentation: how to install, start and query it.
 
 All run ONNX Runtime with one thread per model and may use every core. Each gets the request that costs it least: weft
-and Triton the protocol's binary tensors, Ray Serve the bytes alone, MLServer and LitServe base64 in JSON, as they take
-no binary bodies.
+and Triton the protocol's binary tensors, Ray Serve the bytes alone, MLServer and LitServe base64 in JSON, because they
+accept no binary bodies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Beside servers in use: an urgent small model and a heavy one, the same requests at the same times for each of them.
+"""weft compared with other servers: an urgent small model and a heavy one, the same requests at the same times.
 
-Real models out of packages, one machine, one run; servers take turns, each alone on the machine with an open-loop
-client (``open_loop``). Each is installed into an environment of its own and set up for two models as its documentation
-says (``peer_servers``). Processor time is that of all processes of a server; the floor is ONNX Runtime alone.
+Models from published packages, one machine, one run; servers take turns, each alone on the machine with an open-loop
+client (``open_loop``). Each is installed into its own environment and set up for two models by its documentation
+(``peer_servers``). CPU time is that of all processes of a server; the lower bound is ONNX Runtime alone.
 
     python benchmarks/peers.py [--seconds 30] [--repeats 2] [--peers weft,MLServer] [--environments DIR] [--save]
 """

@@ -1,8 +1,9 @@
-"""Which share of the requests is on time: ours beside AlpaServe's greedy and integer programme, on AlpaServe's axes.
+"""The share of requests on time: ``weft place`` compared with AlpaServe's greedy and integer programme.
 
-Machines, rate, burstiness and deadlines vary one at a time. Everybody places with the arrivals of some seeds and is
-judged by those of others, in the same simulated cluster with the same router; the bound is drawn beside. The greedy
-asks that simulator after every replica, as published. Writes benchmarks/results/placing_attainment.json and .png.
+Machines, rate, burstiness and deadlines vary one at a time, as in AlpaServe's figures. Every method places models with
+the arrivals of some seeds and is scored on those of others, in the same simulated cluster with the same router; the
+bound is drawn as well. The greedy asks that simulator after every replica, as published. Writes
+benchmarks/results/placing_attainment.json and .png.
 
     python benchmarks/placing_attainment.py
 """

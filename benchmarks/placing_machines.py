@@ -1,8 +1,8 @@
-"""How many machines a mix of models needs: ours beside the bound and the rivals, at two overlaps; and in what time.
+"""The number of machines that a mix of models needs, and the time to place it: ``weft place``, rivals and the bound.
 
-Mixes are drawn by seed (``placing_mixes``). What counts is the fewest machines that carry all rates within every limit
-(loads, memory, deadlines); no rival is counted whose placement breaks one. The slow rivals are run on the small mixes
-only. Times are of the processor, since the machine is shared. Writes benchmarks/results/placing_machines.json and .png.
+Mixes are drawn by seed (``placing_mixes``). The result is the fewest machines that carry all rates within every limit
+(loads, memory, deadlines); a rival whose placement breaks a limit does not count. Slow rivals run on small mixes only.
+Times are CPU times, because the machine is shared. Writes benchmarks/results/placing_machines.json and .png.
 
     python benchmarks/placing_machines.py
 """

@@ -1,7 +1,7 @@
-"""Generated mixes of models, and machines to place them on: what the benchmarks of ``weft place`` share.
+"""Generated mixes of models, and machines to place them on: shared by the benchmarks of ``weft place``.
 
-How models divide their time between computing and memory is Orion's profile of a V100 for the first four (Strati et
-al., EuroSys 2024) and assumed for the two that memory bounds. Loads are lognormal; rates follow from them.
+The shares of computing and memory in a model's time are Orion's profile of a V100 for the first four (Strati et al.,
+EuroSys 2024) and assumed for the two that memory bounds. Loads are lognormal; rates follow from them.
 """
 
 from __future__ import annotations

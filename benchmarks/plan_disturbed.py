@@ -1,9 +1,9 @@
-"""Whether ``weft plan`` names a busy machine, and only a busy one; and whether what it gives as reasons is true.
+"""Does ``weft plan`` report a busy machine, and only a busy one; and are the reasons in a plan true?
 
 Every workload is planned with nothing cached, on the machine as it is and beside a process that keeps a known part of a
-core busy. A plan made beside that process must say so, and with its number: what the process really took, to within
-.15 cores. One that was made without it must say nothing. Every sentence of a plan is checked against its numbers
-(``plan_reasons.py``). Run it with nothing else on the machine: whoever else takes a core is rightly named.
+core busy. A plan made beside that process must report it, and its use to within 0.15 cores. A plan made without it must
+report nothing. Every sentence of a plan is checked against its numbers (``plan_reasons.py``). Run it on an otherwise
+idle machine: other processes that use a core are reported as well.
 
     python benchmarks/plan_disturbed.py [--workloads "one;two"] [--repeats 2] [--loop 0.6] [--seconds 1.5] [--save]
 """

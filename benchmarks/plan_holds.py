@@ -1,16 +1,16 @@
-"""Whether what ``weft plan`` predicts is so: mixes of real models, each planned, served and driven on this machine.
+"""Are the predictions of ``weft plan`` correct? Mixes of real models, each planned, served and loaded on this machine.
 
-A mix is planned with nothing cached, and the time that takes is noted. ``weft serve PLAN`` then serves it, and its
-streams are sent at .7, .9 and 1.05 of the largest load that the plan promises: the share of deadlines that are missed,
-and the 99th percentile, beside what the simulator says of the same arrivals. Then the largest load is bisected for
-real, and the ten options that the simulator ranks next are served in the plan's place, each with 5 % more than that:
+A mix is planned with nothing cached, and the planning is timed. ``weft serve PLAN`` then serves it, and its streams are
+sent at 0.7, 0.9 and 1.05 of the largest load that the plan predicts: the share of missed deadlines and the 99th
+percentile are compared with the simulator's for the same arrivals. Then the largest load is bisected on the real
+server, and the ten options that the simulator ranks next are served in the plan's place, each with 5 % more than that:
 none of them should keep the deadlines. The speed of a shared machine changes: the machine is measured again after a
-mix, and a mix is done again if the largest load that follows from that is another one.
+mix, and a mix is repeated if the largest load that follows from the new measurement is different.
 
     python benchmarks/plan_holds.py [--mixes "heavy;one"] [--seconds 12] [--client-cores 1]
 
-Whoever sends the load takes time, too, 600 KB at a time for pictures. With ``--client-cores`` that happens on so many
-of the cores, as if the clients were elsewhere, and planner and server have the others.
+The clients take CPU time, too, for images of 600 KB. ``--client-cores`` reserves that number of cores for them, as if
+they were on another machine; planner and server have the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long ``weft plan`` takes: with nothing cached, which measures the machine, and with everything measured.
+"""The duration of ``weft plan``: with nothing cached, so that it measures the machine, and with all measurements cached.
 
 The command is run as a user runs it, from its start to the written folder. The run with nothing cached is the baseline
-of those that follow it. A last one, in this process, says how many simulations that were and what one takes.
+of the runs after it. A last run, in this process, counts the simulations and times one of them.
 
     python benchmarks/planning_speed.py [--mixes "two small models"] [--repeats 3] [--save]
 """

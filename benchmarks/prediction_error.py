@@ -1,8 +1,8 @@
-"""How well the simulator tells what the server does: two real models on one lane at 60 % load.
+"""How well the simulator predicts the server: two real models on one lane at 60 % load.
 
-The load generator writes what it sent and the segments the server measured; ``weft.simulation.prediction`` runs the
-same arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and predicted,
-and their relative errors; medians over seeds, policies in turns.
+The load generator writes what it sent and the segments that the server measured; ``weft.simulation.prediction`` runs
+the same arrivals, policy and segments in simulated time. Printed are means and 99th percentiles, measured and
+predicted, and their relative errors; medians over seeds, policies in turns.
 Run: python benchmarks/prediction_error.py [--seconds 60] [--seeds 3].
 """
 

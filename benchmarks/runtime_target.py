@@ -1,8 +1,8 @@
-"""What ``weft tune --target onnxruntime`` brings: the shipped classifiers, and text recognition from an OCR package.
+"""The speed-up of ``weft tune --target onnxruntime``: the shipped classifiers, and text recognition of an OCR package.
 
-Each model is tuned at a margin of 1 % on one half of its samples; the other half, which chose nothing, gives the score.
-Then the file as it was and the file that was written are opened afresh and take turns, in the same run: processor time
-of one thread, and wall time beside it. A result that is slower than the model as it was would be a failure.
+Each model is tuned at a margin of 1 % on one half of its samples; the score is measured on the other half, which the
+tuning did not use. Then the original and the written file are opened afresh and take turns in the same run: CPU time of
+one thread, and wall time. A result that is slower than the original would be a failure.
 
     python benchmarks/runtime_target.py [NAME ...]
 """

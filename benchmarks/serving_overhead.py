@@ -1,15 +1,15 @@
-"""What a request costs a server besides the network it asks for: processor time of the server per request.
+"""The cost of a request for a server in addition to its network: CPU time of the server per request.
 
 A tiny ONNX network (64-128-10, about 10 us of work), HTTP keep-alive over loopback, requests in a closed loop
-from 1, 8 and 32 connections. Counted is the processor time of the server and all its children, from /proc; the
-client's is not. Validation, metrics and scheduling are on, one lane, default settings; `weft, batch 1` has
-batching switched off. MLServer and LitServe run in environments of their own, beside it and in turns:
+from 1, 8 and 32 connections. Measured is the CPU time of the server and all its children, from /proc, without the
+client's. Validation, metrics and scheduling are on, one lane, default settings; `weft, batch 1` has
+batching switched off. MLServer and LitServe run in environments of their own, in turns with it:
 
     python -m venv peers/mlserver && peers/mlserver/bin/pip install mlserver==1.7.1 onnxruntime
     python -m venv peers/litserve && peers/litserve/bin/pip install litserve==0.2.19 onnxruntime
     python benchmarks/serving_overhead.py --mlserver peers/mlserver/bin/python --litserve peers/litserve/bin/python
 
-Processor times are the least of all rounds, which noise moves least; the other figures are those of that round.
+CPU times are the least of all rounds, which noise changes least; the other figures are those of the same round.
 """
 
 from __future__ import annotations

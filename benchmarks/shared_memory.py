@@ -1,14 +1,14 @@
-"""What shared memory is worth: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
+"""The gain of shared memory: the same requests with tensors in a region and with binary tensors over HTTP, in turns.
 
-Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and give ten scores: one looks at a
-thumbnail of it, the other at every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
-large. They are asked over HTTP, in a closed loop, by tritonclient (one client, and two in threads of one process) and
-over four plain sockets. Every request carries another image. tritonclient copies it into the region, or into the body;
-for the sockets images lie in the region, or in bodies, beforehand, as those of a camera would that writes there.
-Rounds alternate, so that both ways meet the same machine; shown are the medians of the rounds, and of the ratios within
-a round. Processor time is that of the server and all its children, from /proc; the client's is not counted.
+Two models of well under a millisecond take an image of 602 KB (1x3x224x224 floats) and return ten scores: one reads a
+thumbnail of it, the other every pixel. The same is done with images of 448 and 896 pixels, four and sixteen times as
+large. Requests are sent over HTTP in a closed loop, by tritonclient (one client, and two in threads of one process) and
+over four plain sockets. Every request carries another image. tritonclient copies it into the region or the body; for
+the sockets, images are in the region or in bodies beforehand, as if a camera had written them there. Rounds alternate,
+so that both variants see the same machine; shown are the medians of the rounds, and of the ratios within a round. CPU
+time is that of the server and all its children, from /proc, without the client's.
 
-Below it stands what one copy out of the region takes, by ``preadv`` (which the server does, as a region that is cut off
+At the end: the time of one copy out of the region, by ``preadv`` (as in the server, because a region that is truncated
 meanwhile then gives an error) and out of mapped memory (where it would give SIGBUS).
 
     python benchmarks/shared_memory.py --save

@@ -1,15 +1,16 @@
-"""Ten minutes among the worst of clients: does the server keep its promises to the good ones, and its books?
+"""Ten minutes of misbehaving clients: does the server keep its promises to healthy clients, and correct counters?
 
-Healthy clients send about half of what one lane can do, first alone, then beside clients that leave half-way, send
-garbage, lie about shapes, stall, flood a queue, never read, send hostile values and new shapes, and load and unload a
-model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
-five-hundreds were only for requests on a killed worker, every request has an answer or a known end, what clients saw is
-what the server counted, memory does not grow, healthy latencies stay within a factor of the calm ones, nothing is left
-over, SIGTERM ends it with 0. After the storm come requests over gRPC of all sizes, 10 GB of them (``grpc_sizes``), and
-their memory must be free again. Run: python benchmarks/soak.py [--minutes 10] [--gigabytes 10] [--mode T].
+Healthy clients send about half of what one lane can serve, first alone, then beside clients that disconnect half-way,
+send garbage, declare wrong shapes, stall, flood a queue, never read, send hostile values and new shapes, and load and
+unload a model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
+500 was returned only for requests on a killed worker, every request has an answer or a known end, the clients' records
+equal the server's counters, memory does not grow, healthy latencies stay within a factor of those without load, no
+resource is left over, SIGTERM ends the server with 0. Afterwards come gRPC requests of all sizes, 10 GB of them
+(``grpc_sizes``), and their memory must be free again. Run: python benchmarks/soak.py [--minutes 10] [--gigabytes 10]
+[--mode T].
 
-With ``--strict 10000`` instead: so many requests with strict deadlines that are hard to keep, while workers are killed.
-By the server's own clock, none may be answered with a result after its deadline.
+With ``--strict 10000`` instead: that number of requests with strict deadlines that are hard to keep, while workers are
+killed. By the server's own clock, none may be answered with a result after its deadline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How much faster stitched models are on a CPU: eight pruned ResNet-18 in ONNX Runtime, on one thread.
+"""The speed-up of stitched models on a CPU: eight pruned ResNet-18 in ONNX Runtime, on one thread.
 
-The baseline are the models one after another, each in a session of its own with its normalisations folded and all of
-ONNX Runtime's optimisations on. Beside it, in the same rounds: the models one after another with their convolutions in
-slabs, which shows how much of the gain is due to those and not to stitching; every form throughout, plain and in slabs;
-and the planner's choices, by its model of the machine, by the clock, and by the clock with fewer weights.
+The baseline is the models one after another, each in its own session with its normalisations folded and all of ONNX
+Runtime's optimisations on. In the same rounds: the models one after another with their convolutions in slabs, which
+shows the part of the gain that is due to slabs and not to stitching; every form throughout, plain and in slabs; and the
+planner's choices, by its model of the machine, by measured times, and by measured times with fewer weights.
 
     python benchmarks/stitch_cpu.py
 """

@@ -1,10 +1,10 @@
-"""What it takes to find what many large encoders share: processor time beside reading their files, and memory.
+"""The cost of finding the weights that many large encoders share: CPU time relative to reading their files, and memory.
 
-For each way of tuning, the models are written to a folder, read and compared in a process of its own, and removed. Of
-the 32 models by default, 110 million weights each, the files take 14 GB.
+For each method of fine-tuning, the models are written to a folder, read and compared in a process of its own, and
+removed. The files of the default 32 models, 110 million weights each, take 14 GB.
 
     python benchmarks/stitch_discovery.py --folder FOLDER
-    python benchmarks/stitch_discovery.py --folder FOLDER --only spread     # beside what the results have
+    python benchmarks/stitch_discovery.py --folder FOLDER --only spread     # adds to the recorded results
 """
 
 from __future__ import annotations

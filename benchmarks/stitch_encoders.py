@@ -1,10 +1,9 @@
-"""How much faster and smaller fine-tuned encoders are as one body on a CPU, in ONNX Runtime.
+"""The speed-up and size of fine-tuned encoders as one stitched body on a CPU, in ONNX Runtime.
 
-One request of each model, all of one length. The baseline are the models one after another, each in a session of its
-own. Beside it, in the same rounds: the body; all models as batched products, each weight a stack of all models' (as
-NetFuse joins them); where models have adapters, the base's products for all rows with two small ones for each model's
-beside them (as LoRA servers do); and as many rows through a single one of the models, as it is. The body computes its
-last layer for the token that is read alone, which those four do not.
+One request of each model, all of one length. The baseline is the models one after another, each in its own session. In
+the same rounds: the body; all models as batched products over stacked weights (as in NetFuse); where models have
+adapters, the base's products for all rows with two small ones per model (as in LoRA servers); and the same number of
+rows through one of the models. The body computes its last layer only for the token that is read; those four do not.
 
     python benchmarks/stitch_encoders.py
 """

@@ -1,8 +1,8 @@
-"""Stitched models on a GPU beside every other way to run them: time, weights and peak memory of each way.
+"""Stitched models on a GPU compared with every other method to run them: time, weights and peak memory of each.
 
-The models are weight-shared ones without training (``weft_stitch.making.generator``) with normalisations of their
-own; all ways of a configuration get the same inputs and take turns. Every way but those called eager is one CUDA
-graph. What is known of a configuration is written as soon as it is known, beside what the file had before.
+The models are untrained ones with shared weights (``weft_stitch.making.generator``) and their own normalisations; all
+methods of a configuration get the same inputs and take turns. Every method but those called eager is one CUDA graph.
+Results of a configuration are written at once, in addition to those in the file.
 
     python benchmarks/stitch_gpu.py --set targets
     python benchmarks/stitch_gpu.py --set paper --resume

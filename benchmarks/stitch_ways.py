@@ -1,8 +1,8 @@
-"""The ways to run many models in torch, stitched and not: ``WAYS`` by name, ``draw`` their graphs, ``make`` them.
+"""The methods to run many models in torch, stitched and not: ``WAYS`` by name, ``draw`` their graphs, ``make`` them.
 
-What stitching is to be compared with: the models one after another, each in a stream of its own, as one grouped
-convolution for each layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the mark that no form can pass, a
-plain batch of as many pictures through one of the models. Normalisations are folded wherever a model runs alone.
+The rivals of stitching: the models one after another, each in a stream of its own, as one grouped convolution for each
+layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the limit that no form can pass, a plain batch of the same
+number of images through one of the models. Normalisations are folded wherever a model runs alone.
 ``weft_stitch.running.gpu_timing`` runs them.
 """
 

@@ -1,4 +1,4 @@
-"""Lines of text as pictures, with what is written on them, and how much of it a recogniser reads."""
+"""Images of lines of text with their texts, and the share of the text that a recogniser reads correctly."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""What everybody else has of an attack: health, other models, the server's end.
+"""The effect of an attack on other clients: health probes, other models, the server's shutdown.
 
-One attack at a time (``attacks``) on a server of its own, in threads (T) and with isolation (P). Two models of others
-are asked at random times, as independent clients would, and health 1000 times over fresh and 1000 times over kept
-connections, first while it is calm, then while the attack goes on. An answer's time counts from when its request was
-due (``open_loop``). Then SIGTERM, with the attack still on; and, on another server, SIGTERM twice. At last: how soon a
+One attack at a time (``attacks``) on a server of its own, in threads (T) and with isolation (P). Two other models get
+requests at random times, as from independent clients, and health gets 1000 probes over new and 1000 over open
+connections, first without and then with the attack. A latency counts from the time at which the request was due
+(``open_loop``). Then SIGTERM during the attack; and, on another server, SIGTERM twice. At last: the time until a
 request past its deadline, or past ``max_compute_s``, frees its lane.
 
     python benchmarks/under_attack.py [--attacks loop,json] [--modes T,P] [--seconds 20] [--save]
 
 Ratios are within one run. The servers have two lanes, so that one hostile request leaves one free. A scene that other
-machines on the same hardware disturbed is played again (``undisturbed``).
+machines on the same hardware disturbed is repeated (``undisturbed``).
 """
 
 from __future__ import annotations

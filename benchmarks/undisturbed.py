@@ -1,7 +1,7 @@
-"""Does runs again that others disturbed, where the machine is one of several on the same hardware.
+"""Repeats runs that other machines on the same hardware disturbed.
 
-A run during which others took its processors (time that Linux calls stolen), or before or after which the same piece of
-work took far longer than it can (others on the same cores), says nothing about weft. How many were done again is kept.
+A run says nothing about weft if others took its processors (time that Linux calls stolen), or if the same piece of work
+took far longer than its minimum before or after the run (others on the same cores). Repetitions are counted.
 """
 
 from __future__ import annotations

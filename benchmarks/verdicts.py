@@ -1,4 +1,4 @@
-"""What a benchmark promises, whether it was kept, and how that is shown."""
+"""The promises of a benchmark: whether each was kept, and how that is shown."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Is ``weft`` ever below a policy it could imitate? Pairs, or sets of three and four models, on two NPUs with buffers
-from 48 to 6 MiB.
+"""Is ``weft`` ever worse than a policy that it could imitate? Pairs, or sets of three and four models, on two NPUs with
+buffers from 48 to 6 MiB.
 
 Every rival gets the pieces that ``weft`` chose, and once more whole layers. Two comparisons are fair; both are made:
 
-- Every model has at least its least share of the throughput, as ``weft`` gives it. A rival that leaves a model less is
+- Every model has at least its least share of the throughput, as under ``weft``. A rival that leaves a model less is
   charged the time in which the model runs alone until it has its share (``weft.engine.policies.bound.raise_starved``).
-  What such a rival comes to without that is recorded beside it.
-- Every model completes the same number of queries: who needs the shortest time.
+  The rival's result without that charge is recorded as well.
+- Every model completes the same number of queries: which policy needs the shortest time.
 
-What is measured is schedules, so any machine will do.
+Schedules are simulated, so any machine will do.
 
     python benchmarks/weaving_margin.py --jobs 2
     python benchmarks/weaving_margin.py --streams 3 4 --jobs 16
