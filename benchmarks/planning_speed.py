@@ -1,4 +1,4 @@
-"""The duration of ``weft plan``: with nothing cached, so that it measures the machine, and with all measurements cached.
+"""The duration of ``weft plan``: with nothing cached, so that it measures the machine, and with everything cached.
 
 The command is run as a user runs it, from its start to the written folder. The run with nothing cached is the baseline
 of the runs after it. A last run, in this process, counts the simulations and times one of them.
