@@ -97,6 +97,7 @@ class Worker:
                 continue
 
     def _solve(self, job: PlanJob) -> None:
+        """Solve *job* and report its end or its failure; raises ``Superseded`` if a newer job has come."""
         try:
             self._running = job.number
             self.interrupted()

@@ -34,7 +34,7 @@ REWARD = 1 << 20
 MOST_ORDERS = 720
 """Cap on the orders of whole tasks that are tried as first plans: all orders of six tasks."""
 
-Starts = tuple[tuple[float, ...], ...]
+Starts = tuple[tuple[float, ...], ...]  # [task][step]: seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,7 @@ def _value(plan: tuple[float, Schedule]) -> float:
 
 
 def _import_cp_model() -> Any:
+    """Import ortools' CP-SAT; raises InputError if it is not installed."""
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:

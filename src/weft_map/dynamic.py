@@ -361,6 +361,7 @@ class _Loop:
 
 
 def _solve(case: MappingCase) -> _BestKnown:
+    """Search *case* with its full time limit, for an oracle."""
     solution = solve(case.problem, case.options)
     certificate = solution.certificate
     latency_s = solution.outcome.makespan_s
@@ -368,6 +369,7 @@ def _solve(case: MappingCase) -> _BestKnown:
 
 
 def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
+    """The record of a phase; *oracle*: the best schedule known after the run, if searched."""
     first = phase.first
     improvements = [update for update in phase.updates if first.is_beaten_by(update.value)]
     near_s = None

@@ -215,6 +215,7 @@ def _is_in_place(layer: Layer) -> bool:
 
 
 def _profile_group(name: str, group: LayerGroup, model: Model, soc: Soc, batch: int) -> ProfileGroup:
+    """The profile of one group: its cost on each unit that supports all its operators."""
     group_kernels = kernels(group.layers, batch=batch, element_bits=soc.element_bits)
     out_s = move_s(group, soc, batch=batch)
     able = [unit for unit in soc.units if not _refused_operators(group_kernels, unit)]
@@ -302,6 +303,7 @@ def find_profile(
 
 
 def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
+    """Read a profile from a file, and check that it is for *soc* and of *origin* (None: of any)."""
     profile = read_soc_profile(path)
     if profile.soc != soc.name:
         raise ProfileError(
@@ -316,6 +318,7 @@ def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
 def _shipped_or_estimated(
     model: str, soc: Soc, origin: Origin | None, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> SocProfile:
+    """The shipped profile of *model* of *origin* (None: of any) if there is one and *shapes* is None, else an estimate."""
     origins = shipped_profiles(soc.name).get(model, ())
     # A profile is for one size of input; with shapes the caller asks for another.
     shipped_origin = next((candidate for candidate in origins if shapes is None and origin in (None, candidate)), None)

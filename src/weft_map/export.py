@@ -26,7 +26,7 @@ from weft_map.solver import Improvement, Solution
 
 SUFFIXES = (".json", ".csv", ".txt")
 """Suffixes of device list files; .txt holds options of trtexec."""
-TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
+TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}  # unit -> device of trtexec
 TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
 """Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
 OTHER_FORMATS = "or write the device list as .json or .csv"  # end of error messages
@@ -185,6 +185,7 @@ def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
 
 
 def _check_trtexec_unit(task: str, unit: str) -> None:
+    """Raise InputError if trtexec has no device for *unit*."""
     if unit not in TRT_DEVICES:
         raise InputError(
             f"{task} may run on {unit}, and trtexec knows only {' and '.join(TRT_DEVICES)}; write the device list as "
@@ -193,6 +194,7 @@ def _check_trtexec_unit(task: str, unit: str) -> None:
 
 
 def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
+    """Return the name of *layer*; raises InputError if trtexec cannot refer to it."""
     if layer is None or layer.isdigit():
         raise InputError(
             f"{task}: the profile does not name the layers of group {group!r}, and trtexec goes by names; add "
@@ -319,6 +321,7 @@ def _soc_names(problem: Problem) -> Iterator[Event]:
 
 
 def _piece_events(outcome: Outcome) -> Iterator[Event]:
+    """One event per piece of a step, in the thread of its unit's instance."""
     problem, demand = outcome.problem, outcome.problem.tables.demand
     threads = {lane: tid for tid, lane in enumerate(lanes_of(problem), start=1)}
     for piece in outcome.pieces:

@@ -71,7 +71,7 @@ class _ReadWindow(NamedTuple):
         return self.bytes / max(self.seconds, 1e-9) / 1e9
 
 
-NOTHING = _ReadWindow(0, 0.0)
+NOTHING_READ = _ReadWindow(0, 0.0)
 
 
 def physical_cores() -> list[int]:
@@ -156,7 +156,7 @@ class _ReaderThread:
     data: Floats
     steps: int = 0
     """Arithmetic operations after each block: the more, the lower the read intensity."""
-    done: _ReadWindow = NOTHING
+    done: _ReadWindow = NOTHING_READ
     """Bytes and CPU seconds since the last ``start``."""
     quit: bool = False
     go: threading.Event = field(default_factory=threading.Event)
@@ -185,7 +185,7 @@ class _ReaderThread:
                 self.done = _ReadWindow(bytes_read, time.thread_time() - began_s)
 
     def start(self, steps: int) -> None:
-        self.steps, self.done = steps, NOTHING
+        self.steps, self.done = steps, NOTHING_READ
         self.idle.clear()
         self.go.set()
 

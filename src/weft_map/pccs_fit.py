@@ -207,6 +207,7 @@ def _make_matrix(own: Numbers, external: Numbers, achieved: Table, noise_pct: fl
 
 
 def _check_levels(name: str, levels: Floats) -> None:
+    """Refuse levels that are too few, too many, out of range or not increasing."""
     if levels.ndim != 1 or not FEWEST <= len(levels) <= MOST:
         levels_text = f"{len(levels)}" if levels.ndim == 1 else f"an array of {levels.ndim} dimensions"
         raise InputError(f"{name}: a contention matrix needs {FEWEST} to {MOST} levels, not {levels_text}")
@@ -219,6 +220,7 @@ def _check_levels(name: str, levels: Floats) -> None:
 
 
 def _check_achieved(matrix: Matrix) -> None:
+    """Refuse bandwidths of the wrong shape, not positive, or far above that of the work alone."""
     own, achieved = matrix.own_gb_s, matrix.achieved_gb_s
     wanted = (len(own), len(matrix.external_gb_s))
     if achieved.shape != wanted:
@@ -335,7 +337,7 @@ def _descend(matrix: Matrix, parameters: _Parameters, halvings: int) -> tuple[_P
     """
     minor, normal, first_values = parameters
     own, external = float(matrix.own_gb_s[-1]), float(matrix.external_gb_s[-1])
-    upper = np.array([100.0, own + external, external, 1e4 / own])
+    upper = np.array([100.0, own + external, external, 1e4 / own])  # the largest values that a matrix can show
     values = np.minimum(np.array(first_values), upper)
     step = np.array([2.0, own / 8, external / 8, max(4 / own, first_values[3] / 4)])
     error = float(_errors(matrix, minor, normal, values[None])[0])

@@ -66,6 +66,7 @@ def _chains(waits: npt.NDArray[np.bool_]) -> list[list[int]]:
     """
 
     def chains_to(task: int) -> Iterator[list[int]]:
+        """Yield all chains that end in *task*."""
         predecessors = np.flatnonzero(waits[task]).tolist()
         if not predecessors:
             yield [task]
@@ -216,6 +217,7 @@ def _together(
     free_instances = tables.instances.tolist()
 
     def choices(task: int, running: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Yield *running* extended by kinds of *task* and later tasks; changes *free_instances* and restores it."""
         if task == len(kinds_of_task):
             yield running
             return

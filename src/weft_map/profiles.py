@@ -263,6 +263,7 @@ def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, flo
 
 
 def _join_groups(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
+    """Merge two neighbouring groups into one, on the units that run both."""
     name = f"{readable(left.name.split(' .. ')[0])} .. {readable(right.name.split(' .. ')[-1])}"
     try:
         costs = {unit: _sum_costs(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}

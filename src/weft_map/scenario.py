@@ -149,6 +149,7 @@ def short_name(model: str) -> str:
 
 
 def _unused_name(name: str, taken: set[str]) -> str:
+    """*name*, or *name* with a number behind it if that is in *taken*."""
     count, candidate = 1, name
     while candidate in taken:
         count += 1

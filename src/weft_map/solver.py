@@ -42,11 +42,11 @@ TINIEST, SMALL, CHUNK = 64, 1000, 500
 between two checks of the time limit."""
 FIRST_WIDTH, NEXT_WIDTH, WIDEST = 24, 64, 4096
 """Widths of dives (beam searches, ``Search.dive``): before the linear programme, right after it, and the largest."""
-CLASS = (
+CLASS = (  # the schedules that a proof is about, for the certificate
     "event-aligned: a task moves on as soon as a step has ended; a step whose data is there starts at once or when "
     "some step or move ends"
 )
-DOMINANCE = (
+DOMINANCE = (  # an assumption of a proof, for the certificate
     "of two states in the same phases, one that is nowhere later is never worse (true where a step may start at any "
     "time; for event-aligned schedules it fails now and then, by little)"
 )

@@ -41,7 +41,7 @@ Demands = Mapping[str, Mapping[str, float]]
 
 MAX_RUNS = 10**12  # cap on a file's count of runs, which times are divided by
 
-_REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)
+_REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)  # copies into another data format
 _ADDED_KERNEL = re.compile(
     r"^(\(Unnamed Layer\* \d+\) \[(Shuffle|Constant|Identity|Cast)\]|ONNXTRT_|\[\w+|"
     r"(copied_)?(reshape|squeeze|unsqueeze|shuffle|transpose)_(before|after|between)_)|( copy| reformatter \d+)$"
@@ -190,6 +190,7 @@ class _Alignment:
 
     @classmethod
     def of(cls, model: Model | str, entries: Sequence[KernelEntry]) -> _Alignment:
+        """The places of *model*'s groups, or those of *entries* (the first file) if *model* is only a name."""
         if isinstance(model, Model):
             groups = group_layers(model)
             places = {node: place for place, group in enumerate(groups) for node in group.nodes}
@@ -298,6 +299,7 @@ class _GroupMaker:
 
     @classmethod
     def of(cls, placed: Sequence[_PlacedKernel], alignment: _Alignment, soc: Soc, demands: Demands) -> _GroupMaker:
+        """Collect the layers of each unit, and warn of units whose demands are unknown."""
         layers_of_unit: dict[str, set[str]] = {}
         for kernel in placed:
             layers_of_unit.setdefault(kernel.unit, set()).update(kernel.entry.layers)

@@ -136,6 +136,7 @@ class _Z3Model:
         return (self._read(models[-1]) if models else None), proved
 
     def _read(self, model: Any) -> _Z3Solution:
+        """Convert a model of Z3 (an assignment of the variables) to numbers."""
         return _Z3Solution(
             self._seconds(model, self._makespan),
             tuple(

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 DrawnPage = Annotated[str | None, file_option("--html", help="Write an interactive page.", require=require_matplotlib)]
 """The page includes the picture of the search, hence matplotlib."""
 NO_PICTURE = "it draws the search for the smallest formats; --json has all that was measured"
+"""Why --figure and --html are refused with --target."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended: 128 and the number of SIGINT, as in shells."""
 
@@ -154,6 +155,7 @@ class SearchProgress:
         self._first = math.inf
 
     def text(self, progress: TuneProgress) -> str:
+        """The text of *progress*; remembers the iteration."""
         from weft_tune.result import PHASES
 
         search = progress.search
@@ -330,6 +332,7 @@ def fastest_sentences(result: RuntimeTuning) -> list[str]:
 
 
 def _verdict(result: RuntimeTuning, before_ms: float, after_ms: float) -> str:
+    """A sentence about the speed before and after."""
     if not result.changed:
         return f"speed: nothing was faster than the model as it is ({before_ms:.3f} ms), so that is the result"
     changed = sum(layer.format == result.kind for layer in result.layers)

@@ -123,6 +123,7 @@ class CommandEvaluator:
         ended: SimpleQueue[tuple[int, Score | Exception]] = SimpleQueue()
 
         def work() -> None:
+            """Run commands until no configuration waits; the body of a worker thread."""
             while (job := self._take(waiting, started)) is not None:
                 position, configuration = job
                 try:
@@ -245,6 +246,7 @@ def _write_configuration(path: Path, text: str) -> None:
 
 
 def _compile_pattern(text: str) -> re.Pattern[str]:
+    """Compile the expression of the score; raises TuneError unless it has a group."""
     try:
         pattern = re.compile(text, re.MULTILINE)
     except re.error as error:

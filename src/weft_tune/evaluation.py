@@ -178,7 +178,7 @@ class Database:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._where = str(path) if path else "the scores in memory"
+        self._where = str(path) if path else "the scores in memory"  # for messages
         with self._translate_errors():
             self._connection = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
         try:
@@ -282,6 +282,7 @@ class Database:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
+        """Raise SQLite's errors as TuneError with the path."""
         try:
             yield
         except sqlite3.Error as error:

@@ -23,7 +23,7 @@ from weft_tune.result import Kept, OnSearchProgress, Phase, Progress, Step, Tria
 from weft_tune.search_space import Move, SearchSpace, TuningSetting
 
 OnFailure = Literal["stop", "skip"]
-Key = tuple[float, ...]
+Key = tuple[float, ...]  # sort key of a candidate, compared from left to right
 SLACK = 1e-9
 """Subtracted from a needed score, so that rounding errors never exclude a winner; relative for scores above 1."""
 
@@ -285,6 +285,7 @@ class Judge:
         return outcome
 
     def _evaluate(self, configuration: Configuration, needed: float) -> Score | EvaluationError:
+        """Evaluate one configuration and store its score or failure."""
         outcome: Score | EvaluationError
         try:
             outcome = self._evaluator.evaluate(configuration, self._subset, needed)
@@ -337,6 +338,7 @@ class Judge:
         return outcome
 
     def _trial(self, configuration: Configuration, step: Step, outcome: TrialOutcome) -> Trial:
+        """The record of an outcome that is new."""
         score = outcome.score
         return Trial(
             iteration=0 if step == "base" else self._iteration, phase=self.phase, step=step, subset=self._subset,

@@ -170,7 +170,7 @@ def _compile_loop(name: str, loop: Callable[..., None]) -> Callable[..., None]:
 
 
 _FORMULAS = (fixed, fine_fixed, floating, floating_or_infinite, power_of_two, by_bits, twos, sign)
-_LOOPS = {
+_LOOPS = {  # name -> plain loop; compiled below
     **{rounded.__name__: _loop(rounded) for rounded in _FORMULAS},
     **{
         f"unsigned_{rounded.__name__}": _unsigned_loop(rounded)

@@ -21,9 +21,9 @@ from weft.base.errors import TuneError, unknown_name
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
 
-DEFAULT = "weights + activations"
+DEFAULT = "weights + activations"  # total bits of both, for one sample
 Measure = Callable[[Network, Configuration], float]
-Extras = Mapping[str, Callable[[Configuration], float]]
+Extras = Mapping[str, Callable[[Configuration], float]]  # further name in an expression -> its value
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min, "max": max, "sum": sum, "len": len, "abs": abs, "ceil": math.ceil, "floor": math.floor,
     "log2": math.log2, "sqrt": math.sqrt,
@@ -48,7 +48,7 @@ _ALLOWED = (
     ast.ListComp, ast.comprehension, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple, ast.List,
     ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
-_REFUSED = (ast.LShift, ast.MatMult)
+_REFUSED = (ast.LShift, ast.MatMult)  # operators that could compute huge numbers, or none
 
 
 def layers_of(network: Network, configuration: Configuration) -> tuple[ConfiguredLayer, ...]:

@@ -33,8 +33,8 @@ from weft_tune.weighted_layers import find_layers, load_flat
 
 Floats = npt.NDArray[np.float32]
 
-MAGIC = b"weft\0w01"
-_LENGTH = struct.Struct("<I")
+MAGIC = b"weft\0w01"  # the first bytes of a file
+_LENGTH = struct.Struct("<I")  # of the header, in bytes
 MOST_HEADER_BYTES = 1 << 26
 """Limit of the header: 64 MiB describe hundreds of thousands of tensors; more is a damaged file."""
 MOST_VALUES = 1 << 40

@@ -130,6 +130,7 @@ def parse_platform(raw: dict[str, Any], where: str) -> Platform:
 
 
 def _parse_formats(texts: list[str], where: str) -> tuple[Unbiased, ...]:
+    """Parse the entries of a list of formats, without duplicates, by type and width."""
     formats: set[Unbiased] = set()
     for text in texts:
         try:
@@ -160,6 +161,7 @@ def _expand(text: str) -> list[Unbiased]:
 
 
 def _read_text(name_or_path: str) -> str:
+    """The text of a shipped platform, or of a platform file."""
     if name_or_path in platforms():
         return (resources.files("weft_tune") / "platforms" / f"{name_or_path}.toml").read_text("utf-8")
     if not name_or_path.endswith(".toml"):

@@ -142,12 +142,14 @@ class _FoldedTensors:
         return roots or None
 
     def value(self, name: str) -> npt.NDArray[Any]:
+        """The value of tensor *name*; raises TuneError if it cannot be computed."""
         try:
             return self._computed(name)
         except Exception as error:  # numpy and the reference operators each raise their own kinds
             raise TuneError(f"weight {name!r} cannot be read: {' '.join(str(error).split())[:200]}") from error
 
     def _computed(self, name: str) -> npt.NDArray[Any]:
+        """Read tensor *name*, or evaluate the nodes that compute it from initialisers."""
         if name in self._stored:
             return to_array(self._stored[name])
         nodes = needed_nodes(self._model.graph.node, [name])

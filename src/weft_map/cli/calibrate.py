@@ -50,6 +50,7 @@ def command(
 
 
 def _measure(quick: bool) -> Matrix:
+    """Measure this machine, with a progress bar."""
     from weft_map.memory_contention import LEVELS, QUICK_LEVELS, QUICK_S, SECONDS, measure_host
 
     with progress_bar("measuring", 1) as advance:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DRAWN_BASELINES = 3
 """How many of the best baselines are drawn below our own schedule."""
-ORIGINS = {
+ORIGINS = {  # origin of a profile -> remark below the mapping
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
 }
@@ -81,6 +81,7 @@ def _value(value: float, objective: Objective) -> str:
 
 
 def print_solution(case: MappingCase, solution: Solution) -> None:
+    """Print the schedules, the mapping, then sentences about energy, the proof and pauses."""
     _print_schedules(case, solution)
     console.print()
     _print_mapping(case, solution)
@@ -90,6 +91,7 @@ def print_solution(case: MappingCase, solution: Solution) -> None:
 
 
 def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
+    """A line with the energy and its budget; empty without a budget."""
     from weft_map.limits import energy_j
 
     budget_j = case.options.limits.energy_budget_j
@@ -153,6 +155,7 @@ def _cells(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tup
 
 
 def _print_mapping(case: MappingCase, solution: Solution) -> None:
+    """Print a table of the units of each task, a row per run unless all runs are alike."""
     from weft_map.export import segment_line, segments
 
     problem = case.problem

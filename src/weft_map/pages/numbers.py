@@ -213,6 +213,7 @@ def outcome_trace(outcome: Outcome) -> Trace:
 
 
 def _span(problem: Problem, step: RanStep) -> Span:
+    """A step as a span of a trace: its move is the fetch, its run the compute."""
     task = problem.tasks[step.task]
     times_s = step.moved_s, step.ready_s, step.start_s, step.end_s
     name = problem.step(step.task, step.step).name

@@ -77,6 +77,7 @@ def draw_mapping(outcomes: Sequence[Outcome], path: Path | str, *, title: str | 
 
 
 def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
+    """Draw the outcomes as blocks, each lanes above memory demand, below a title and a legend."""
     scale, problem = _scale(outcomes), outcomes[0].problem
     lanes_inches = LANE_INCHES * len(lanes_of(problem))
     block_inches = HEAD_INCHES + lanes_inches + DEMAND_INCHES
@@ -110,6 +111,7 @@ def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
 
 
 def _scale(outcomes: Sequence[Outcome]) -> _Scale:
+    """The scales for all *outcomes*; time is in the first of ``UNITS`` in which the longest makespan is at least 2."""
     end_s = max(outcome.makespan_s for outcome in outcomes)
     unit, per_second = next((candidate for candidate in UNITS if end_s * candidate[1] >= 2), UNITS[-1])
     slowest = max([1.02, *(piece.slow_down for outcome in outcomes for piece in outcome.pieces)])
@@ -119,6 +121,7 @@ def _scale(outcomes: Sequence[Outcome]) -> _Scale:
 
 
 def _draw_lanes(axes: Axes, outcome: Outcome, scale: _Scale) -> None:
+    """Draw the steps and moves of *outcome* in a lane per instance of a unit, with its busy share on the right."""
     lanes, report = lanes_of(outcome.problem), report_of(outcome)
     bottom_of_lane = {lane: -PITCH * (index + 1) for index, lane in enumerate(lanes)}
     for lane, bottom in bottom_of_lane.items():
@@ -159,6 +162,7 @@ def _darker(colour: str, share: float) -> str:
 
 
 def _draw_piece(axes: Axes, piece: RunInterval, bottom: float, scale: _Scale) -> None:
+    """Draw a bar whose height is the speed, and hatch the height lost to contention."""
     start, width = piece.start_s * scale.per_second, (piece.end_s - piece.start_s) * scale.per_second
     height, tone = TALL / piece.slow_down, scale.tone(piece.task, piece.slow_down)
     shade, hatch = _darker(tone, 0.82), _hatch(piece.task)
@@ -219,6 +223,7 @@ def _draw_move(
 
 
 def _draw_demand(axes: Axes, outcome: Outcome, scale: _Scale) -> None:
+    """Draw the memory demand of the tasks, stacked, and the memory's bandwidth."""
     demand, peak = demand_of(outcome), outcome.problem.soc.bandwidth_gb_s
     times, stack_bottom = demand.times_s * scale.per_second, np.zeros(len(demand.times_s))
     for task in range(demand.gb_s.shape[1]):
@@ -294,6 +299,7 @@ def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
 
 
 def _dynamic_figure(log: DynamicLog) -> Figure:
+    """Draw the whole run above one panel per phase."""
     figure = Figure(figsize=(12.0, 6.2), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     panels = min(len(log.phases), MOST_PANELS)

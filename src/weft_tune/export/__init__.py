@@ -51,6 +51,7 @@ STYLES: tuple[Style, ...] = get_args(Style)
 DATA, WEIGHT = 0, 1
 """Positions of the operands among the inputs of a node."""
 
+# Style -> the function that writes inputs, and the function that writes weights.
 _INPUT_WRITERS: dict[Style, Callable[[Emitter, str, AnyFormat], str]] = {
     "qdq": tensors.quantise,
     "packed": tensors.quantise,

@@ -111,6 +111,7 @@ def raise_opset(model: OnnxModel, opset: int) -> OnnxModel:
 
 
 def _convert(model: OnnxModel, opset: int) -> OnnxModel:
+    """Convert *model* to *opset*; raises TuneError if ONNX's converter cannot."""
     try:
         converted = at_opset(model, opset)
     except Exception as error:  # the C++ side raises several unrelated kinds

@@ -31,6 +31,7 @@ from weft_tune.numbers.configuration import AnyFormat
 from weft_tune.numbers.format import FLOAT16, FLOAT32, Format, TwosComplement, spell
 from weft_tune.numbers.plain import FLOAT32_MAX, float32_range
 
+# Integer types narrower than any kernel computes in -> the type to use instead.
 _AT_LEAST_8_BITS: dict[int, int] = {ElementType.INT4: ElementType.INT8, ElementType.UINT4: ElementType.UINT8}
 
 QONNX_DOMAIN = "qonnx.custom_op.general"
@@ -213,6 +214,7 @@ def _float_quant(emitter: Emitter, source: str, form: Format) -> str:
 def _qonnx_node(
     emitter: Emitter, op: str, source: str, form: AnyFormat, *values: float, **attributes: int | str
 ) -> str:
+    """Write a node of QONNX whose further inputs are *values*; raises TuneError if float32 does not hold them."""
     if not all(value == 0 or LEAST_NORMAL <= value <= FLOAT32_MAX for value in values):
         raise TuneError(f"{spell(form)} reaches too far for QONNX; choose a bias nearer to the values")
     inputs = [source, *(emitter.number(value) for value in values)]

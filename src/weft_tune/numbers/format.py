@@ -65,6 +65,7 @@ class Format:
 
     @property
     def kind(self) -> Kind:
+        """The type by the fields that the format has."""
         if self.exponent_bits and self.fraction_bits:
             return "FLOAT"
         if self.fraction_bits:

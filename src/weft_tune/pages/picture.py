@@ -140,6 +140,7 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
 
 
 def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
+    """Draw threshold and base over the iterations of each phase, for the subset that it scores."""
     for number, span in enumerate(spans):
         ends = [span.first - 0.5, span.last + 0.5]
         names = ("threshold", "base") if number == 0 else (None, None)

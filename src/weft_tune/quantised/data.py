@@ -142,6 +142,7 @@ def _convert(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float 
 def _convert_floats(
     spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype[Any], scale: float | None
 ) -> Array:
+    """Convert an array to the float type *kind*, times *scale*; refuses unscaled integers, NaN and infinities."""
     if array.dtype.kind not in "uifb":
         raise TuneError(f"{name} is of type {array.dtype}, must be numbers, as the input is {spec.datatype}")
     if array.dtype.kind in "ui" and scale is None and array.size and (largest := int(array.max())) > 1:

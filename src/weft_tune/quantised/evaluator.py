@@ -230,6 +230,7 @@ class OnnxEvaluator:
 
 
 def _make_runner(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunner | Workers:
+    """Make a runner in this process for one worker, otherwise one over worker processes."""
     if workers < 1:
         raise TuneError(f"workers = {workers} must be at least 1")
     if cache_bytes < 0:

@@ -28,7 +28,7 @@ Doubles = npt.NDArray[np.float64]
 Function = Callable[[Any, Any], Any]
 """(outputs, labels), a row for each sample -> a number from 0 to 1 for each."""
 
-TOP = {"top1": 1, "top5": 5}
+TOP = {"top1": 1, "top5": 5}  # metric -> ``Metric.top``
 
 
 @dataclass(frozen=True, slots=True)

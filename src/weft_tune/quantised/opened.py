@@ -47,7 +47,7 @@ BATCH_BYTES = 8 << 20
 """Limit of the largest tensor of a batch, so that it stays in the processor's caches."""
 MOST_SAMPLES = 32
 """Limit of the samples in a batch."""
-_SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
+_SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")  # operators that change no value
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,7 +131,7 @@ def rounded_input(layer: str) -> str:
     return f"weft:{layer}.input"
 
 
-_WEIGHT = "weft:weight"
+_WEIGHT = "weft:weight"  # begins the cache keys of rounded weights; no samples have this name
 
 
 class LayerFormats(NamedTuple):
@@ -193,6 +193,7 @@ class PlanRunner:
         return keys
 
     def _round_weight(self, layer: str, form: AnyFormat) -> Array:
+        """The weights of *layer* in *form*, cached."""
         trained = self._plan.weights[layer]
         if form == FLOAT32:
             return trained
@@ -231,6 +232,7 @@ class PlanRunner:
         formats: Mapping[str, LayerFormats],
         weights: Mapping[str, Array],
     ) -> dict[str, Array]:
+        """Run one stage on *tensors* (name -> value); return its outputs by name."""
         stage = self._plan.stages[index]
         inputs = {name: tensors[name] for name in stage.inputs}
         if stage.layer is not None:

@@ -37,7 +37,7 @@ CALIBRATION = 512
 """Limit of the samples that int8 gets its ranges from."""
 ROUNDS, LONGEST_S = 25, 3.0
 """Rounds of runs that are timed; after *LONGEST_S* no further round begins."""
-_EIGHT_BITS = (ElementType.INT8, ElementType.UINT8)
+_EIGHT_BIT_TYPES = (ElementType.INT8, ElementType.UINT8)
 
 
 def outputs_by_batch(opened: Opened, session: Any, inputs: Mapping[str, Array], batch: int) -> Iterator[Array]:
@@ -209,7 +209,7 @@ def _measure_int8(path: Path) -> Int8Model:
     for tensor in graph.initializer:
         if tensor.name in parameters:
             scale_bytes += to_array(tensor).nbytes
-        elif tensor.data_type in _EIGHT_BITS:
+        elif tensor.data_type in _EIGHT_BIT_TYPES:
             weights += int(np.prod(tensor.dims, dtype=np.int64))
     return Int8Model(path, weights, scale_bytes)
 

@@ -103,6 +103,7 @@ class Workers:
         self._stop()
 
     def _start(self) -> None:
+        """Start all processes, and send them the plan and all registered samples."""
         self._folder = tempfile.TemporaryDirectory(prefix="weft-tune-")
         try:
             for number in range(self._count):

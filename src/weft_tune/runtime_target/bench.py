@@ -126,6 +126,7 @@ class RuntimeBench:
 
 
 def _session(opened: Opened, model: OnnxModel) -> Any:
+    """Open a variant in ONNX Runtime; raises TuneError if that fails."""
     try:
         return open_session(model.SerializeToString(), 1, optimise=True)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
