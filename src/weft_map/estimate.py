@@ -318,7 +318,7 @@ def _from_file(path: str, soc: Soc, origin: Origin | None) -> SocProfile:
 def _shipped_or_estimated(
     model: str, soc: Soc, origin: Origin | None, max_groups: int | None, shapes: Mapping[str, tuple[int, ...]] | None
 ) -> SocProfile:
-    """The shipped profile of *model* and *origin* (None: any) if there is one and *shapes* is None, else an estimate."""
+    """The shipped profile of *model* and *origin* (None: any) if it exists and *shapes* is None, else an estimate."""
     origins = shipped_profiles(soc.name).get(model, ())
     # A profile is for one size of input; with shapes the caller asks for another.
     shipped_origin = next((candidate for candidate in origins if shapes is None and origin in (None, candidate)), None)

@@ -99,7 +99,7 @@ def measure_host(*, levels: int = LEVELS, seconds: float = SECONDS, on_progress:
     if len(cores) < 2:
         raise InputError("this process may use one core only, and contention takes two; fit a measured matrix instead")
     cache = last_level_cache()
-    windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)
+    windows = 2 * levels + REPEATS * levels * (1 + 2 * levels)  # as many as ``_ContentionSurvey.matrix`` measures
     window_s = max(LEAST_WINDOW_S, seconds / windows)
     with _reader_threads(cores, cache) as (own, others):
         return _ContentionSurvey(own, others, window_s, levels, windows, on_progress).matrix(cores)

@@ -185,12 +185,16 @@ def demand_of(outcome: Outcome) -> MemoryDemand:
 
 def lanes_of(problem: Problem) -> tuple[tuple[int, int], ...]:
     """Every instance of every unit, as pairs (unit, instance)."""
-    return tuple((unit, n) for unit, kind in enumerate(problem.soc.units) for n in range(kind.instances))
+    return tuple(
+        (unit, instance)
+        for unit, description in enumerate(problem.soc.units)
+        for instance in range(description.instances)
+    )
 
 
 def lane_name(problem: Problem, unit: int, instance: int) -> str:
-    kind = problem.soc.units[unit]
-    return kind.name if kind.instances == 1 else f"{kind.name} {instance}"
+    description = problem.soc.units[unit]
+    return description.name if description.instances == 1 else f"{description.name} {instance}"
 
 
 def outcome_trace(outcome: Outcome) -> Trace:
@@ -247,7 +251,7 @@ def _task_report(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskRepor
         slow_down=run_s / work_s if work_s else 1.0,
         waiting_s=sum(step.start_s - step.ready_s for step in steps),
         moving_s=sum((move.end_s - move.start_s for move in moves), 0.0),
-        moves=sum(-1 != move.source != move.target != -1 for move in moves),
+        moves=sum(-1 != move.source != move.target != -1 for move in moves),  # -1: the outside
     )
 
 

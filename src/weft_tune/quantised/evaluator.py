@@ -172,6 +172,7 @@ class OnnxEvaluator:
         return Score(score_sum / count, samples=count)
 
     def _subset(self, subset: Subset) -> _SubsetSamples:
+        """The samples of *subset*; the first call runs the float model to sort them."""
         if not self._subsets:
             self._run_float()
         return self._subsets[subset]
