@@ -144,7 +144,7 @@ def serve_jobs(core: int | None) -> None:
 
 
 MOST_RESTARTS = 3
-"""How often the process is restarted for one problem before the planner gives the problem up."""
+"""Cap on restarts of the process for one problem; after that the planner gives the problem up."""
 LOST = "lost"
 """Kind of a report that the planner itself makes: its process has ended."""
 
@@ -171,7 +171,7 @@ class Planner:
         self._ready = False
         """Whether the process has started and reads jobs."""
         self.restarts = 0
-        """How often the process was started again for the present problem."""
+        """Number of restarts of the process for the present problem."""
         self._start()
 
     def plan(self, problem: Problem, options: Options) -> int:

@@ -63,7 +63,7 @@ class Frame(NamedTuple):
     version: int
     """Number of the schedule, from 0 in every phase."""
     gap: float | None
-    """How far the schedule may be from the best, as a share of the bound known at that time. None: there was no bound,
+    """Largest distance of the schedule from the best, as a share of the bound at that time. None: there was no bound,
     or the schedule breaks the limits."""
 
 
@@ -74,9 +74,9 @@ class Update:
     phase: int
     version: int
     found_s: float
-    """When the schedule arrived, in seconds since the phase began."""
+    """Arrival of the schedule, in seconds since the phase began."""
     used_s: float | None
-    """When the first frame with it began, in seconds since the run began; None: no frame used it."""
+    """Begin of the first frame with it, in seconds since the run began; None: no frame used it."""
     value: float
     """Makespan in seconds, or runs per second."""
     latency_s: float

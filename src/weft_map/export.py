@@ -46,18 +46,18 @@ class UnitSegment(NamedTuple):
 
 
 class LayerDevice(NamedTuple):
-    """Where one layer runs. The field names are the keys and the columns of the files."""
+    """The unit of one layer in one run. The field names are the keys and the columns of the files."""
 
     task: str
     model: str
     run: int
-    """Which run of the task, from 0; one that repeats may be placed differently each time."""
+    """Number of the task's run, from 0; each run may use other units."""
     group: str
     layer: str | None
     """The layer's name, or its number if the profile numbers layers; None if the profile names only groups."""
     unit: str
     instance: int
-    """Which of the unit's instances, from 0: the core id."""
+    """Index of the unit's instance, from 0: the core id."""
 
 
 def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:

@@ -44,7 +44,7 @@ FLOOR_PCT = 10.0
 BEST_BORDERS = 4
 """Number of borders that are tried in each round because they fit the present parameters best."""
 COARSE, FINE = 9, 18
-"""How often a pattern search halves its step: to compare borders, and for the result."""
+"""Numbers of times that a pattern search halves its step: to compare borders, and for the result."""
 DIRECTIONS = np.array([signs for signs in product((-1.0, 0.0, 1.0), repeat=4) if any(signs)])
 """Directions of the pattern search: along each parameter and each diagonal, because parameters trade off."""
 

@@ -66,13 +66,13 @@ class _Job:
     """Its planned start; 0: none."""
     submitted_s: float
     until_s: float
-    """When its move or its run ends at the present speeds."""
+    """End of its move or its run at the present speeds."""
     arrived_s: float = inf
-    """When its move to the unit ended."""
+    """End of its move to the unit."""
     queued_s: float = inf
-    """When it entered the queue of its unit."""
+    """Time at which it entered the queue of its unit."""
     started_s: float = inf
-    """When it started to run."""
+    """Start of its run."""
     ended_s: float = inf
     instance: int = -1
     slow_down: float = 1.0
@@ -102,7 +102,7 @@ class SimulatedSoc:
         self.pieces: list[RunInterval] = []
         self.moves: list[Transfer] = []
         self.finish_s = [0.0] * len(problem.tasks)
-        """When the latest completed step of each task was complete."""
+        """[task]: time at which its latest completed step was complete."""
 
     def outcome(self, schedule: Schedule) -> Outcome:
         """The outcome of the simulated *schedule*; call it after the engine's loop has ended."""

@@ -95,7 +95,7 @@ class Certificate:
 
     @property
     def gap(self) -> float:
-        """How far the value may be from the best of the class, as a share of the bound; 0 if it is proved the best.
+        """Largest distance of the value from the best of the class, as a share of the bound; 0 if it is proved best.
 
         A proved schedule that was chosen among ties for its throughput may be worse than the best by ``Options.ties``.
         """

@@ -59,7 +59,7 @@ class ScoredStep(NamedTuple):
     """One scored configuration of a baseline's search."""
 
     step: str
-    """What was tried: ``conv weights``, ``inputs``, ``combined``, ``start``, ``drop`` or ``repair``."""
+    """The step of the search: ``conv weights``, ``inputs``, ``combined``, ``start``, ``drop`` or ``repair``."""
     configuration: Configuration
     score: Score
 

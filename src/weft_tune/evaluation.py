@@ -21,7 +21,7 @@ from weft.base.errors import EvaluationError, TuneError
 from weft_tune.numbers.configuration import Configuration
 
 Subset = Literal["small", "full"]
-"""Which labelled samples are scored: the small set of the first pass, or all samples."""
+"""The labelled samples that are scored: the small set of the first pass, or all samples."""
 
 
 class Score(NamedTuple):

@@ -119,12 +119,12 @@ class Tuning:
 
     @property
     def weight_reduction(self) -> float:
-        """How many times smaller the weights are in the configuration's formats than in float32."""
+        """Ratio of the weights' size in float32 to that in the configuration's formats."""
         return FLOAT32_BITS * self.network.weights / max(1, self.weight_bits)
 
     @property
     def reduction(self) -> float:
-        """How many times smaller weights and activations together are than in float32."""
+        """Ratio of the size of weights and activations in float32 to that in the configuration's formats."""
         float32_bits = FLOAT32_BITS * (self.network.weights + self.network.inputs)
         return float32_bits / max(1, self.weight_bits + self.activation_bits)
 

@@ -22,9 +22,9 @@ from weft_tune.numbers.format import Format, Kind
 from weft_tune.platform import KINDS, Platform, Unbiased
 
 MOST_RAISED = 12
-"""How far a bias may be raised: beyond that a format reaches less than 1/4096 of the largest value."""
+"""Cap on raising a bias from its start: beyond it a format reaches less than 1/4096 of the largest value."""
 MOST_LOWERED = 2
-"""How far a bias may be lowered from its start, at which the format already holds all values that were seen."""
+"""Cap on lowering a bias from its start, at which the format already holds all values that were seen."""
 
 Value = TypeVar("Value")
 Layerwise = Literal["BOTH", "WGT-ONLY", "ACT-ONLY", "NONE"]

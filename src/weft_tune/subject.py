@@ -149,7 +149,7 @@ MODEL_OPTIONS = ("data", "layers", "groups", "device", "scored_output", "shapes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSubject:
-    """What a search works on: a network, and where known its file, samples, device and costs."""
+    """The subject of a search: a network, and where known its file, samples, device and costs."""
 
     network: Network
     descriptor: Descriptor | None

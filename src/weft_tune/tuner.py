@@ -55,7 +55,7 @@ LADDER: tuple[Unbiased, ...] = (
 """Uniform settings of phase 1, in the order in which they are tried."""
 
 BiasRule = Literal["chapter", "keep", "repair"]
-"""How step (a) raises biases, which makes the ranges of formats smaller. ``chapter`` raises biases as long as the score
+"""Rule for raising biases in step (a), which makes ranges of formats smaller. ``chapter`` raises them while the score
 reaches the threshold, and so gives up accuracy that narrower widths could use. ``keep`` takes no step that lowers the
 score. ``repair`` does the same and adds steps that the chapter does not have: a width that fails is tried with other
 biases, and bits move between groups."""

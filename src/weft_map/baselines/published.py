@@ -244,7 +244,7 @@ def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
 
 
 BALANCE_FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, inf)
-"""How many times the load of the emptiest unit the fullest may have; all are tried, since the paper tunes it, too."""
+"""Caps on the ratio of the fullest unit's load to the emptiest unit's; all are tried, since the paper tunes it, too."""
 
 
 def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:

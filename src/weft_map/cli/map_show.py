@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weft_map.solver import Certificate, Improvement, Solution
 
 DRAWN_BASELINES = 3
-"""How many of the best baselines are drawn below our own schedule."""
+"""Number of best baselines that are drawn below our own schedule."""
 ORIGINS = {  # origin of a profile -> remark below the mapping
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
@@ -202,7 +202,7 @@ def certificate_lines(certificate: Certificate) -> list[str]:
 
 
 def _better(certificate: Certificate, bound: float) -> float:
-    """How much better *bound* is than the certified value, as a share of the value."""
+    """The distance of *bound* from the certified value, as a share of the value."""
     return abs(1 - bound / certificate.value) if certificate.value else 0.0
 
 

@@ -228,13 +228,13 @@ class BoundRules(NamedTuple):
     repeats: Floats
     """[task]: its runs, for the throughput."""
     switches: int
-    """How often a task may change its unit within a run; -1: any number of times."""
+    """Cap on a task's changes of unit within a run; -1: no cap."""
     deadline: float
     """Seconds by which all tasks must have ended; infinite without a limit."""
     budget: float
     """Joules that all tasks together may take; infinite without a limit."""
     dominance: int
-    """Which states are dropped for another state: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
+    """The dominance rule: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
 
 
 @untyped_called

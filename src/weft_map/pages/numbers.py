@@ -33,9 +33,9 @@ class RanStep(NamedTuple):
     unit: int
     instance: int
     moved_s: float
-    """When the move to its unit began."""
+    """Begin of the move to its unit."""
     ready_s: float
-    """When the move had ended."""
+    """End of that move."""
     start_s: float
     end_s: float
     work_s: float
@@ -44,7 +44,7 @@ class RanStep(NamedTuple):
 
     @property
     def slow_down(self) -> float:
-        """How many times longer the step took than alone."""
+        """Ratio of the step's duration to its stand-alone time."""
         return (self.end_s - self.start_s) / self.work_s if self.work_s else 1.0
 
 
@@ -63,7 +63,7 @@ class TaskReport:
 
     name: str
     began_s: float
-    """When the last of the tasks that it waits for had ended."""
+    """End of the last of the tasks that it waits for; 0 if it waits for none."""
     finish_s: float
     alone_s: float
     """The least possible duration of the task, alone on the SoC."""
@@ -71,11 +71,11 @@ class TaskReport:
     """Stand-alone time on the units chosen."""
     contention_s: float
     slow_down: float
-    """How many times longer its steps took because of contention."""
+    """Ratio of the duration of its steps to their stand-alone time."""
     waiting_s: float
     moving_s: float
     moves: int
-    """How often the task changed its unit."""
+    """Number of its changes of unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class UnitReport:
     name: str
     busy_s: float
     idle_s: float
-    """How long the instance was idle before the end of the last task."""
+    """Idle time before the end of the last task."""
     busy_share: float
     contention_s: float
     """The part of the busy time that contention adds to the stand-alone work."""
@@ -225,7 +225,7 @@ def _span(problem: Problem, step: RanStep) -> Span:
 
 
 def _began_s(outcome: Outcome, task: int) -> float:
-    """When *task* may begin: when the last task that it waits for has ended; 0 if it waits for none."""
+    """The end of the last task that *task* waits for, in seconds; 0 if it waits for none."""
     waits = outcome.problem.tables.waits[task]
     return max((outcome.finish_s[other] for other in np.flatnonzero(waits).tolist()), default=0.0)
 

@@ -24,7 +24,7 @@ Doubles = npt.NDArray[np.float64]
 Longs = npt.NDArray[np.int64]
 
 Rounding = Literal["nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic", "log-nearest"]
-"""Which of the two neighbouring values a value becomes. nearest-even: the nearer; half way, that with the even code
+"""Choices between the two neighbours of a value. nearest-even: the nearer; half way, the neighbour with the even code
 (not with the even significand: without fraction bits, as in EXP, all significands are odd). nearest-away: the nearer;
 half way, that further from zero. toward-zero, up, down: always in that direction. stochastic: the upper with a
 probability that grows linearly from 0 at the lower to 1 at the upper. log-nearest, for EXP only: the nearer on a

@@ -96,7 +96,7 @@ class _SoleReaders:
 
 
 class QdqOptions(NamedTuple):
-    """How a variant converts the chosen layers to 8-bit integers; as text for the report."""
+    """Options of converting layers to 8-bit integers; their text is for the report."""
 
     activations: Literal["uint8", "int8"] = "uint8"
     """Type of the inputs and outputs of layers; weights are int8 always."""
