@@ -141,7 +141,7 @@ def row_of(mix: Mix, seconds: float, seeds: int) -> dict[str, Any]:
     for seed in range(1, seeds + 1):
         ours.append(missed(mix, OURS, seconds, seed))
         # the limit is at least a point: as if a rival had missed nothing
-        none = Rival("a rival without misses", (0.0,) * seed, tuple(each - POINT for each in ours))
+        none = Rival("a rival without misses", (0.0,) * seed, tuple(missed - POINT for missed in ours))
         if none.decided and none.mean < 0:
             rivals.append(none)
             break
@@ -158,7 +158,7 @@ def row_of(mix: Mix, seconds: float, seeds: int) -> dict[str, Any]:
         "dues": mix.dues,
         "load": round(mix.load, 4),
         "verdict": "fails" if failed else "holds" if all(rival.decided for rival in rivals) else "open",
-        "abreast": [round(each, 5) for each in ours],
+        "abreast": [round(missed, 5) for missed in ours],
         "best": worst.name,
         "best_missed": mean(worst.missed),
         "above": worst.mean,
@@ -191,12 +191,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=4, help="at most, of each rule: 3 or more")
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--json", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     before, began_s = machine(), time.monotonic()
-    chosen = mixes(asked.mixes)
+    chosen = mixes(arguments.mixes)
     rows: dict[int, dict[str, Any]] = {}
-    with ProcessPoolExecutor(asked.cores) as pool:
-        task = partial(row_of, seconds=asked.seconds, seeds=asked.seeds)
+    with ProcessPoolExecutor(arguments.cores) as pool:
+        task = partial(row_of, seconds=arguments.seconds, seeds=arguments.seeds)
         tasks = {pool.submit(task, mix): place for place, mix in enumerate(chosen)}
         for done in as_completed(tasks):
             place = tasks[done]
@@ -208,8 +208,8 @@ def main() -> None:
                 flush=True,
             )
             ordered = [rows[place] for place in sorted(rows)]
-            about = {"format": 2, "machine": before, "seconds": asked.seconds, "seeds": asked.seeds}
-            write_json(asked.json, {**about, "summary": summary(ordered), "rows": ordered})
+            environment = {"format": 2, "machine": before, "seconds": arguments.seconds, "seeds": arguments.seeds}
+            write_json(arguments.json, {**environment, "summary": summary(ordered), "rows": ordered})
     print(json.dumps(summary(ordered), indent=1))
 
 

@@ -35,9 +35,9 @@ def models(folder: Path) -> dict[str, tuple[Path, dict[str, tuple[int, ...]]]]:
     """Name -> file and shapes."""
     for name, parameters in ZOO.items():
         zoo.export(name, folder / f"{name}.onnx", **parameters)
-    found = {name: (folder / f"{name}.onnx", {}) for name in ZOO}
+    results = {name: (folder / f"{name}.onnx", {}) for name in ZOO}
     here = packaged_models()
-    return found | {name: (here[name], dict(PACKAGED[name].shapes)) for name in PACKAGED_NAMES if name in here}
+    return results | {name: (here[name], dict(PACKAGED[name].shapes)) for name in PACKAGED_NAMES if name in here}
 
 
 def plain(path: Path) -> ort.InferenceSession:

@@ -74,7 +74,7 @@ class Bench:
         classes, exits = [], []
         for image in self.net.samples().inputs():
             answers = session.run(list(self.net.exits), {"image": image[None]})
-            sure = [confidence(each, "logits")[0] >= self.threshold for each in answers[:-1]]
+            sure = [confidence(answer, "logits")[0] >= self.threshold for answer in answers[:-1]]
             taken = sure.index(True) if any(sure) else len(answers) - 1
             classes.append(int(answers[taken].argmax()))
             exits.append(taken + 1)
@@ -132,8 +132,8 @@ def show(rows: list[dict[str, Any]], title: str, baselines: list[Contender], oth
         )
     console = Console(width=110)
     console.print(table)
-    best = min((medians[each.name]["missed"], each.name) for each in baselines)
-    ratios = {each.name: medians[each.name]["missed"] / best[0] if best[0] else None for each in others}
+    best = min((medians[baseline.name]["missed"], baseline.name) for baseline in baselines)
+    ratios = {other.name: medians[other.name]["missed"] / best[0] if best[0] else None for other in others}
     for name, ratio in ratios.items():
         if ratio is not None:
             console.print(f"{name} misses {ratio:.2f} times as many deadlines as {best[1]}", highlight=False)

@@ -124,12 +124,12 @@ def _exam(special: Special, path: Path) -> Exam:
 
 def _known(model: CpuModel, sample: dict[str, Any], others: Sequence[dict[str, Any]], size: int) -> dict[Key, float]:
     (alone,) = together(model, [sample])
-    found = {}
+    results = {}
     for place in range(size):
         batch = [*others[:place], sample, *others[place + 1 : size]]
         got = together(model, batch)[place]
-        found[_key(got)] = deviation(alone, got)
-    return found
+        results[_key(got)] = deviation(alone, got)
+    return results
 
 
 def _key(answer: dict[str, Any]) -> Key:
@@ -210,7 +210,7 @@ async def wave(exam: Exam, connections: Sequence[Connection], tally: Tally, rng:
     """Requests for one model, all at once."""
     count = int(rng.integers(2, len(connections) + 1))
     rows = [exam.rows[int(index)] for index in rng.integers(0, len(exam.rows), count)]
-    asked = [each.infer(exam.special.name, row) for each, row in zip(connections, rows, strict=False)]
+    asked = [connection.infer(exam.special.name, row) for connection, row in zip(connections, rows, strict=False)]
     for row, got in zip(rows, await asyncio.gather(*asked, return_exceptions=True), strict=True):
         tally.sent += 1
         if isinstance(got, BaseException):
@@ -241,8 +241,8 @@ async def asking(port: int, found: Sequence[Exam], tally: Tally, seed: int) -> N
     while tally.batched < tally.wanted and len(tally.errors) < 10:
         exam = found[int(rng.choice(len(found), p=weights / weights.sum()))]
         await wave(exam, connections, tally, rng)
-    for each in connections:
-        each.close()
+    for connection in connections:
+        connection.close()
 
 
 async def asked(port: int, found: Sequence[Exam], tally: Tally) -> None:
@@ -280,22 +280,24 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=500, help="of the largest model; 0: none")
     parser.add_argument("--resume", action="store_true", help="go on with what was recorded")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    done: dict[str, Any] = json.loads(given.output.read_text()) if given.resume and given.output.exists() else {}
+    arguments = parser.parse_args()
+    done: dict[str, Any] = (
+        json.loads(arguments.output.read_text()) if arguments.resume and arguments.output.exists() else {}
+    )
     runs, models = done.get("runs", []), done.get("models", [])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "models"
         folder.mkdir()
-        found = list(exams(folder, given.megabytes))
-        print(f"{len(found)} models, {sum(not exam.refused for exam in found)} of them batched", flush=True)
+        results = list(exams(folder, arguments.megabytes))
+        print(f"{len(results)} models, {sum(not exam.refused for exam in results)} of them batched", flush=True)
         for policy in POLICIES:
             if any(run["policy"] == policy for run in runs):
                 continue
-            runs.append(measured(folder, found, policy, -(-given.requests // len(POLICIES))))
+            runs.append(measured(folder, results, policy, -(-arguments.requests // len(POLICIES))))
             print(runs[-1], flush=True)
-            rows = _added(models, [_row(exam) for exam in found])
-            content = {"format": 1, "machine": machine("onnxruntime", "onnx"), "megabytes": given.megabytes}
-            write_json(given.output, {**content, "runs": runs, "models": rows})
+            rows = _added(models, [_row(exam) for exam in results])
+            content = {"format": 1, "machine": machine("onnxruntime", "onnx"), "megabytes": arguments.megabytes}
+            write_json(arguments.output, {**content, "runs": runs, "models": rows})
     print(f"{sum(run['batched'] for run in runs)} batched, {sum(run['different'] for run in runs)} different")
 
 

@@ -226,11 +226,11 @@ def main() -> None:
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--memory", type=int, default=0)
     options.add_argument("--policy", default="punctual")
-    given = options.parse_args()
+    arguments = options.parse_args()
     config = ServerConfig(
-        models=(given.folder,), device=given.device, precision="fp16", http_port=0, grpc_port=None,
-        cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=given.memory or None,
-        policy=given.policy,
+        models=(arguments.folder,), device=arguments.device, precision="fp16", http_port=0, grpc_port=None,
+        cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=arguments.memory or None,
+        policy=arguments.policy,
     )  # fmt: skip
 
     def started(server: Any) -> None:
@@ -272,7 +272,7 @@ def inputs_of(name: str, rows: int) -> dict[str, np.ndarray[Any, Any]]:
 def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
     """A request as bytes, and the memory that it needs to stay; wire: ``http``, or where inputs lie."""
     arrays = inputs_of(name, rows)
-    tensors = b"".join(each.tobytes() for each in arrays.values())
+    tensors = b"".join(array.tobytes() for array in arrays.values())
     given_back = rows * 4 * OCR_SIDE**2 if name == OCR and wire != "http" else 0
     memory: Any = None if wire == "http" else _KINDS[wire](tensors + bytes(given_back))
 
@@ -283,10 +283,10 @@ def request_for(name: str, rows: int, wire: str) -> tuple[bytes, Any]:
         return where | {"shared_memory_offset": at}
 
     inputs, at = [], 0
-    for key, each in arrays.items():
-        kind = {"f": "FP32", "i": "INT64"}[each.dtype.kind]
-        inputs.append({"name": key, "shape": each.shape, "datatype": kind, "parameters": place(at, each.nbytes)})
-        at += each.nbytes
+    for key, array in arrays.items():
+        kind = {"f": "FP32", "i": "INT64"}[array.dtype.kind]
+        inputs.append({"name": key, "shape": array.shape, "datatype": kind, "parameters": place(at, array.nbytes)})
+        at += array.nbytes
     told: dict[str, Any] = {"inputs": inputs, "parameters": {"binary_data_output": True}}
     if given_back:
         told["outputs"] = [{"name": _graph(name).output[0].name, "parameters": place(at, given_back)}]
@@ -414,19 +414,19 @@ def clients(
 
     def ended() -> dict[str, Any]:
         try:
-            found = [told.get(timeout=max(0.0, until_s - time.monotonic())) for _ in asking]
+            results = [told.get(timeout=max(0.0, until_s - time.monotonic())) for _ in asking]
         except queue.Empty:
             raise RuntimeError(f"a client has not ended {ANSWER_S:g} s after its time") from None
         finally:
             for each in asking:
                 each.terminate()
                 each.join()
-        times_ms = sorted(each * 1e3 for times, _ in found for each in times)
+        times_ms = sorted(time_s * 1e3 for times, _ in results for time_s in times)
         if not times_ms:
             raise RuntimeError("no request was answered")
         return {
             "requests": len(times_ms),
-            "failed": sum(wrong for _, wrong in found),
+            "failed": sum(wrong for _, wrong in results),
             "per_s": len(times_ms) / seconds,
             "p50_ms": statistics.median(times_ms),
             "p99_ms": times_ms[int(0.99 * (len(times_ms) - 1))],

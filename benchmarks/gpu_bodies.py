@@ -82,11 +82,11 @@ def sentence(length: int, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
 def request_for(name: str, length: int, seed: int = 0) -> bytes:
     arrays = sentence(length, seed)
     inputs = [
-        {"name": key, "shape": each.shape, "datatype": "INT64", "parameters": {"binary_data_size": each.nbytes}}
-        for key, each in arrays.items()
+        {"name": key, "shape": array.shape, "datatype": "INT64", "parameters": {"binary_data_size": array.nbytes}}
+        for key, array in arrays.items()
     ]
     text = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    body = text + b"".join(each.tobytes() for each in arrays.values())
+    body = text + b"".join(array.tobytes() for array in arrays.values())
     head = (
         f"POST /v2/models/{name}/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         f"Inference-Header-Content-Length: {len(text)}\r\n\r\n"
@@ -150,10 +150,10 @@ class Bench:
                  for at, name in enumerate(self.names[:TASKS])]  # fmt: skip
         with ThreadPoolExecutor(len(asked)) as pool:
             for _ in range(3):
-                found = list(pool.map(lambda each: exchanged(connected(server.port), request_for(*each)), asked))
-        assert all(status == 200 for status, _ in found), found[0]
+                results = list(pool.map(lambda each: exchanged(connected(server.port), request_for(*each)), asked))
+        assert all(status == 200 for status, _ in results), results[0]
         wanted = [own_answer(self._folder / f"{name}.onnx", sentence(length)) for name, length in asked]
-        got = [np.frombuffer(tensor_in(body), np.float32) for _, body in found]
+        got = [np.frombuffer(tensor_in(body), np.float32) for _, body in results]
         off = [float(np.abs(g - w[0]).max() / np.abs(w).max()) for g, w in zip(got, wanted, strict=True)]
         return {"requests": len(off), "largest_difference": max(off), "median_difference": float(np.median(off))}
 
@@ -184,10 +184,10 @@ class Bench:
 
     def changed(self, server: Server, name: str, by: str) -> dict[str, Any]:
         """Others are asked while one comes or goes."""
-        others = [each for each in self.names[:TASKS] if each != self.names[2]]
+        others = [name for name in self.names[:TASKS] if name != self.names[2]]
         quiet = _summed(self._asking(server, others, 16, self._given.seconds), self._given.seconds)
         seconds = max(4.0, 4 * self._given.seconds)
-        waiting = [clients(1, server.port, request_for(each, 16), seconds) for each in others]
+        waiting = [clients(1, server.port, request_for(other, 16), seconds) for other in others]
         time.sleep(0.5)
         server.take(self._folder / f"{name}.onnx")
         began_s = time.perf_counter()
@@ -204,10 +204,10 @@ class Bench:
 
 def _summed(found: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
     return {
-        "requests": sum(each["requests"] for each in found), "failed": sum(each["failed"] for each in found),
-        "per_s": sum(each["requests"] for each in found) / seconds,
-        "p50_ms": float(np.median([each["p50_ms"] for each in found])),
-        "p99_ms": max(each["p99_ms"] for each in found),
+        "requests": sum(result["requests"] for result in found), "failed": sum(result["failed"] for result in found),
+        "per_s": sum(result["requests"] for result in found) / seconds,
+        "p50_ms": float(np.median([result["p50_ms"] for result in found])),
+        "p99_ms": max(result["p99_ms"] for result in found),
     }  # fmt: skip
 
 
@@ -221,8 +221,8 @@ def measure(given: argparse.Namespace) -> None:
         {
             "answers": bench.answers,
             "memory/body": lambda server: {"bytes": server.memory_bytes},
-            **{f"together/{each}": bench.together(each) for each in lengths},
-            **{f"in turn/{each}": bench.in_turn(each) for each in lengths},
+            **{f"together/{length}": bench.together(length) for length in lengths},
+            **{f"in turn/{length}": bench.in_turn(length) for length in lengths},
             "coming": lambda server: bench.changed(server, "coming", new),
             "going": lambda server: bench.changed(server, "going", kept),
         },
@@ -247,10 +247,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    make(given.architecture, given.folder)
-    if not given.make:
-        measure(given)
+    arguments = parser.parse_args()
+    make(arguments.architecture, arguments.folder)
+    if not arguments.make:
+        measure(arguments)
 
 
 if __name__ == "__main__":

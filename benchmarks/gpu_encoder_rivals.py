@@ -67,11 +67,11 @@ def merged(weights: BodyWeights, models: int) -> Merged:
 
 def whole_of(product: SharedProduct, model: int) -> torch.Tensor:
     """A model's weight [depth, width] in float32."""
-    found = product.weight.float()
+    result = product.weight.float()
     if product.down is None or product.up is None:
-        return found
+        return result
     ups = product.up[model].float().chunk(product.sections, dim=1)
-    return found + torch.cat([down.float().T @ up for down, up in zip(product.down[model], ups, strict=True)], dim=1)
+    return result + torch.cat([down.float().T @ up for down, up in zip(product.down[model], ups, strict=True)], dim=1)
 
 
 def _whole(product: SharedProduct, models: int) -> torch.Tensor:

@@ -208,12 +208,12 @@ class Bench:
         began_s = perf_counter()
         if self.settings.device != "cuda":
             return
-        found = tune_body(body, self.tables, self.settings.dtype)
+        result = tune_body(body, self.tables, self.settings.dtype)
         self.stock.shapes = dict(body.shapes)
         print(f"  tuned in {perf_counter() - began_s:.1f} s")
-        said = ", ".join(f"{early.value} {1e3 * each:.3f}" for early, each in found.bodies.items())
+        said = ", ".join(f"{early.value} {1e3 * body:.3f}" for early, body in result.bodies.items())
         print(f"    started early, ms: {said}")
-        for name, times in found.products.items():
+        for name, times in result.products.items():
             best = sorted(times.items(), key=lambda each: each[1])
             said = ", ".join(f"{_short(shape)} {1e6 * each:.1f}" for shape, each in best[:5])
             print(f"    {name:6} us: {said}", flush=True)
@@ -256,15 +256,15 @@ def mixed_error(stock: Stock, settings: argparse.Namespace) -> float:
     requests = [TokenRequest((3 * number) % 4, length) for number, length in enumerate(MIXED)]
     packed: PackedRows = pack(requests, 16, rows=640)
     random = torch.Generator().manual_seed(2)
-    tokens = [torch.randint(0, WORDS, (each.length,), generator=random) for each in requests]
-    laid = torch.from_numpy(packed.laid([each.numpy() for each in tokens])).to(settings.device)
+    tokens = [torch.randint(0, WORDS, (request.length,), generator=random) for request in requests]
+    laid = torch.from_numpy(packed.laid([token.numpy() for token in tokens])).to(settings.device)
     tables = packed.tables(settings.device, room=16)
-    found = FusedBody(weights)(laid, tables, packed.longest)
+    result = FusedBody(weights)(laid, tables, packed.longest)
     wanted = [
-        Reference(weights, each.model)(mine[None].to(settings.device))[0]
-        for each, mine in zip(requests, tokens, strict=True)
+        Reference(weights, request.model)(mine[None].to(settings.device))[0]
+        for request, mine in zip(requests, tokens, strict=True)
     ]
-    return error(list(found[: len(wanted)]), wanted)
+    return error(list(result[: len(wanted)]), wanted)
 
 
 def attention_us(given: Configuration, device: str) -> dict[str, float]:

@@ -175,7 +175,7 @@ class Row:
     def measured(self, folder: Path, compiler: str, rivals: str, row_s: float) -> dict[str, Any]:
         """rivals: a regular expression of those that are measured."""
         wanted = self._wanted()
-        ready, found = dict[str, Rival](), dict[str, Any]()
+        ready, results = dict[str, Rival](), dict[str, Any]()
         for name, prepare in self.rivals(folder, compiler):
             if not re.search(rivals, name):
                 continue
@@ -185,19 +185,19 @@ class Row:
                 ready[name] = Rival(self.device, run, time.perf_counter() - began_s)
                 outputs = ready[name].outputs()
                 error = difference(wanted, dict(zip(wanted, outputs, strict=True)))
-                found[name] = {"error": float(f"{error:.2g}"), "prepared_s": round(ready[name].prepared_s, 1)}
+                results[name] = {"error": float(f"{error:.2g}"), "prepared_s": round(ready[name].prepared_s, 1)}
             except Exception as error:  # compilers raise whatever they meet
-                found[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+                results[name] = {"failed": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
                 ready.pop(name, None)
-            print(f"    {name}: {found[name]}", flush=True)
+            print(f"    {name}: {results[name]}", flush=True)
         seconds = row_s / TURNS / max(1, len(ready))
         rates: dict[str, list[float]] = {name: [] for name in ready}
         for _ in range(TURNS):
             for name, rival in ready.items():
                 rates[name].append(rival.rate(self.rows, seconds))
         for name, taken in rates.items():
-            found[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
-        return found
+            results[name] |= {"rows_per_s": round(median(taken), 1), "spread": round(max(taken) / min(taken), 3)}
+        return results
 
     def _wanted(self) -> Mapping[str, Any]:
         session = ort.InferenceSession(str(self.network.path), providers=["CPUExecutionProvider"])
@@ -232,11 +232,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=4, help="packages that are compiled at a time")
     parser.add_argument("--folder", type=Path, help="keeps networks and packages")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = asked.folder or Path(scratch)
+        folder = arguments.folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        run(asked, folder)
+        run(arguments, folder)
 
 
 def run(asked: argparse.Namespace, folder: Path) -> None:

@@ -129,7 +129,7 @@ class Segments:
         self._pool, self.kernels = torch.cuda.graph_pool_handle(), 0
         self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
         self._memory = self._laid_out(given)
-        self._graphs = {each: self._captured(gpu.capturing(each)) for each in range(HIGH, len(gpu.parts) + 1)}
+        self._graphs = {index: self._captured(gpu.capturing(index)) for index in range(HIGH, len(gpu.parts) + 1)}
         self._launch = bindings().cuGraphLaunch
         self._runnable = {each: [runnable(graph) for graph in graphs] for each, graphs in self._graphs.items()}
         self.times_s, self.speeds = self._measured(gpu)
@@ -166,14 +166,14 @@ class Segments:
 
     def _laid_out(self, given: Any) -> list[Any]:
         """What every segment begins with."""
-        found = [given]
+        results = [given]
         with torch.inference_mode():
             for part in self._parts[:-1]:
-                found.append(torch.empty_like(through(part, found[-1])))
-        return found
+                results.append(torch.empty_like(through(part, results[-1])))
+        return results
 
     def _captured(self, stream: Any) -> list[Any]:
-        found = []
+        results = []
         with torch.inference_mode(), torch.cuda.stream(stream):
             for at, part in enumerate(self._parts):
 
@@ -192,13 +192,13 @@ class Segments:
                     graph.capture_end()
                 self.kernels += nodes(graph.raw_cuda_graph())
                 graph.instantiate()
-                found.append(graph)
-        return found
+                results.append(graph)
+        return results
 
     def _measured(self, gpu: TorchGpu) -> tuple[tuple[float, ...], dict[int, float]]:
         """Seconds of every segment alone on the whole GPU, and the speed of all of them on each part."""
         self.kernels //= len(self._graphs)
-        whole = [timed(each.replay, gpu.stream(0)) for each in self._graphs[0]]
+        whole = [timed(graph.replay, gpu.stream(0)) for graph in self._graphs[0]]
         all_s = self._through(0, gpu.stream(0))
         speeds = {gpu.cuts.sms: 1.0}
         for part, sms in enumerate(gpu.cuts.parts, 1):
@@ -207,8 +207,8 @@ class Segments:
 
     def _through(self, variant: int, stream: Any) -> float:
         def run() -> None:
-            for each in self._graphs[variant]:
-                each.replay()
+            for graph in self._graphs[variant]:
+                graph.replay()
 
         return timed(run, stream)
 
@@ -225,14 +225,14 @@ def halves(layer: Any) -> list[Callable[[Any], Any]]:
 
 
 def through(parts: Sequence[Callable[[Any], Any]], x: Any) -> Any:
-    for each in parts:
-        x = each(x)
+    for part in parts:
+        x = part(x)
     return x
 
 
 def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
     """Seconds of one run among many, one after another; the least of some tries."""
-    found = []
+    results = []
     with torch.cuda.stream(stream):
         run()
         stream.synchronize()
@@ -245,19 +245,19 @@ def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
             for _ in range(count):
                 run()
             stream.synchronize()
-            found.append((time.perf_counter() - began_s) / count)
-    return min(found)
+            results.append((time.perf_counter() - began_s) / count)
+    return min(results)
 
 
 def measured_host(gpu: TorchGpu, models: Sequence[Segments]) -> Host:
     """The GPU with these models as a device, to simulate as well."""
     known, found = read_pairs(), {}
-    for each in models:
-        total_s = sum(each.times_s)
-        memory = min(1.0, known.models[each.name.rstrip("*")].gb / total_s / known.gb_per_s)
-        like = GpuLikeness(speeds=each.speeds, kernel_us=total_s * 1e6 / max(1, each.kernels), memory=memory)
-        names = tuple(f"part {at}" for at in range(each.count))
-        found[each.name] = HostModel(segments=names, times_s={1: each.times_s}, like={1: like})
+    for model in models:
+        total_s = sum(model.times_s)
+        memory = min(1.0, known.models[model.name.rstrip("*")].gb / total_s / known.gb_per_s)
+        like = GpuLikeness(speeds=model.speeds, kernel_us=total_s * 1e6 / max(1, model.kernels), memory=memory)
+        names = tuple(f"part {at}" for at in range(model.count))
+        found[model.name] = HostModel(segments=names, times_s={1: model.times_s}, like={1: like})
     source = f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
     lanes: dict[str, Any] = {"lanes": 1, "ahead": DEVICE_AHEAD, "hand_over_s": (HAND_OVER_S,)}
     return Host(name="cuda:0", source=source, cores=2, gpu=gpu.cuts, models=found, **lanes)
@@ -359,9 +359,9 @@ class GpuLanes:
         if self._sharing:
             now = self.now()
             running = [
-                LaneRun(each.index, each.task.candidate.program, each.task.began, now)
-                for each in self.lanes.lanes
-                if each.task and each.task.began is not None
+                LaneRun(lane.index, lane.task.candidate.program, lane.task.began, now)
+                for lane in self.lanes.lanes
+                if lane.task and lane.task.began is not None
             ]
             ran = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
             self._unlearned.append((ran, candidate.compute, running))

@@ -85,8 +85,8 @@ def main() -> None:
     weights = [torch.randn(4096, 4096, device="cuda", dtype=torch.float16) / 64 for _ in range(6)]
 
     def model(given: Any) -> Any:
-        for each in weights:
-            given = torch.relu(given @ each)
+        for weight in weights:
+            given = torch.relu(given @ weight)
         return given
 
     given = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)

@@ -53,8 +53,8 @@ def answered(server: Served, seconds: float, models: tuple[PlanRequest, ...]) ->
     """Answers per second of each, all of them asked without end."""
     with ExitStack() as kept:
         running = []
-        for each in models:
-            request, memory = request_for(each.name, each.rows, "memory")
+        for model in models:
+            request, memory = request_for(model.name, model.rows, "memory")
             kept.enter_context(registered(server.port, memory))
             running.append(clients(ASKING, server.port, request, seconds))
         return [float(ended()["per_s"]) for ended in running]
@@ -65,14 +65,14 @@ def shared(server: Served, pair: tuple[PlanRequest, PlanRequest], seconds: float
     before = times(server)
     together = answered(server, seconds, pair)
     rates = [a / b for a, b in zip(together, alone, strict=True)]
-    spent = {key: round(each - before.get(key, 0.0), 3) for key, each in times(server).items()}
+    spent = {key: round(time_s - before.get(key, 0.0), 3) for key, time_s in times(server).items()}
     return {"alone_per_s": alone, "per_s": together, "rates": rates, "sum": sum(rates), "time": spent}
 
 
 def times(server: Served) -> dict[str, float]:
     """Model and share -> seconds."""
-    lines = [each for each in server.metrics().splitlines() if each.startswith("weft_share_seconds_total{")]
-    return {each[len("weft_share_seconds_total") :].rsplit(" ", 1)[0]: float(each.rsplit(" ", 1)[1]) for each in lines}
+    lines = [line for line in server.metrics().splitlines() if line.startswith("weft_share_seconds_total{")]
+    return {line[len("weft_share_seconds_total") :].rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
 
 
 def likeness(server: Served) -> dict[str, Any]:
@@ -89,20 +89,20 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=3.0)
     options.add_argument("--results", type=Path, default=RESULTS)
     options.add_argument("--device", default="cuda:0")
-    given = options.parse_args()
+    arguments = options.parse_args()
     end_when_told()
     FOLDER.mkdir(exist_ok=True)
-    rows = Rows(given.results, given.only, given.device)
+    rows = Rows(arguments.results, arguments.only, arguments.device)
     for pair in PAIRS:
-        common = {"slo_ms": NO_HURRY_MS, "grain_ms": given.grain_ms}
+        common = {"slo_ms": NO_HURRY_MS, "grain_ms": arguments.grain_ms}
         settings = {each.name: {**common, "max_batch": each.rows} for each in pair}
         key = " + ".join(map(str, pair))
         for policy in POLICIES:
             alone = rows.found.get(f"{key}/{POLICIES[0]}", {}).get("alone_per_s", [])
-            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=given.seconds, alone=alone)}
+            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=arguments.seconds, alone=alone)}
             if policy == "abreast":
                 asked[f"like/{key}"] = likeness
-            rows.measure_on(partial(Served, settings, device=given.device, policy=policy), asked)
+            rows.measure_on(partial(Served, settings, device=arguments.device, policy=policy), asked)
 
 
 if __name__ == "__main__":

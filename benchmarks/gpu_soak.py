@@ -85,8 +85,8 @@ class Soak:
         self._threads[-1].start()
 
     def join(self) -> None:
-        for each in self._threads:
-            each.join()
+        for thread in self._threads:
+            thread.join()
 
 
 def judged(status: int, body: bytes) -> str:
@@ -160,8 +160,8 @@ def _hung_up(port: int, request: bytes) -> str:
 
 def growth(samples: list[tuple[float, float, float]], seconds: float, which: int) -> float:
     """Memory in the last sixth of the time over that in the fourth."""
-    early = [each[which] for each in samples if seconds * 3 / 6 <= each[0] < seconds * 4 / 6 and each[which]]
-    late = [each[which] for each in samples if each[0] >= seconds * 5 / 6 and each[which]]
+    early = [sample[which] for sample in samples if seconds * 3 / 6 <= sample[0] < seconds * 4 / 6 and sample[which]]
+    late = [sample[which] for sample in samples if sample[0] >= seconds * 5 / 6 and sample[which]]
     return statistics.median(late) / statistics.median(early) - 1
 
 
@@ -169,11 +169,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=180.0)
     options.add_argument("--results", type=Path, default=RESULTS)
-    given = options.parse_args()
+    arguments = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    found = {"machine": about("cuda:0"), **soaked(given.seconds)}
-    print(json.dumps(found, indent=1))
-    given.results.write_text(json.dumps(found, indent=1) + "\n")
+    results = {"machine": about("cuda:0"), **soaked(arguments.seconds)}
+    print(json.dumps(results, indent=1))
+    arguments.results.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def request(name: str, *, strict: bool) -> bytes:
     """One row for a model; *strict*: with a deadline."""
     rng = np.random.default_rng(0)
     names = ("input_ids", "token_type_ids", "attention_mask")
-    tensors = {each: rng.integers(0, 2, (1, TOKENS)) for each in names}
+    tensors = {name: rng.integers(0, 2, (1, TOKENS)) for name in names}
     parameters: dict[str, Any] = {"binary_data_output": True}
     if strict:
         parameters["timeout"] = DEADLINE_MS * 1000
@@ -185,11 +185,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seconds", type=float, default=20.0)
     options.add_argument("--results", type=Path, default=RESULTS)
-    given = options.parse_args()
+    arguments = options.parse_args()
     FOLDER.mkdir(exist_ok=True)
-    rows = Rows(given.results, "", "cuda:0")
+    rows = Rows(arguments.results, "", "cuda:0")
     rows.measure("return/resnet50", returned)
-    rows.measure(f"turns/{MODELS} in {ROOM}", lambda: turns(given.seconds))
+    rows.measure(f"turns/{MODELS} in {ROOM}", lambda: turns(arguments.seconds))
 
 
 if __name__ == "__main__":

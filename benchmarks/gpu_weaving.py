@@ -72,14 +72,14 @@ RULES = {"streams": "streams", "high": "priority-streams", "paused": "abreast"}
 
 def beside_measured(model: str, other: str, seconds: float) -> dict[str, Any]:
     """What was measured, and the same simulated; due in 1.5 lengths, so that the other is paused."""
-    took_s, found = alone_s(model), {}
+    took_s, results = alone_s(model), {}
     for how, measured in MEASURED[model, other].items():
         asked = at_random(model, took_s / APART_S, 1.5, priority=9)
         report = run([asked, endless(other)], RULES[how], {}, seconds)
         first = report.streams[0]
         simulated = [first.p50_s / took_s, first.p99_s / took_s, rates(report, seconds)[1]]
-        found[how] = {"measured": measured, "simulated": [round(each, 2) for each in simulated]}
-    return found
+        results[how] = {"measured": measured, "simulated": [round(each, 2) for each in simulated]}
+    return results
 
 
 def model_error() -> dict[str, Any]:
@@ -89,14 +89,14 @@ def model_error() -> dict[str, Any]:
 
 
 def rows(seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
-    found: dict[str, Callable[[], dict[str, Any]]] = {"model": model_error}
-    found |= {f"saturated/{'+'.join(each)}": partial(saturated, each, seconds) for each in TOGETHER}
+    results: dict[str, Callable[[], dict[str, Any]]] = {"model": model_error}
+    results |= {f"saturated/{'+'.join(each)}": partial(saturated, each, seconds) for each in TOGETHER}
     for load in URGENT_LOADS:
-        found |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 3 * seconds) for u, h in BESIDE}
-    found |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
-    found |= {f"deadlines/{load:g}": partial(deadlines, load, 2 * seconds) for load in LOADS}
+        results |= {f"urgent/{u} beside {h}/{load:g}": partial(urgent, u, h, load, 3 * seconds) for u, h in BESIDE}
+    results |= {f"measured/{u} beside {h}": partial(beside_measured, u, h, 4 * seconds) for u, h in MEASURED}
+    results |= {f"deadlines/{load:g}": partial(deadlines, load, 2 * seconds) for load in LOADS}
     pairs = [(u, b) for u in FIRST_OF_ORION for b in BESIDE_OF_ORION]
-    return found | {f"orion/{u} beside {b}": partial(orions, u, b, 3 * seconds) for u, b in pairs}
+    return results | {f"orion/{u} beside {b}": partial(orions, u, b, 3 * seconds) for u, b in pairs}
 
 
 def main() -> None:
@@ -104,12 +104,12 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=0.15)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    asked = parser.parse_args()
-    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {}
-    for name, make in rows(asked.seconds).items():
-        if name not in done and asked.only in name:
+    arguments = parser.parse_args()
+    done = json.loads(arguments.results.read_text("utf-8")) if arguments.results.is_file() else {}
+    for name, make in rows(arguments.seconds).items():
+        if name not in done and arguments.only in name:
             done[name] = make()
-            asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+            arguments.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
             print(name, json.dumps(done[name]), flush=True)
 
 

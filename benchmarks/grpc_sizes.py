@@ -163,9 +163,9 @@ def main() -> None:
     show_table("what was sent over gRPC", ("kind", "answer", "times"), rows)
     show_verdicts(verdicts)
     if arguments.save:
-        found = {"answers": dict(answers), "memory_bytes": memory, "verdicts": [asdict(each) for each in verdicts]}
-        write_json(RESULTS, {"machine": machine("onnxruntime", "grpcio"), "mode": arguments.mode, **found})
-    raise SystemExit(0 if all(each.kept for each in verdicts) else 1)
+        results = {"answers": dict(answers), "memory_bytes": memory, "verdicts": list(map(asdict, verdicts))}
+        write_json(RESULTS, {"machine": machine("onnxruntime", "grpcio"), "mode": arguments.mode, **results})
+    raise SystemExit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 
 if __name__ == "__main__":

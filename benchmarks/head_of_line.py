@@ -56,7 +56,7 @@ def measure(policy: str, seconds: float, seed: int, heavy_s: float, cache: str) 
             "benchmark",
         )
         result = run_load(workload, server.url, deadlines="soft")
-    urgent, heavy = (each.figures for each in result.streams)
+    urgent, heavy = (stream.figures for stream in result.streams)
     return {
         "policy": policy,
         "seed": seed,

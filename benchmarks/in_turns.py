@@ -176,7 +176,7 @@ def main() -> None:
     arguments = parser.parse_args()
     tasks = arguments.only or [*TASKS, "planning", "serving"]
     inner = [task for task in tasks if task in TASKS]
-    about = machine("onnxruntime", "numba")
+    environment = machine("onnxruntime", "numba")
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         both = [
             stack.enter_context(checkout(name, python, Path(scratch), inner, "serving" in tasks))
@@ -184,7 +184,7 @@ def main() -> None:
         ]
         rows = show(measured(both, tasks, arguments.repeats, arguments.seconds))
     if arguments.save:
-        write_json(RESULTS / f"{arguments.save}.json", {"machine": about, "rows": rows})
+        write_json(RESULTS / f"{arguments.save}.json", {"machine": environment, "rows": rows})
 
 
 if __name__ == "__main__":

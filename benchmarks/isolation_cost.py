@@ -80,7 +80,7 @@ CASES = (
 
 def rounds_of(seconds: float, rounds: int, undisturbed: Undisturbed) -> dict[Case, list[tuple[Round, Round]]]:
     """Threads and workers in turns, every case in every round."""
-    found: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
+    results: dict[Case, list[tuple[Round, Round]]] = {case: [] for case in CASES}
     with tempfile.TemporaryDirectory() as folder:
         write_network(Path(folder) / "mlp.onnx")
         write_chain(Path(folder) / "chain.onnx")
@@ -89,8 +89,8 @@ def rounds_of(seconds: float, rounds: int, undisturbed: Undisturbed) -> dict[Cas
             for _ in range(rounds):
                 for case in CASES:
                     both = partial(_measured_both, threads, workers, case, seconds)
-                    found[case].append(undisturbed(both))
-    return found
+                    results[case].append(undisturbed(both))
+    return results
 
 
 def _measured_both(one: ServerProcess, other: ServerProcess, case: Case, seconds: float) -> tuple[Round, Round]:

@@ -158,21 +158,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="measures that begin so")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.work:
+    arguments = parser.parse_args()
+    if arguments.work:
         work_off()
         return
-    if not given.before:
+    if not arguments.before:
         parser.error("--before: which checkouts to compare with")
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    checkouts = {commit_of(path): path.resolve() for path in (*given.before, HERE.parent.parent)}
+    checkouts = {commit_of(path): path.resolve() for path in (*arguments.before, HERE.parent.parent)}
     *others, own = checkouts
     print(f"{'':28} {'fastest, ns':>32} {'ratio to ' + ', '.join(name[:7] for name in others):>32}")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         workers = {name: Worker(path, Path(folder) / name) for name, path in checkouts.items()}
-        for measure in (each for each in MEASURES if each.startswith(given.only)):
-            row = compare(workers, measure, given.repeats)
+        for measure in (each for each in MEASURES if each.startswith(arguments.only)):
+            row = compare(workers, measure, arguments.repeats)
             rows.append(row)
             fastest = " ".join(f"{each:9.1f}" for each in row["fastest_ns"].values())
             print(
@@ -187,9 +187,9 @@ def main() -> None:
         print(
             f"slowest against {name[:7]}: {worst['measure']}, {worst['ratio'][name]:.2f}, target {ALLOWED:g}: {verdict}"
         )
-    how = {"repeats": given.repeats, "statistic": "ratio: median over turns; processor time of one core"}
+    how = {"repeats": arguments.repeats, "statistic": "ratio: median over turns; processor time of one core"}
     record = {"format": 1, "machine": {**machine("numba"), **how}, "before": others, "now": own, "rows": rows}
-    given.output.write_text(json.dumps(record, indent=1) + "\n")
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

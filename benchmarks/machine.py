@@ -61,5 +61,5 @@ def awake() -> Iterator[None]:
     finally:
         for each in idlers:
             each.kill()
-        for each in idlers:
-            each.wait()
+        for idler in idlers:
+            idler.wait()

@@ -98,7 +98,7 @@ def record(bench: NetworkBench, entry: dict[str, Any], job: searches.SearchJob) 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no NaN; a score that is none was never had."""
-    return {key: 0.0 if isinstance(each, float) and math.isnan(each) else each for key, each in values.items()}
+    return {key: 0.0 if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
 
 
 def arguments() -> argparse.Namespace:

@@ -130,20 +130,20 @@ def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
             times = asyncio.run(asked(url, its_key, EACH))
             passed = time.perf_counter() - began
             rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, each in rounds.items():
-        found[name] = {
+        results[name] = {
             "cpu_ms": statistics.median(cpu for cpu, _ in each) * 1e3,
             "p50_ms": statistics.median(float(np.median(times)) for _, times in each) * 1e3,
             "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in each) * 1e3,
         }
     pairs = list(zip(rounds["gate"], rounds["direct"], strict=True))
-    found["added"] = {
+    results["added"] = {
         "cpu_ms": statistics.median(gate[0] - direct[0] for gate, direct in pairs) * 1e3,
         "p50_ms": statistics.median(float(np.median(g[1]) - np.median(d[1])) for g, d in pairs) * 1e3,
         "p99_ms": statistics.median(float(np.quantile(g[1], 0.99) - np.quantile(d[1], 0.99)) for g, d in pairs) * 1e3,
     }
-    return found
+    return results
 
 
 # Routers
@@ -191,12 +191,12 @@ def sleeping() -> Iterator[dict[str, list[str]]]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     servers = [SleepingServer(0.5 if name == SLOWED else 1.0) for name in MACHINES]
-    urls = [asyncio.run_coroutine_threadsafe(each.start(), loop).result() for each in servers]
+    urls = [asyncio.run_coroutine_threadsafe(server.start(), loop).result() for server in servers]
     try:
         yield {name: [url] for name, url in zip(MACHINES, urls, strict=True)}
     finally:
-        for each in servers:
-            loop.call_soon_threadsafe(each.close)
+        for server in servers:
+            loop.call_soon_threadsafe(server.close)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
@@ -237,8 +237,8 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
     finally:
         for thread in threads:
             thread.stop()
-    figures = [each.figures for result in results for each in result.streams]
-    return sum(each.scheduled - each.met for each in figures), sum(each.scheduled for each in figures)
+    figures = [stream.figures for result in results for stream in result.streams]
+    return sum(figure.scheduled - figure.met for figure in figures), sum(figure.scheduled for figure in figures)
 
 
 def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int, warmup_s: float = 1.0) -> LoadResult:
@@ -247,12 +247,12 @@ def sent(url: str, streams: list[dict[str, Any]], seconds: float, seed: int, war
 
 
 def routers() -> dict[str, Any]:
-    found: dict[str, list[tuple[int, int]]] = {}
+    results: dict[str, list[tuple[int, int]]] = {}
     for seed in range(SEEDS):
         for case in CASES:
-            found.setdefault(str(case), []).append(missed(case, seed))
-    shares = {name: sum(late for late, _ in runs) / sum(all_ for _, all_ in runs) for name, runs in found.items()}
-    return {"missed": shares, "late_of": found}
+            results.setdefault(str(case), []).append(missed(case, seed))
+    shares = {name: sum(late for late, _ in runs) / sum(all_ for _, all_ in runs) for name, runs in results.items()}
+    return {"missed": shares, "late_of": results}
 
 
 # Kills
@@ -287,15 +287,15 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
     killer.join()
     told = cluster.status()
     return {
-        "requests": sum(each.figures.scheduled for each in result.streams),
-        "answered": sum(each.figures.answered for each in result.streams),
-        "statuses": {each.stream.model: dict(each.figures.statuses) for each in result.streams},
-        "broken": sum(each.figures.broken + each.figures.lost for each in result.streams),
+        "requests": sum(stream.figures.scheduled for stream in result.streams),
+        "answered": sum(stream.figures.answered for stream in result.streams),
+        "statuses": {stream.stream.model: dict(stream.figures.statuses) for stream in result.streams},
+        "broken": sum(stream.figures.broken + stream.figures.lost for stream in result.streams),
         "kills": len(back),
         "replacement_s": back,
         "tried_again": told["counts"].get("tried_again", 0),
         "lost": told["counts"].get("lost", 0),
-        "p99_ms": [(each.figures.p99_s or 0) * 1e3 for each in result.streams],
+        "p99_ms": [(stream.figures.p99_s or 0) * 1e3 for stream in result.streams],
     }
 
 

@@ -154,8 +154,12 @@ class MlServer(Peer):
             (folder / model.name).mkdir()
             extra = {"shape": list(model.shape)}
             parameters = {"uri": model.path, "extra": extra, "inference_pool_gid": model.name}
-            about = {"name": model.name, "implementation": "mlserver_onnx.PackedOnnxModel", "parameters": parameters}
-            (folder / model.name / "model-settings.json").write_text(json.dumps(about))
+            settings = {
+                "name": model.name,
+                "implementation": "mlserver_onnx.PackedOnnxModel",
+                "parameters": parameters,
+            }
+            (folder / model.name / "model-settings.json").write_text(json.dumps(settings))
         return [str(python.parent / "mlserver"), "start", str(folder)]
 
     def environment(self, python: Path, folder: Path) -> dict[str, str]:
@@ -269,7 +273,7 @@ def install(peer: Peer, folder: Path) -> Path:
 
 def versions(peer: Peer, python: Path) -> dict[str, str]:
     """Package -> version of what was asked for."""
-    names = [each.partition("==")[0].partition("<")[0].partition("[")[0] for each in peer.packages]
+    names = [package.partition("==")[0].partition("<")[0].partition("[")[0] for package in peer.packages]
     script = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
     told = subprocess.run([str(python), "-c", script, *names], capture_output=True, text=True, check=True)
     return dict(zip(names, told.stdout.split(), strict=True))
@@ -284,7 +288,7 @@ def free_port() -> int:
 
 def _listed(folder: Path, models: list[Model]) -> Path:
     path = folder / "models.json"
-    path.write_text(json.dumps([{"name": each.name, "path": each.path, "shape": each.shape} for each in models]))
+    path.write_text(json.dumps([{"name": model.name, "path": model.path, "shape": model.shape} for model in models]))
     return path
 
 
@@ -325,8 +329,8 @@ def _asked(port: int, request: bytes) -> tuple[int, bytes]:
 
 
 def _length(head: bytes) -> int:
-    found = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    return int(found[0].partition(b":")[2]) if found else 0
+    results = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return int(results[0].partition(b":")[2]) if results else 0
 
 
 def _stop(process: subprocess.Popen[bytes], mark: str) -> None:

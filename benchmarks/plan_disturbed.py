@@ -105,7 +105,7 @@ def watched(process: subprocess.Popen[bytes], loop: int | None) -> tuple[list[Re
 
 def cores_of(readings: list[Reading], until_s: float) -> float:
     """What the loop took while the models were measured; after that the planner simulates on all cores."""
-    first, last = readings[0], [each for each in readings if each.at_s <= until_s][-1]
+    first, last = readings[0], [reading for reading in readings if reading.at_s <= until_s][-1]
     return (last.used_s - first.used_s) / max(1e-9, last.at_s - first.at_s)
 
 
@@ -197,22 +197,22 @@ def main() -> None:
     parser.add_argument("--loop", type=float, default=0.6, help="the part of a core that is kept busy")
     parser.add_argument("--seconds", type=float, default=1.5, help="as of weft plan")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/plan_disturbed.json")
-    asked = parser.parse_args()
-    if strange := [name for name in asked.workloads.split(";") if name not in WORKLOADS]:
+    arguments = parser.parse_args()
+    if strange := [name for name in arguments.workloads.split(";") if name not in WORKLOADS]:
         sys.exit(f"--workloads {strange[0]}: there are {', '.join(WORKLOADS)}")
-    if not 0 < asked.loop <= 1:
-        sys.exit(f"--loop {asked.loop:g}: must be above 0 and at most 1, a whole core")
-    about, rows = machine("onnxruntime"), list[dict[str, Any]]()
-    for _ in range(asked.repeats):
-        for name in asked.workloads.split(";"):
-            for share in (0.0, asked.loop):
-                rows.append(planned(name, share, asked.seconds))
+    if not 0 < arguments.loop <= 1:
+        sys.exit(f"--loop {arguments.loop:g}: must be above 0 and at most 1, a whole core")
+    environment, rows = machine("onnxruntime"), list[dict[str, Any]]()
+    for _ in range(arguments.repeats):
+        for name in arguments.workloads.split(";"):
+            for share in (0.0, arguments.loop):
+                rows.append(planned(name, share, arguments.seconds))
                 show(rows)
     verdict = verdicts(rows)
     show_verdicts(verdict)
-    if asked.save:
+    if arguments.save:
         claims = {each.promise: each.kept for each in verdict}
-        write_json(RESULTS, {"machine": about, "seconds": asked.seconds, "rows": rows, "verdicts": claims})
+        write_json(RESULTS, {"machine": environment, "seconds": arguments.seconds, "rows": rows, "verdicts": claims})
 
 
 if __name__ == "__main__":

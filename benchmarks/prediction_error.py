@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as cache:
         rows = [
             row
@@ -135,7 +135,7 @@ def main() -> None:
         ]
     medians = show(rows)
     if arguments.save:
-        write_json(RESULTS, {"machine": about, "seconds": arguments.seconds, "medians": medians, "runs": rows})
+        write_json(RESULTS, {"machine": environment, "seconds": arguments.seconds, "medians": medians, "runs": rows})
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ class EngineReplica:
     async def infer(self, raw: bytes) -> bytes:
         self._open += 1
         try:
-            found = await self._server.infer_async("mlp", {"x": np.frombuffer(raw, np.float32).reshape(1, -1)})
+            result = await self._server.infer_async("mlp", {"x": np.frombuffer(raw, np.float32).reshape(1, -1)})
         finally:
             self._open -= 1
-        return next(iter(found.values())).tobytes()
+        return next(iter(result.values())).tobytes()
 
     def record_routing_stats(self) -> dict[str, float]:
         return {"ahead": self._open}
@@ -138,12 +138,12 @@ def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:
                 rounds[name].append((((used_s(pids) - before) - idle * passed) / EACH, times))
     return {
         name: {
-            "cpu_ms": statistics.median(cpu for cpu, _ in each) * 1e3,
-            "p50_ms": statistics.median(float(np.median(times)) for _, times in each) * 1e3,
-            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in each) * 1e3,
-            "cpu_ms_by_round": [cpu * 1e3 for cpu, _ in each],
+            "cpu_ms": statistics.median(cpu for cpu, _ in samples) * 1e3,
+            "p50_ms": statistics.median(float(np.median(times)) for _, times in samples) * 1e3,
+            "p99_ms": statistics.median(float(np.quantile(times, 0.99)) for _, times in samples) * 1e3,
+            "cpu_ms_by_round": [cpu * 1e3 for cpu, _ in samples],
         }
-        for name, each in rounds.items()
+        for name, samples in rounds.items()
     }
 
 
@@ -160,9 +160,9 @@ def main() -> None:
         )
         settings = {"placement": folder, "port": 0, "grpc_port": None, "server": {"lanes": 1, "learn_first": True}}
         with LocalCluster(SERVERS, **settings) as cluster:
-            found = measured(cluster, deployed(str(Path(folder) / "mlp.onnx")), key)
-    write_json(output, {"machine": machine(), **found})
-    print(json.dumps(found, indent=1))
+            result = measured(cluster, deployed(str(Path(folder) / "mlp.onnx")), key)
+    write_json(output, {"machine": machine(), **result})
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ class _Client:
         self._request = target.request
         self._sockets = [socket.create_connection(("127.0.0.1", target.port)) for _ in range(connections)]
         self._poll = select.epoll()
-        self._by_number = {each.fileno(): each for each in self._sockets}
+        self._by_number = {connection.fileno(): connection for connection in self._sockets}
         for each in self._sockets:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._poll.register(each, select.EPOLLIN)
@@ -249,8 +249,8 @@ class _Client:
 
     def close(self) -> None:
         self._poll.close()
-        for each in self._sockets:
-            each.close()
+        for connection in self._sockets:
+            connection.close()
 
 
 def _complete(data: bytes) -> bool:
@@ -323,7 +323,7 @@ def main() -> None:
     parser.add_argument("--litserve", metavar="PYTHON", help="of an environment with litserve and onnxruntime")
     parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
         folders = {name: Path(scratch) / name for name in ("weft", "alone", "mlserver", "litserve")}
         targets = stack.enter_context(weft_server("weft", folders["weft"], ""))
@@ -342,10 +342,16 @@ def main() -> None:
     rows = show({key: min(rounds[key]) for key in sorted(rounds, key=_order)})
     verdicts = judge(rows)
     if arguments.save:
-        all_rounds = [{"of": list(key), "cpu_us": [each.cpu_us for each in found]} for key, found in rounds.items()]
+        all_rounds = [{"of": list(key), "cpu_us": [result.cpu_us for result in found]} for key, found in rounds.items()]
         write_json(
             RESULTS,
-            {"machine": about, "seconds": arguments.seconds, "rows": rows, "verdicts": verdicts, "rounds": all_rounds},
+            {
+                "machine": environment,
+                "seconds": arguments.seconds,
+                "rows": rows,
+                "verdicts": verdicts,
+                "rounds": all_rounds,
+            },
         )
 
 

@@ -92,10 +92,10 @@ def read_books(url: str) -> Books:
 
 
 def _by_reason(model: str, failures: Mapping[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for why, count in failures.items():
-        found[f"{model} {KNOWN_AS.get(why, why)}"] += count
-    return found
+        result[f"{model} {KNOWN_AS.get(why, why)}"] += count
+    return result
 
 
 def get(url: str, path: str) -> Any:
@@ -224,14 +224,14 @@ def _reason(stream: StreamLoad, status: int) -> str:
 
 
 def judge_latencies(calm: LoadResult, stormy: LoadResult) -> list[Verdict]:
-    found = []
+    results = []
     for before, after in zip(calm.streams, stormy.streams, strict=True):
         a, b = before.figures.p99_s, after.figures.p99_s
         times = b / a if a and b else float("nan")
         figures = f"{(a or 0) * 1e3:.1f} -> {(b or 0) * 1e3:.1f} ms, {times:.2f} times"
         promise = f"p99 of {before.stream.model} within {MOST_TIMES:g} times of the calm one"
-        found.append(Verdict(promise, times <= MOST_TIMES, figures))
-    return found
+        results.append(Verdict(promise, times <= MOST_TIMES, figures))
+    return results
 
 
 WITHOUT_RESULT = ("nv_inference_request_failure", "weft_client_errors_total", "weft_requests_refused_total")
@@ -393,7 +393,7 @@ def soak(minutes: float, gigabytes: float, mode: str) -> dict[str, Any]:
         "minutes": minutes,
         "mode": mode,
         "load_averages": storm.load_averages,
-        "verdicts": [asdict(each) for each in verdicts],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
         "answers": dict(sorted(storm.ledger.answers.items())),
         "problems": storm.ledger.problems,
         "kills": len(storm.kills),
@@ -484,7 +484,7 @@ def soak_strict(count: int, mode: str) -> dict[str, Any]:
     )
     return {"strict": count, "mode": mode, "kills": len(killing.kills), "seconds": took_s, **gained} | {
         "statuses": dict(sorted(statuses.items())),
-        "verdicts": [asdict(each) for each in verdicts],
+        "verdicts": [asdict(verdict) for verdict in verdicts],
     }
 
 
@@ -495,7 +495,7 @@ def show(storm: Storm, verdicts: list[Verdict], log: list[str]) -> None:
         rows.append((kind, status if status != "0" else "none", str(count)))
     show_table("what chaotic clients saw", ("kind", "status", "times"), rows)
     show_verdicts(verdicts)
-    averages = " ".join(f"{each:.2f}" for each in storm.load_averages)
+    averages = " ".join(f"{average:.2f}" for average in storm.load_averages)
     print(f"load averages of the machine after the calm and after the storm: {averages}")
     for line in log[-60:]:
         print(line)
@@ -509,14 +509,14 @@ def main() -> None:
     parser.add_argument("--strict", type=int, metavar="N", help="send N strict requests instead")
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     arguments = parser.parse_args()
-    about = machine("onnxruntime")
+    environment = machine("onnxruntime")
     mode = arguments.mode or ("P" if "isolation" in settings_known() else "T")
     found = (
         soak_strict(arguments.strict, mode) if arguments.strict else soak(arguments.minutes, arguments.gigabytes, mode)
     )
     if arguments.save:
-        write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": about, **found})
-    raise SystemExit(0 if all(each["kept"] for each in found["verdicts"]) else 1)
+        write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": environment, **found})
+    raise SystemExit(0 if all(result["kept"] for result in found["verdicts"]) else 1)
 
 
 if __name__ == "__main__":

@@ -40,11 +40,11 @@ CLOCKED = "planned by the clock"
 
 def contenders(models: Generated, family: Family, plans: Mapping[str, Plan]) -> dict[str, list[Graph]]:
     alone = [plain_graph(net) for net in models.nets]
-    found = {SEQUENTIAL: alone, "sequential, slabs": [slabs(graph) for graph in alone]}
+    results = {SEQUENTIAL: alone, "sequential, slabs": [slabs(graph) for graph in alone]}
     for form in ANYWHERE:
         graph = lower(family, models.planted, form)
-        found |= {form: [graph], f"{form}, slabs": [slabs(graph)]}
-    return found | {name: [lower_plan(family, models.planted, each)] for name, each in plans.items()}
+        results |= {form: [graph], f"{form}, slabs": [slabs(graph)]}
+    return results | {name: [lower_plan(family, models.planted, plan)] for name, plan in plans.items()}
 
 
 def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
@@ -61,13 +61,13 @@ def planned(models: Generated, family: Family, light: float) -> dict[str, Plan]:
 
 def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> float:
     """The largest difference of an answer from those of the models, in parts of the largest answer."""
-    found: list[np.ndarray] = []
+    results: list[np.ndarray] = []
     left = list(pictures)
     for graph in graphs:
         runner = GraphRunner(graph)
         runner.feed = {each.name: left.pop(0) for each in graph.inputs}
-        found += runner()
-    pairs = zip(found, wanted, strict=True)
+        results += runner()
+    pairs = zip(results, wanted, strict=True)
     return max(float(np.abs(mine - theirs).max() / np.abs(theirs).max()) for mine, theirs in pairs)
 
 
@@ -121,11 +121,11 @@ def main() -> None:
             f"{each['faster']:7.2f} {each['faster_by_processor']:8.2f} {each['weight_bytes'] / 1e6:6.2f} "
             f"{each['difference']:8.1e}"
         )
-    reached = next(each["faster"] for each in rows if each["contender"] == CLOCKED)
+    reached = next(row["faster"] for row in rows if row["contender"] == CLOCKED)
     print(f"{CLOCKED}: {reached:.2f} times faster, target {TARGET:g}: {'met' if reached >= TARGET else 'MISSED'}")
     statistic = f"median and least of {arguments.rounds} rounds in which all contenders take turns; processor: median"
     how = {"statistic": statistic}
-    forms = {name: {"forms": dict(each.forms), "slabs": sorted(each.slabs)} for name, each in plans.items()}
+    forms = {name: {"forms": dict(plan.forms), "slabs": sorted(plan.slabs)} for name, plan in plans.items()}
     RESULTS.parent.mkdir(exist_ok=True)
     write_json(
         RESULTS, {"format": 1, "machine": {**before, **how}, "settings": vars(arguments), "rows": rows, "plans": forms}

@@ -35,7 +35,7 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 
 
 def measured(architecture: str, tasks: int, folder: Path, only: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     base = None
     for name, (tuned, tolerance) in ((name, how) for name, how in TUNED.items() if only in name):
         files = list(EncoderRecipe(architecture, tasks, **tuned).save(folder / "tuned"))
@@ -43,10 +43,10 @@ def measured(architecture: str, tasks: int, folder: Path, only: str) -> dict[str
             (base,) = EncoderRecipe(architecture, 1).save(folder / "base")
         given = [str(tolerance), str(base) if tolerance else "", *map(str, files)]
         run = subprocess.run([sys.executable, __file__, "--found", *given], stdout=subprocess.PIPE, check=True)
-        found[name] = json.loads(run.stdout)
+        results[name] = json.loads(run.stdout)
         shutil.rmtree(folder / "tuned")
-        print(name, found[name], flush=True)
-    return found
+        print(name, results[name], flush=True)
+    return results
 
 
 def discovered(tolerance: float, base: str, files: list[str]) -> dict[str, float]:
@@ -80,11 +80,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the files are written")
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--only", default="", help="a part of the names of those ways of tuning that are measured")
-    given = parser.parse_args()
-    before = json.loads(given.output.read_text())["tuned"] if given.only and given.output.exists() else {}
-    found = before | measured(given.architecture, given.tasks, given.folder, given.only)
-    settings = {"architecture": given.architecture, "tasks": given.tasks}
-    write_json(given.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": found})
+    arguments = parser.parse_args()
+    before = json.loads(arguments.output.read_text())["tuned"] if arguments.only and arguments.output.exists() else {}
+    result = before | measured(arguments.architecture, arguments.tasks, arguments.folder, arguments.only)
+    settings = {"architecture": arguments.architecture, "tasks": arguments.tasks}
+    write_json(arguments.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": result})
 
 
 if __name__ == "__main__":

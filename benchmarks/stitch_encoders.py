@@ -41,7 +41,7 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 def measured(
     architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int, only: list[str]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name in only:
         tuned, tolerance = TUNED[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -49,17 +49,17 @@ def measured(
             (base,) = EncoderRecipe(architecture, 1).save(Path(folder) / "base")
             made = stitch_body(files, tolerance=tolerance, base=base if tolerance else None, measure=False)
             assert made.difference is not None
-            found[name] = {
+            results[name] = {
                 "weights": made.weight_bytes / made.apart_bytes,
                 "largest_difference": made.difference.relative,
-                "ms": {str(each): _raced(made, files, each, lengths, rounds) for each in threads},
+                "ms": {str(thread): _raced(made, files, thread, lengths, rounds) for thread in threads},
             }
-        for count, by_length in found[name]["ms"].items():
+        for count, by_length in results[name]["ms"].items():
             for length, times in by_length.items():
                 gain = times["one after another"] / times["body"]
-                said = ", ".join(f"{way} {each:.1f} ms" for way, each in times.items())
+                said = ", ".join(f"{way} {time_ms:.1f} ms" for way, time_ms in times.items())
                 print(f"{name}, {count} threads, {length} tokens: {said}; {gain:.2f} times")
-    return found
+    return results
 
 
 def _raced(
@@ -71,9 +71,9 @@ def _raced(
     if any(step.parts for step in made.body.steps):
         rivals["LoRA server"] = beside_the_base(files, made)
     apart = {
-        name: load_session(each.SerializeToString(), threads, name, optimise=True) for name, each in rivals.items()
+        name: load_session(rival.SerializeToString(), threads, name, optimise=True) for name, rival in rivals.items()
     }
-    return {str(each): _times(alone, whole, apart, made.names, each, threads, rounds) for each in lengths}
+    return {str(length): _times(alone, whole, apart, made.names, length, threads, rounds) for length in lengths}
 
 
 def _times(
@@ -84,9 +84,9 @@ def _times(
     feeds = [{name: each[at : at + 1] for name, each in every.items()} for at in range(len(names))]
     joined = {f"{name}.{port}": each for name, feed in zip(names, feeds, strict=True) for port, each in feed.items()}
     wanted = [session.run(None, feed)[0] for session, feed in zip(alone, feeds, strict=True)]
-    for each in rivals.values():
-        found = each.run(None, every)[0].reshape(len(names), -1)
-        np.testing.assert_allclose(found, np.concatenate(wanted), atol=1e-4)
+    for rival in rivals.values():
+        result = rival.run(None, every)[0].reshape(len(names), -1)
+        np.testing.assert_allclose(result, np.concatenate(wanted), atol=1e-4)
     contenders = {
         "one after another": [lambda at=at: alone[at].run(None, feeds[at]) for at in range(len(names))],
         "body": [lambda: whole.run(None, joined)],
@@ -114,7 +114,7 @@ def batched(files: list[Path]) -> onnx.ModelProto:
         nodes += _spelled(node, constants, len(files), f"{place}")
     graph = helper.make_graph(
         nodes, "batched", list(protos[0].graph.input), [onnx.ValueInfoProto(name=protos[0].graph.output[0].name)],
-        [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in constants.items()],
+        [numpy_helper.from_array(np.ascontiguousarray(constant), name) for name, constant in constants.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=list(protos[0].opset_import), ir_version=protos[0].ir_version)
 
@@ -184,13 +184,13 @@ class _Rows:
     def model(self, like: onnx.ModelProto) -> onnx.ModelProto:
         graph = helper.make_graph(
             self.nodes, "beside", list(like.graph.input), [onnx.ValueInfoProto(name=like.graph.output[0].name)],
-            [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in self._constants.items()],
+            [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in self._constants.items()],
         )  # fmt: skip
         return helper.make_model(graph, opset_imports=list(like.opset_import), ir_version=like.ir_version)
 
     def _row(self, tensor: str, task: int) -> str:
         if tensor not in self._split:
-            names = self._split[tensor] = [f"{tensor} at {each}" for each in range(self._tasks)]
+            names = self._split[tensor] = [f"{tensor} at {index}" for index in range(self._tasks)]
             self.nodes.append(helper.make_node("Split", [tensor], names, axis=0, num_outputs=self._tasks))
         return self._split[tensor][task]
 
@@ -233,10 +233,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", choices=list(TUNED), nargs="+", default=list(TUNED))
     parser.add_argument("--output", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds, given.only)
-    settings = {name: getattr(given, name) for name in ("architecture", "tasks", "threads", "rounds")}
-    write_json(given.output, {"machine": machine(), "settings": settings, "tuned": found})
+    arguments = parser.parse_args()
+    result = measured(
+        arguments.architecture, arguments.tasks, arguments.threads, [16, 64], arguments.rounds, arguments.only
+    )
+    settings = {name: getattr(arguments, name) for name in ("architecture", "tasks", "threads", "rounds")}
+    write_json(arguments.output, {"machine": machine(), "settings": settings, "tuned": result})
 
 
 if __name__ == "__main__":

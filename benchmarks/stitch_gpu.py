@@ -186,8 +186,8 @@ class Stock:
         missing = [key for key in keys if key not in self.graphs]
         family, sharing = part(self.family, self.planted, range(tasks))
         with ThreadPoolExecutor() as pool:
-            found = pool.map(lambda key: draw(key[1], family, sharing, key[2]), missing)
-            self.graphs.update(zip(missing, found, strict=True))
+            result = pool.map(lambda key: draw(key[1], family, sharing, key[2]), missing)
+            self.graphs.update(zip(missing, result, strict=True))
 
     def answer(self, tasks: int, separate: Sequence[Graph]) -> list[torch.Tensor]:
         """What the first *tasks* models answer alone, in float32."""
@@ -313,12 +313,12 @@ class Measurement:
         last = self._dtype.itemsize == 2 or source == "fused"
         if last or self.stock.inputs[0].dim() != 4 or self.settings.device != "cuda":
             return self._layout(source, CHANNELS_LAST if last else CHANNELS_FIRST)
-        found = {}
+        results = {}
         for name in (CHANNELS_FIRST, CHANNELS_LAST):
             layout = self._layout(source, name)
             way = make(CAPTURED[source], self.graphs(source), layout.built.modules, layout.inputs)
-            found[times_ms({name: prepare(way)}, rounds=1)[name]] = layout
-        return found[min(found)]
+            results[times_ms({name: prepare(way)}, rounds=1)[name]] = layout
+        return results[min(results)]
 
     def _layout(self, source: str, name: str) -> Layout:
         place = Place(self.settings.device, self._dtype, name == CHANNELS_LAST)
@@ -350,10 +350,10 @@ def _exact_error(way: RivalWay, built: BuiltModules, wanted: Sequence[torch.Tens
     for layer in layers:
         layer.shape = Shape(64, 32, 32)
     with precision(tf32=False, search=False):
-        found = error(way.run(), wanted)
+        result = error(way.run(), wanted)
     for layer, shape in zip(layers, shapes, strict=True):
         layer.shape = shape
-    return found
+    return result
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -505,20 +505,20 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def described_machine(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    results: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        found.update(gpu=gpu.name, gpu_bytes=gpu.total_memory, multiprocessors=gpu.multi_processor_count)
-    return found
+        results.update(gpu=gpu.name, gpu_bytes=gpu.total_memory, multiprocessors=gpu.multi_processor_count)
+    return results
 
 
 def versions() -> dict[str, Any]:
-    found = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
+    results = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     if torch.cuda.is_available():
         import triton
 
-        found.update(triton=triton.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
-    return found
+        results.update(triton=triton.__version__, cuda=torch.version.cuda, cudnn=torch.backends.cudnn.version())
+    return results
 
 
 def _done(configuration: Configuration, rows: Sequence[Mapping[str, Any]]) -> bool:

@@ -21,7 +21,7 @@ WORDS = (
 def characters(outputs: npt.NDArray[np.float32], labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The part of the characters that is read right, for each line: 1 less edits per character."""
     space = outputs.shape[-1] - 1
-    said = [_collapsed(each.argmax(axis=-1), space) for each in outputs]
+    said = [_collapsed(output.argmax(axis=-1), space) for output in outputs]
     return np.array([_right(line, list(label[label > 0])) for line, label in zip(said, labels, strict=True)])
 
 
@@ -43,8 +43,8 @@ def _classes(model: Path) -> dict[str, int]:
     """Character -> its class, as the file says; 0 is no character."""
     import onnx
 
-    told = {each.key: each.value for each in onnx.load(str(model)).metadata_props}
-    return {each: number for number, each in enumerate(told["character"].split("\n"), 1)}
+    told = {entry.key: entry.value for entry in onnx.load(str(model)).metadata_props}
+    return {part: number for number, part in enumerate(told["character"].split("\n"), 1)}
 
 
 def _text(rng: np.random.Generator) -> str:
@@ -61,7 +61,7 @@ def _picture(text: str, rng: np.random.Generator) -> npt.NDArray[np.float32] | N
 
     file = Path(matplotlib.get_data_path(), "fonts", "ttf", f"{FONTS[rng.integers(len(FONTS))]}.ttf")
     font = ImageFont.truetype(str(file), int(rng.integers(26, 36)))
-    paper, ink = ([int(each) for each in rng.integers(*ends, 3)] for ends in ((150, 256), (0, 100)))
+    paper, ink = ([int(level) for level in rng.integers(*ends, 3)] for ends in ((150, 256), (0, 100)))
     place = int(rng.integers(2, 14)), int(rng.integers(0, 6))
     if font.getlength(text) > WIDTH - 16:
         return None

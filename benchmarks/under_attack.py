@@ -190,13 +190,13 @@ class Scene:
     second: Ending
 
     def verdicts(self) -> list[Verdict]:
-        found = [
+        results = [
             judge_health(self.calm[name], self.hit[name], self.where, ATTACKS[self.attack].health_s) for name in PROBES
         ]
-        found += [judge_others(self.calm[name], self.hit[name], self.where) for name in OTHERS_PER_S]
-        found.append(judge_ending(self.first, DRAIN_S + LEAVE_S, f"{self.where}: SIGTERM ends it"))
-        found.append(judge_ending(self.second, AT_ONCE_S, f"{self.where}: a second SIGTERM ends it"))
-        return found
+        results += [judge_others(self.calm[name], self.hit[name], self.where) for name in OTHERS_PER_S]
+        results.append(judge_ending(self.first, DRAIN_S + LEAVE_S, f"{self.where}: SIGTERM ends it"))
+        results.append(judge_ending(self.second, AT_ONCE_S, f"{self.where}: a second SIGTERM ends it"))
+        return results
 
     @property
     def where(self) -> str:
@@ -465,32 +465,34 @@ def parse() -> tuple[Plan, Path | None]:
     parser.add_argument("--patience", type=float, default=PATIENCE_AGAIN_S, help="seconds for scenes done again")
     parser.add_argument("--no-freed", action="store_true", help="leave out how soon lanes are freed")
     parser.add_argument("--save", nargs="?", type=Path, const=RESULTS, help=f"write {RESULTS.name}, or another file")
-    asked = parser.parse_args()
-    attacks, modes = tuple(asked.attacks.split(",")), tuple(asked.modes.split(","))
+    arguments = parser.parse_args()
+    attacks, modes = tuple(arguments.attacks.split(",")), tuple(arguments.modes.split(","))
     for name in {*attacks} - {*ATTACKS} | {*modes} - {*MODES}:
         parser.error(f"{name}: no such attack or mode")
-    return Plan(attacks, modes, asked.seconds, asked.lanes, not asked.no_freed, asked.patience), asked.save
+    return Plan(
+        attacks, modes, arguments.seconds, arguments.lanes, not arguments.no_freed, arguments.patience
+    ), arguments.save
 
 
 def main() -> None:
     plan, file = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left behind
-    about, undisturbed = machine("onnxruntime"), Undisturbed(plan.patience_s)
+    environment, undisturbed = machine("onnxruntime"), Undisturbed(plan.patience_s)
     with tempfile.TemporaryDirectory() as scratch:
         scenes, freed = run(plan, Path(scratch), undisturbed)
     verdicts = [verdict for scene in scenes for verdict in scene.verdicts()] + [each.verdict() for each in freed]
     show(scenes)
     show_verdicts(verdicts)
     if file:
-        found = {
+        results = {
             "attacks": {name: ATTACKS[name].what for name in plan.attacks},
-            "scenes": [as_row(each) for each in scenes],
+            "scenes": [as_row(scene) for scene in scenes],
             "lanes_freed": [asdict(each) for each in freed],
-            "verdicts": [asdict(each) for each in verdicts],
+            "verdicts": [asdict(verdict) for verdict in verdicts],
         }
         again = {"scenes_done_again": undisturbed.again, "disturbed_scenes": undisturbed.counted}
-        write_json(file, {"machine": about, "plan": asdict(plan), "drain_s": DRAIN_S, **again, **found})
-    raise SystemExit(0 if all(each.kept for each in verdicts) else 1)
+        write_json(file, {"machine": environment, "plan": asdict(plan), "drain_s": DRAIN_S, **again, **results})
+    raise SystemExit(0 if all(verdict.kept for verdict in verdicts) else 1)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def piece_s(seconds: float) -> list[float]:
 def processor_ticks() -> tuple[int, int]:
     """Time of all processors since the start that others took, and all there was."""
     try:
-        ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        ticks = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except OSError:
         return 0, 0
     return ticks[7], sum(ticks)

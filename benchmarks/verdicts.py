@@ -20,7 +20,7 @@ class Verdict:
 
 
 def show_verdicts(verdicts: Iterable[Verdict]) -> None:
-    rows = [("yes" if each.kept else "NO", each.promise, each.figures) for each in verdicts]
+    rows = [("yes" if verdict.kept else "NO", verdict.promise, verdict.figures) for verdict in verdicts]
     show_table("verdicts", ("", "promise", "figures"), rows, left=3)
 
 
